@@ -144,6 +144,9 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
     )
     row = compare({"job": problem}, "slot-free:highs", Limits(seconds=10.0)).rows[0]
     assert (row.value, row.message) == (least, found.message)
+    plan = make_plan(problem, solver="slot-free:highs", limits=Limits(seconds=10.0))
+    assert plan.maker.message == plan.to_json()["maker"]["message"] == found.message
+    assert "message" not in make_plan(problem, limits=Limits(work=5)).to_json()["maker"]
     solve(problem, "literal:highs", limits=Limits(seconds=10.0))
     assert given[-1] is None
     asked_from = solve(problem, limits=Limits(work=5)).schedule
