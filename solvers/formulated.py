@@ -34,6 +34,7 @@ from .backends.worker import run_in_worker
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
+from .search.starts import simulated_schedule
 
 Formulation = Literal["slot-free", "repaired", "literal"]
 CP_SAT = "cp-sat"
@@ -97,11 +98,11 @@ def solve_full(
 
 
 def _rule_schedule(problem: Problem) -> Schedule:
-    """Return the better of the schedules of two simple rules."""
-    listed, rented = list_schedule(problem), ski_rental_schedule(problem).without_idle_rounds(problem)
-    if listed is None or rented.makespan(problem) < listed.makespan(problem):
-        return rented
-    return listed
+    """Return the better schedule of longest first: that waits for others to join a stage, or never waits."""
+    rented = ski_rental_schedule(problem).without_idle_rounds(problem)
+    least = rented.makespan(problem)
+    listed = list_schedule(problem) or simulated_schedule(problem, "lpt", least)
+    return rented if listed is None or least <= listed.makespan(problem) else listed
 
 
 def _left(limits: Limits, begun: float) -> float | None:

@@ -17,6 +17,8 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.models.formulations.slot_free import list_schedule
 from batchbound.planning.plan import make_plan
@@ -153,6 +155,16 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
     found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0), start=asked_from)
     assert (given[-1], found.schedule) == (asked_from, asked_from)
     assert found.message == "its limit came before the model was built"
+
+
+@pytest.mark.parametrize("limit", [{}, {"prefill_token_cap": 300}, {"kv_capacity": 2500}])
+def test_what_a_formulation_begins_from_is_no_worse_than_longest_first(limit: dict[str, int]) -> None:
+    problem = replace(Problem(generate("table3", 0, 60), CostModel.paper(), 10), **limit)  # type: ignore[arg-type]
+    start = formulated._rule_schedule(problem)
+    assert start.check(problem) is None
+    for policy in ("lpt", "lpt-ski"):
+        simulated = simulate(problem, policy_named(policy, problem)).makespan
+        assert start.makespan(problem) <= simulated * (1 + 1e-9), policy
 
 
 def test_a_worse_schedule_of_a_backend_does_not_take_the_place_of_the_start() -> None:
