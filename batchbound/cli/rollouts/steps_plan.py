@@ -23,9 +23,8 @@ from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ...solvers.result import Limits
 from ..inputs import Inputs, each_once, provenance_of, read_inputs, refuse_given
-from ..output import note
 from ..reporting import print_rows
-from .hidden_lengths import add_way
+from .hidden_lengths import add_way, longest_stated
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
@@ -145,24 +144,13 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
             history,
             Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
             policy=args.policy,
-            longest=_longest(inputs),
+            longest=longest_stated(inputs),
             limits=Limits(seconds=args.time_limit, seed=args.seed),
             provenance=provenance_of(inputs, args.output),
         )
     except ValueError as error:
         raise InputError(str(error), file=args.workload, hint="Correct the table or the option.") from None
     return replace(plan, column=column)
-
-
-def _longest(inputs: Inputs) -> int | None:
-    """Return the tokens that no completion is longer than, by the option and by what requests state."""
-    caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
-    stated = [cap for cap in caps if cap is not None]
-    most = max(stated) if stated and len(stated) == len(caps) else inputs.job.lengths.longest
-    if any(cap != most for cap in caps):
-        reach = "go on for ever" if most is None else f"reach {most:,}"
-        note(f"some requests state fewer tokens: what to expect is said as if every one might {reach}")
-    return most
 
 
 def _updated(args: argparse.Namespace) -> StepsPlan:
