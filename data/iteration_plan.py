@@ -256,7 +256,7 @@ class IterationPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
         value: dict[str, Any] = plain(self)
-        drop_defaults(value["workload"])
+        drop_defaults(value["workload"], value["maker"])
         return {name: entry for name, entry in value.items() if entry is not None}
 
     @classmethod

@@ -129,6 +129,8 @@ class Maker:
         What it took.
     seed
         Of its random choices.
+    message
+        What else a person should know of it; empty if nothing.
     """
 
     solver: str
@@ -137,6 +139,7 @@ class Maker:
     stopped_by: str
     seconds: float
     seed: int
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,7 +247,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
         value: dict[str, Any] = plain(self)
-        drop_defaults(value["fleet"]["workload"])
+        drop_defaults(value["fleet"]["workload"], value["maker"])
         return value
 
     @classmethod
@@ -298,8 +301,11 @@ class Plan:
 _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shared_tokens": 0}
 
 
-def drop_defaults(columns: dict[str, Any]) -> None:
-    """Take out of a workload's plain columns those that hold nothing but the default of each request."""
+def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
+    """Take out of a workload's plain columns those of defaults alone, and of a maker an empty message."""
+    # Plans of before have none, and keep the digest by which their runs go on.
+    if not maker["message"]:
+        del maker["message"]
     for name, default in _DEFAULTS.items():
         if columns[name].count(default) == len(columns[name]):
             del columns[name]

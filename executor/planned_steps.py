@@ -189,8 +189,13 @@ class PlannedSteps:
 
     @property
     def kept(self) -> dict[str, int]:
-        """Tokens of each completion kept so far, by name: what ``update_steps_plan`` takes."""
+        """Tokens of each completion kept so far, by name."""
         return self._steps.kept
+
+    @property
+    def ended(self) -> dict[str, int]:
+        """These, and what ended beside the last that is kept, for ``update_steps_plan``, by name."""
+        return self._steps.ended
 
     def _completion(self, one: Ended) -> Completion:
         asked, told = self._asked[one.request], one.told

@@ -33,10 +33,13 @@ from .backends.linear import BackendError, LinearResult, find_backend
 from .backends.worker import run_in_worker
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .result import Limits, Result, Status, StoppedBy
+from .search.constructive import ski_rental_schedule
+from .search.starts import simulated_schedule
 
 Formulation = Literal["slot-free", "repaired", "literal"]
 CP_SAT = "cp-sat"
 """The backend of the slot-free formulation that takes intervals; the others take linear models."""
+_NO_BETTER = "it found nothing better than the rule's schedule that it began from"
 _REFUSALS: Mapping[Formulation, Callable[[Problem], None]] = {
     "slot-free": refuse_slot_free,
     "repaired": refuse_repaired,
@@ -65,7 +68,8 @@ def solve_full(
     limits
         The work is in the backend's unit.
     start
-        A schedule to start from, or None.
+        A schedule to start from; without one the better of two rules' schedules, which is also what is
+        handed back where nothing better comes. The literal model takes none.
 
     Raises
     ------
@@ -84,11 +88,35 @@ def solve_full(
     _REFUSALS[formulation](problem)
     if formulation == "literal":
         return _literal(problem, backend, limits)
-    if start is not None:
-        without_empty_bins(start, bins_needed(problem))
+    begin = _rule_schedule(problem) if start is None else start
+    without_empty_bins(begin, bins_needed(problem))
     ours = _Bounding(problem, limits.seconds)
-    found, schedule = _modelled(problem, formulation, backend, limits, start, ours)
-    return _judged(problem, ours.bound, f"{formulation} on {backend}", found, schedule, begun)
+    left = replace(limits, seconds=_left(limits, begun))
+    found, schedule = _modelled(problem, formulation, backend, left, begin, ours)
+    judged = _judged(problem, ours.bound, f"{formulation} on {backend}", found, (schedule, begin), begun)
+    return judged if start is not None else _said(problem, judged, begin)
+
+
+def _rule_schedule(problem: Problem) -> Schedule:
+    """Return the better schedule of longest first: that waits for others to join a stage, or never waits."""
+    rented = ski_rental_schedule(problem).without_idle_rounds(problem)
+    least = rented.makespan(problem)
+    listed = list_schedule(problem) or simulated_schedule(problem, "lpt", least)
+    return rented if listed is None or least <= listed.makespan(problem) else listed
+
+
+def _left(limits: Limits, begun: float) -> float | None:
+    """Return the seconds that are left of a limit."""
+    if limits.seconds is None:
+        return None
+    return max(LEAST_LEFT, limits.seconds - (time.perf_counter() - begun))
+
+
+def _said(problem: Problem, result: Result, rule: Schedule) -> Result:
+    """Return the result with the word that its schedule is a rule's, where a backend found no better."""
+    if result.makespan is None or result.makespan < rule.makespan(problem):
+        return result
+    return replace(result, message="; ".join(part for part in (result.message, _NO_BETTER) if part))
 
 
 class _Bounding:
@@ -136,7 +164,7 @@ def _modelled(
         ), answer.schedule
     if outcome.stopped_by is StoppedBy.TIME and not outcome.reports.get("built"):
         message = "its limit came before the model was built"
-    schedule = outcome.reports.get("incumbent", start)
+    schedule = outcome.reports.get("incumbent")
     assert schedule is None or isinstance(schedule, Schedule)
     stopped_by, named = outcome.stopped_by or StoppedBy.GAVE_UP, (chosen.name, chosen.version)
     return LinearResult(
@@ -149,32 +177,33 @@ def _judged(
     ours: Bound,
     solver: str,
     found: LinearResult,
-    schedule: Schedule | None,
+    schedules: tuple[Schedule | None, Schedule],
     begun: float,
 ) -> Result:
-    """Return the result, after the referee has seen the schedule."""
-    if schedule is not None and int(schedule.rounds.sum()) > int(problem.rounds.sum()):
+    """Return the result with the better of what was found and the start, after the referee has seen both."""
+    better, best = schedules
+    if better is not None and int(better.rounds.sum()) > int(problem.rounds.sum()):
         # What a backend found by its limit may let slots stand empty for longer than any schedule needs.
-        schedule = schedule.without_idle_rounds(problem)
-    broken = None if schedule is None else schedule.check(problem)
+        better = better.without_idle_rounds(problem)
+    broken = None if better is None else better.check(problem)
     assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
-    proven = _stronger(ours, found.bound, solver, found.version)
-    if schedule is None:
-        makespan, status = None, found.status
-    else:
-        makespan = schedule.makespan(problem)
-        status = _status(makespan, proven)
-    stopped_by = StoppedBy.PROOF if status is Status.OPTIMAL else found.stopped_by
+    if better is not None and better.makespan(problem) < best.makespan(problem):
+        best = better
+    makespan, seconds, message = best.makespan(problem), found.bound, found.message
+    if seconds is not None and seconds > makespan * (1 + TOLERANCE):
+        seconds, message = None, "the backend's bound is above a checked schedule"
+    proven = _stronger(ours, seconds, solver, found.version)
+    status = _status(makespan, proven)
     return Result(
         status,
-        stopped_by,
-        schedule,
+        StoppedBy.PROOF if status is Status.OPTIMAL else found.stopped_by,
+        best,
         makespan,
         proven,
         time.perf_counter() - begun,
         solver,
         found.version,
-        found.message,
+        message,
         ours,
     )
 
@@ -225,21 +254,21 @@ def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
 def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     find_backend("ortools-cp-sat")
     begun = time.perf_counter()
-    begin = start or list_schedule(problem)
+    begin = _rule_schedule(problem) if start is None else start
     model = interval_model(problem, begin)
-    places = None if begin is None else np.stack((begin.starts[begin.bin_of], begin.bin_of))
-    bounding, seconds = _Bounding(problem, limits.seconds), limits.seconds
+    places = np.stack((begin.starts[begin.bin_of], begin.bin_of))
+    bounding = _Bounding(problem, limits.seconds)
     outcome = run_in_worker(
         "batchbound.solvers.backends.cp_sat",
         "solve_intervals",
         (model, limits, places),
-        None if seconds is None else max(LEAST_LEFT, seconds - (time.perf_counter() - begun)),
+        _left(limits, begun),
         meanwhile=bounding,
     )
     ours = bounding.bound
     answer = outcome.answer if isinstance(outcome.answer, Mapping) else {}
     version, message = BACKENDS["ortools-cp-sat"].version, outcome.message
-    best, makespan = begin, math.inf if begin is None else begin.makespan(problem)
+    best, makespan = begin, begin.makespan(problem)
     for found in (answer.get("starts"), outcome.reports.get("incumbent")):
         if not isinstance(found, np.ndarray):
             continue
@@ -257,14 +286,14 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
             proven_seconds = min(makespan, proven_seconds)
     solver = f"slot-free on {CP_SAT}"
     proven = _stronger(ours, proven_seconds, solver, version)
-    status = Status.NO_SOLUTION if best is None else _status(makespan, proven)
+    status = _status(makespan, proven)
     limit = answer.get("limit")
     ended = outcome.stopped_by or (limit if isinstance(limit, StoppedBy) else StoppedBy.GAVE_UP)
-    return Result(
+    result = Result(
         status,
         StoppedBy.PROOF if status is Status.OPTIMAL else ended,
         best,
-        None if best is None else makespan,
+        makespan,
         proven,
         time.perf_counter() - begun,
         solver,
@@ -272,3 +301,4 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
         message,
         ours,
     )
+    return result if start is not None else _said(problem, result, begin)

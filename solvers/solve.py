@@ -169,6 +169,16 @@ def _version() -> str:
         return "from source"
 
 
+def limits_heeded(solver: str) -> frozenset[str]:
+    """Return the fields of :class:`~.result.Limits` that have an effect on a solver or backend of a name."""
+    if solver == "lpt-ski":
+        return frozenset()
+    # A formulation is named with its backend.
+    backend = solver.rpartition(":")[2]
+    threads = backend == CP_SAT or (backend in BACKENDS and BACKENDS[backend].threads)
+    return frozenset({"seconds", "work", "seed", *(["threads"] if threads else [])})
+
+
 def _formulation(formulation: Formulation, backend: str) -> Solver:
     def run(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         return solve_full(problem, formulation, backend=backend, limits=limits, start=start)

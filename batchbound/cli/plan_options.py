@@ -22,13 +22,11 @@ from ..planning.sweep import device_hours, slots_to_try, sweep
 from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
-from ..solvers.solve import DEFAULT_SOLVER
+from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
 from .inputs import Inputs, positive, refuse_given, seconds
 from .output import note
 
 DEFAULT_OUTPUT = "plan.json"
-RULE = "lpt-ski"
-"""The solver that searches nothing."""
 COMPARED_SLOTS = 3
 """Numbers of slots that are compared when the lengths are uncertain as well."""
 
@@ -88,13 +86,14 @@ def refuse_unused(args: argparse.Namespace) -> None:
 
 def _refuse_beside_solver(args: argparse.Namespace) -> None:
     """Raise InputError if an option is given that the solver does not heed."""
-    # Solvers of other libraries are named with their formulation.
-    unheeded = {"--threads": args.threads != 1 and ":" not in args.solver}
-    if args.solver == RULE and args.slots and args.length_error is None:
+    heeded = limits_heeded(args.solver)
+    unheeded = {"--threads": args.threads != 1 and "threads" not in heeded}
+    if args.slots and not heeded:
         unheeded |= {
             "--time-limit": args.time_limit is not None,
             "--work": args.work is not None,
-            "--seed": args.seed != 0,
+            # Lengths are drawn with it.
+            "--seed": args.seed != 0 and args.length_error is None,
         }
     for option in (name for name, given in unheeded.items() if given):
         raise InputError(f"{option} has no effect on the solver {args.solver}", hint="Leave it out.")

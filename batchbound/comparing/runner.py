@@ -23,7 +23,7 @@ from ..planning.fleet import make_fleet_plan
 from ..solvers.backends.backend import BACKENDS
 from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
 from ..solvers.result import Limits, Result, Status, StoppedBy
-from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, solve
+from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, limits_heeded, solve
 from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
 
 POLICY = "policy:"
@@ -132,6 +132,11 @@ def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
 def known_solvers() -> list[str]:
     """Return the names that :func:`compare` knows."""
     return [*SOLVERS, *(POLICY + name for name in POLICIES), *BACKENDS]
+
+
+def limits_heeded_by(solver: str) -> frozenset[str]:
+    """Return the fields of :class:`Limits` that have an effect on what :func:`compare` knows by a name."""
+    return frozenset() if solver.startswith(POLICY) else limits_heeded(solver)
 
 
 def _posed(given: Instance) -> Problem | Fleet | LinearModel:

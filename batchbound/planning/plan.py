@@ -66,5 +66,6 @@ def make_plan(
         stopped_by=result.stopped_by,
         seconds=result.seconds,
         seed=limits.seed,
+        message=result.message,
     )
     return Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())

@@ -134,7 +134,7 @@ class RunOptions:
         When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
         default) an error in the place of its completion.
     replicas
-        Engines, each a Ray actor; as many as the plan is for if 1.
+        Engines, each a Ray actor; None for as many as the plan is for.
     ray_address
         Of a Ray cluster; one on this machine if left out.
     patience
@@ -161,7 +161,7 @@ class RunOptions:
     kv_tokens: int | None = None
     policy: str | None = None
     on_error: Literal["stop", "record"] | None = None
-    replicas: int = 1
+    replicas: int | None = None
     ray_address: str | None = None
     patience: float | None = None
     encode_device: str | None = None

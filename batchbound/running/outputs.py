@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.files.disk import InputError, discard_partial
+from ..data.files.disk import InputError
 from ..data.plan import Plan
 from ..data.readers.completions import read_completions
 from ..data.trace import PLANNED, Trace
@@ -97,8 +97,6 @@ class RunFiles:
         """Write what there is to write, prompts named as seen from there; traces name run and plan."""
         from ..executor.reports.perfetto import save_perfetto
 
-        for path in self.all[1:]:
-            discard_partial(path)
         named = {"run": run, PLANNED: plan.schedule_digest()}
         for path, trace in zip(self.traces, traces, strict=False):
             replace(trace, engine={**trace.engine, **named}).save(path)

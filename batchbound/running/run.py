@@ -206,11 +206,12 @@ def _run_on_model(
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
     """Return the plan for as many replicas as the options say; one for a single machine is shared out."""
     count = len(plan.fleet.replicas)
-    if options.replicas in (1, count):
+    if options.replicas in (None, count):
         return plan
     if count > 1:
         message = f"the plan is for {count} replicas, not {options.replicas}"
         raise InputError(message, file=path, hint="Leave --replicas out, or plan again.")
+    assert options.replicas is not None
     remark(f"{path} is for one replica: shared out over {options.replicas}")
     return shared_out(plan, options.replicas)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.files.disk import InputError, discard_partial
+from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.lengths.steps_progress import StepsProgress
@@ -246,7 +246,6 @@ class _Step:
             whole, waiting = self._whole(steps, {**self._progress.waiting, **journal.finished})
             lines = list(self._joined(whole))
             write_completions(self._files.completions(self._step), lines)
-            discard_partial(self._files.progress)
             # From here on the step is over.
             StepsProgress(self._progress.plan, steps.ends, steps.unfinished, waiting).save(
                 self._files.progress
@@ -324,12 +323,11 @@ class _Step:
         """Tell whether the plan beside the outputs knows of all that has ended."""
         if not self._files.plan.exists():
             return False
-        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.kept)
+        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.ended)
 
     def _state(self, steps: LiveSteps) -> StepsPlan:
         """Write the plan with what is to be expected now, its prompts as seen from there, and return it."""
-        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
-        discard_partial(self._files.plan)
+        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.ended)
         plan.seen_from(self._files.plan, self._planned_at).save(self._files.plan)
         return plan
 

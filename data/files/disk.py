@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -183,6 +184,8 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     """
     Yield a stream whose content becomes ``path``, or the file that it links to, whole or not at all.
 
+    What a process that was killed left of the same file is removed.
+
     Parameters
     ----------
     path
@@ -200,13 +203,16 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
-        handle, temporary = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
-        os.chmod(handle, 0o666 & ~_umask())
+        with contextlib.suppress(OSError):  # a folder may be written and not be read
+            _discard_dead(target)
+        handle, temporary = _locked_beside(target)
         with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as stream:
+            os.chmod(handle, 0o666 & ~_umask())
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, target)
+            # Before it is closed, and with it unlocked.
+            os.replace(temporary, target)
     except OSError as error:
         _discard(temporary)
         raise unwritable(path, error, "Check the folder, the permissions and the free space.") from error
@@ -215,13 +221,29 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
         raise
 
 
-def discard_partial(path: str | os.PathLike[str]) -> None:
-    """Delete what a killed :func:`atomic_write` of ``path`` left; nobody else may be writing it."""
-    target = Path(os.path.realpath(path))
+def _locked_beside(target: Path) -> tuple[int, str]:
+    """Return a new file beside ``target``, locked until it is closed, and its name."""
+    while True:
+        handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
+        with contextlib.suppress(OSError):  # nobody removes it where nothing can be locked
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, name
+        # Another process took it for a dead one's before it was locked.
+        os.close(handle)
+
+
+def _discard_dead(target: Path) -> None:
+    """Delete what a killed process left as it wrote ``target``: what nobody holds a lock of."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
-    for other in target.parent.iterdir():
-        if pattern.fullmatch(other.name):
-            other.unlink(missing_ok=True)
+    for name in filter(pattern.fullmatch, os.listdir(target.parent)):
+        with contextlib.suppress(OSError):
+            handle = os.open(target.parent / name, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(target.parent / name)
+            finally:
+                os.close(handle)
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..files.arrow import reading_arrow
-from ..files.disk import InputError, atomic_write, discard_partial
+from ..files.disk import InputError, atomic_write
 from ..files.jsonl import json_lines
 from ..files.kinds import is_of_kind
 from ..trace import Trace
@@ -237,7 +237,6 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
     lines
         In the order of the requests.
     """
-    discard_partial(path)
     if not is_parquet_name(path):
         with atomic_write(path) as stream:
             for line in lines:

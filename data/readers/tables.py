@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..costs.cost import IntArray
 from ..files.arrow import holds_parquet, reading_arrow
 from ..files.disk import InputError, read_text, refuse_streams, shown
 from ..files.jsonl import json_lines
 from ..prompts.columns import listed, separator
-from ..workload import Workload, WorkloadError, numbered_ids
+from ..workload import Workload, WorkloadError, numbered, numbered_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,8 +111,8 @@ def read_lengths(
         as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
         ``priority``, ``deadline`` (seconds), ``shared_tokens`` (that a group's prompts begin with alike).
     drop_unanswered
-        Leave out the rows whose completion has no token (failed requests in a trace) instead of refusing
-        them.
+        Leave out the rows whose completion has no token, or no length (failed requests in a trace), instead
+        of refusing them.
     need_output
         Whether the completions' lengths are read; else they are one, whether the table has them or not.
 
@@ -158,7 +161,7 @@ def read_table(
     if layout.arrival in columns:
         names["arrival"] = layout.arrival
     names["id"] = next((name for name in _IDS if name in columns), "id")
-    frame = pd.DataFrame(_values(table, layout, names))
+    frame = pd.DataFrame(_values(table, layout, names, no_output=0.0 if drop_unanswered else None))
     whole = [name for name in frame.columns if name not in ("arrival", "deadline")]
     frame[whole] = frame[whole].astype("int64")
     frame.insert(0, "id", table.ids(names["id"]) if names["id"] in columns else numbered_ids(len(raw)))
@@ -191,8 +194,38 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     return _Table(path, unit, raw).ids(name).tolist()
 
 
-def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dict[str, pd.Series[float]]:
-    """Return the numbers of a table by the workload's columns, whose names in the table are given."""
+def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
+    """
+    Return the step of each row by the column that says it, counted from zero, shape (rows,).
+
+    Raises
+    ------
+    InputError
+        As :func:`read_column`, or if a step comes again after another one.
+    """
+    raw, unit = _read(path, name)
+    labels = read_column(path, name)
+    steps = numbered(labels)
+    back = np.flatnonzero(np.diff(steps) < 0)
+    if back.size:
+        at = int(back[0]) + 1
+        what = f"{labels[at]!r} comes again after {labels[at - 1]!r}"
+        where = f"{unit} {raw.index[at]}, column '{name}'"
+        raise InputError(what, file=path, where=where, hint="Put the rows of each step one after another.")
+    return steps
+
+
+def _values(
+    table: _Table, layout: TableFormat, names: Mapping[str, str], *, no_output: float | None
+) -> dict[str, pd.Series[float]]:
+    """
+    Return the numbers of a table by the workload's columns, whose names in the table are given.
+
+    Parameters
+    ----------
+    no_output
+        What a completion without a length counts as; None where it is refused.
+    """
     import pandas as pd
 
     found: dict[str, pd.Series[float]] = {}
@@ -202,14 +235,15 @@ def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dic
         found["arrival"] = arrival - arrival.min() if layout.clock else arrival
     for name in ("input_tokens", "output_tokens"):
         if names.get(name) in table.raw.columns:
-            found[name] = table.numbers(names[name], whole=True)
+            absent = no_output if name == "output_tokens" else None
+            found[name] = table.numbers(names[name], whole=True, absent=absent)
         else:
             found[name] = pd.Series(1.0, index=table.raw.index)
-    for name, absent in _OPTIONAL.items():
+    for name, usual in _OPTIONAL.items():
         if name == "group" and name in names and table.named(name):
-            found[name] = table.positions(name, absent)
+            found[name] = table.positions(name, usual)
         elif name in names:
-            found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
+            found[name] = table.numbers(name, whole=name != "deadline", absent=usual)
     return found
 
 

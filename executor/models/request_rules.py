@@ -69,37 +69,49 @@ def rules_of(
 _WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 """What transformers takes where a model's settings ask to sample and say no more."""
 
-_NOT_SERVED = (
-    "bad_words_ids",
-    "min_length",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "sequence_bias",
-    "typical_p",
-    "top_h",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "guidance_scale",
-    "watermarking_config",
-    "num_beams",
-)
+_UNSET = (None,)
+_NO_SIZE = (None, 0)
+_NO_FACTOR = (None, 1.0)
+_NO_SHARE = (None, 0.0, 1.0)
+NOT_SERVED: Mapping[str, tuple[object, ...]] = {
+    "bad_words_ids": _UNSET,
+    "begin_suppress_tokens": _UNSET,
+    "constraints": _UNSET,
+    "dola_layers": _UNSET,
+    "encoder_no_repeat_ngram_size": _NO_SIZE,
+    "encoder_repetition_penalty": _NO_FACTOR,
+    "epsilon_cutoff": _NO_SHARE,
+    "eta_cutoff": _NO_SHARE,
+    "exponential_decay_length_penalty": _UNSET,
+    "force_words_ids": _UNSET,
+    "forced_bos_token_id": _UNSET,
+    "forced_eos_token_id": _UNSET,
+    "guidance_scale": _NO_FACTOR,
+    "max_time": _UNSET,
+    "min_length": (None, 0, 1),
+    "no_repeat_ngram_size": _NO_SIZE,
+    "num_beams": (None, 0, 1),
+    "num_return_sequences": (None, 0, 1),
+    "penalty_alpha": _NO_SIZE,
+    "sequence_bias": _UNSET,
+    "suppress_tokens": _UNSET,
+    "token_healing": _NO_SIZE,
+    "top_h": _NO_SHARE,
+    "typical_p": _NO_SHARE,
+    "watermarking_config": _UNSET,
+}
+"""Generation settings that change tokens and are not served, each with the values that ask for nothing."""
 
-_OFF = (None, False, 0, 0.0, 1, 1.0)
-_OFF_OF = {"_id": (None,), "_ngram_size": (None, 0)}
-"""Of names that end so: tokens are asked for by their numbers, also by 0 and 1; 1 forbids every repeat."""
+_CACHE = "cache_implementation"
+"""Of the KV caches that settings may ask for the quantized one changes tokens."""
 
 
 def declared_sampling(model: Any) -> dict[str, Any]:
     """
     Return what a model's generation settings ask for, where that differs from what is done without asking.
 
-    As transformers' ``generate`` heeds them: what belongs to sampling only where they ask to sample.
+    As transformers' ``generate`` heeds them: what belongs to sampling only where they ask to sample. How long
+    completions get at most is left to the requests and the plan.
 
     Parameters
     ----------
@@ -112,11 +124,12 @@ def declared_sampling(model: Any) -> dict[str, Any]:
         If they ask for something that changes the tokens and is not served; the message names it.
     """
     settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
-    for name in _NOT_SERVED:
-        value = getattr(settings, name, None)
-        off = next((values for ending, values in _OFF_OF.items() if name.endswith(ending)), _OFF)
-        if value not in off:
-            raise ValueError(f"generation_config.json asks for {name}={value!r}, which is not served")
+    asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
+    wrong = [name for name, off in NOT_SERVED.items() if asked[name] not in (*off, [])]
+    wrong += [_CACHE] if asked[_CACHE] == "quantized" else []
+    if wrong:
+        what = f"generation_config.json asks for {wrong[0]}={asked[wrong[0]]!r}"
+        raise ValueError(f"{what}, which is not served")
     found: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
     found["min_tokens"] = getattr(settings, "min_new_tokens", None)
     texts = getattr(settings, "stop_strings", None)

@@ -229,6 +229,13 @@ class LiveSteps:
         return {self._job.names[at]: int(run.tokens[at]) for at in np.flatnonzero(run.kept).tolist()}
 
     @property
+    def ended(self) -> dict[str, int]:
+        """Tokens of each that was kept, or ended beside the last of its group that is, by name."""
+        serving = self._serving
+        ended, tokens = (serving.ended >= 0) | serving.beside, serving.tokens
+        return {self._job.names[at]: int(tokens[at]) for at in np.flatnonzero(ended).tolist()}
+
+    @property
     def ends(self) -> tuple[StepEnds, ...]:
         """What ended in each step."""
         return tuple(self._ends)

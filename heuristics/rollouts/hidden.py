@@ -32,10 +32,13 @@ class HiddenEntry:
         takes to the host or back (None if it cannot be moved).
     takes_swap
         Whether moving has an effect.
+    takes_known
+        Whether what is known beforehand has one.
     """
 
     make: Callable[[Problem, Known, float | None], QueuedPolicy]
     takes_swap: bool = False
+    takes_known: bool = False
 
 
 def by_arrival(problem: Problem, rule: PrefillRule) -> QueuedPolicy:
@@ -56,7 +59,7 @@ def by_groups(problem: Problem, ranking: Ranking, *, scouts: int) -> QueuedPolic
 WITHOUT_LENGTHS: Mapping[str, HiddenEntry] = {
     "fcfs": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, PrefillFirst())),
     "fcfs-ski": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, SkiRental())),
-    CHOSEN: HiddenEntry(learned_lengths, takes_swap=True),
+    CHOSEN: HiddenEntry(learned_lengths, takes_swap=True, takes_known=True),
     "moving-average": HiddenEntry(
         lambda problem, _known, _swap: by_groups(problem, moving_average, scouts=3)
     ),

@@ -152,9 +152,7 @@ def reached_tokens(
     serving.watched = ended
     while serving.advance():
         pass
-    if serving.reached is None:
-        return np.zeros(len(problem), dtype=np.int64)
-    return np.where(serving.reached > 0, serving.reached + int(problem.prefill_emits_first_token), 0)
+    return np.zeros(len(problem), dtype=np.int64) if serving.reached is None else serving.reached
 
 
 class _Evicting:
@@ -203,6 +201,9 @@ class StepsServing:
         Steps that have ended.
     begun, ended
         The step in which each request began and ended, -1 for none, shape (requests,).
+    beside
+        Whether each ended in the same decode step as the last of its group that is kept, and is not kept
+        itself, shape (requests,).
 
     Raises
     ------
@@ -215,7 +216,7 @@ class StepsServing:
     ) -> None:
         self._group, groups = group_numbers(problem)
         step = np.asarray(step, dtype=np.int64)
-        _check(step, self._group, groups, way)
+        _check(problem.workload.ids, step, self._group, groups, way)
         self._way, self._problem = way, problem
         # Groups in the order in which they come.
         self._order = self._group[np.sort(np.unique(self._group, return_index=True)[1])]
@@ -232,13 +233,14 @@ class StepsServing:
         self._ends = np.zeros(groups, dtype=np.int64)
         self._complete = 0
         self.begun, self.ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
+        self.beside = np.zeros(len(problem), dtype=np.bool_)
         self.served, self._forgotten, self._seconds = 0, 0, list[float]()
         self._counted = 0
         self._there: Mapping[int, int] = {}
         self._steps = self._rounds() if way.restart else self._stream()
         self.watched: npt.NDArray[np.bool_] | None = None
         self.reached: IntArray | None = None
-        """Decode steps of each request when all that are watched had ended."""
+        """Tokens of each request when all that are watched had ended."""
         self._on_end: Callable[[int], None] | None = None
 
     @property
@@ -368,7 +370,7 @@ class StepsServing:
             for request in ended:
                 self._end(request)
             if ended and self.watched is not None and self.reached is None and self._through(self.watched):
-                self.reached = self._decoded.copy()
+                self.reached = self.tokens
 
     def _through(self, requests: npt.NDArray[np.bool_]) -> bool:
         """Tell whether each of some requests has ended, or enough others of its group have."""
@@ -387,6 +389,7 @@ class StepsServing:
         if self._on_end is not None:
             self._on_end(request)
         if not kept:
+            self.beside[request] = True
             return
         self._ends[group] += 1
         if self._ends[group] == self._wanted[group]:
@@ -424,14 +427,17 @@ class StepsServing:
         self._decoded[requests] = 0
 
 
-def _check(step: IntArray, group: IntArray, groups: int, way: Way) -> None:
+def _check(ids: npt.NDArray[np.str_], step: IntArray, group: IntArray, groups: int, way: Way) -> None:
     if (np.diff(step) < 0).any():
         raise ValueError("the requests' steps descend; give them step by step")
     low, high = np.full(groups, step.max()), np.full(groups, step.min())
     np.minimum.at(low, group, step)
     np.maximum.at(high, group, step)
     if (low != high).any():
-        raise ValueError("a group has requests in several steps")
+        there = np.flatnonzero(group == int(np.argmax(low != high)))
+        other = there[step[there] != step[there[0]]][0]
+        first, second = (repr(str(ids[at])) for at in (there[0], other))
+        raise ValueError(f"a group has requests in several steps, {first} and {second} among them")
     most = int(np.bincount(group).max())
     if way.keep is not None and way.keep >= most:
         raise ValueError(f"keep is {way.keep}, and no group has more than {most} requests: it has no effect")

@@ -86,6 +86,8 @@ class Backend:
         The package that the library comes in, for its version.
     whole_numbers_only
         Whether it solves only models whose columns and coefficients are all whole.
+    threads
+        Whether it can use several threads.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Backend:
     imports: str
     distribution: str
     whole_numbers_only: bool = False
+    threads: bool = True
 
     @property
     def installed(self) -> bool:
@@ -133,7 +136,14 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         Backend("highs", "batchbound.solvers.backends.highs", imports="highspy", distribution="highspy"),
-        Backend("scip", "batchbound.solvers.backends.scip", imports="pyscipopt", distribution="pyscipopt"),
+        Backend(
+            "scip",
+            "batchbound.solvers.backends.scip",
+            imports="pyscipopt",
+            distribution="pyscipopt",
+            # Its concurrent solve holds Python's lock: nothing could be handed over, nor the solver stopped.
+            threads=False,
+        ),
         Backend("cbc", "batchbound.solvers.backends.pulp", imports="pulp", distribution="pulp"),
         Backend(
             "ortools-scip",

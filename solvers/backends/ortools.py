@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 
 import numpy as np
 from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
@@ -40,12 +41,18 @@ def solve(
     columns = list(translated.variables())
     interrupter = SolveInterrupter()
     desk.on_stop(interrupter.interrupt)
-    events = {mathopt.Event.MIP_SOLUTION}
     hints = [] if start is None else [mathopt.SolutionHint(dict(zip(columns, start.tolist(), strict=True)))]
 
+    least = math.inf
+
     def hand_over(data: mathopt.CallbackData) -> mathopt.CallbackResult:
+        nonlocal least
         assert data.solution is not None
-        desk.report("incumbent", np.array([data.solution[column] for column in columns]))
+        values = model.rounded(np.array([data.solution[column] for column in columns]))
+        # SCIP asks about points before it has looked at all of their rows, and about some that are no better.
+        if (value := model.objective_value(values)) < least and model.violation(values) is None:
+            least = value
+            desk.report("incumbent", values)
         return mathopt.CallbackResult()
 
     try:
@@ -54,8 +61,8 @@ def solve(
             mathopt.SolverType.CP_SAT if cp_sat else mathopt.SolverType.GSCIP,
             params=_parameters(limits, desk.remaining(), cp_sat),
             model_params=mathopt.ModelSolveParameters(solution_hints=hints),
-            callback_reg=mathopt.CallbackRegistration(events=events) if cp_sat else None,
-            cb=hand_over if cp_sat else None,
+            callback_reg=mathopt.CallbackRegistration(events={mathopt.Event.MIP_SOLUTION}),
+            cb=hand_over,
             interrupter=interrupter,
         )
     except Exception as error:

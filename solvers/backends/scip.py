@@ -57,7 +57,6 @@ def solve(
             "misc/catchctrlc": False,
             "randomization/randomseedshift": limits.seed,
             "limits/gap": 0.0,
-            "parallel/maxnthreads": limits.threads,
         }
     )
     if limits.work is not None:

@@ -85,7 +85,7 @@ def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
 def test_a_history_that_is_named_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def simulated(args: object, problem: object, history: History) -> tuple[None, dict[str, Any]]:
+    def simulated(args: object, problem: object, history: History, _: object) -> tuple[None, dict[str, Any]]:
         counted.append(len(history.workloads))
         return None, {}
 
@@ -204,3 +204,18 @@ def test_a_number_out_of_range_is_refused(
         main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", *words])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_no_longer_completions_are_expected_than_requests_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past, prompts = table(tmp_path, "past.csv", 2), tmp_path / "prompts.csv"
+    prompts.write_text("text,most\n" + "".join(f"p{k // 4},7\n" for k in range(12)))
+    words = [str(prompts), "--prompt-column", "text", "--slots", "4", "--hidden-lengths", "--history", past]
+    words += ["--lengths", "constant:7"]
+    free, stated, said = (
+        printed(capsys, *words, *more)
+        for more in ([], ["--max-tokens-column", "most"], ["--longest-completion", "7"])
+    )
+    assert stated | {"seconds": 0} == said | {"seconds": 0}
+    assert stated["expected_high_s"] < free["expected_low_s"]

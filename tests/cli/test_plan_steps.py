@@ -142,6 +142,58 @@ def test_a_field_or_column_of_prompts_says_of_which_step_they_are(
     assert "--steps COLUMN is for a file" in capsys.readouterr().err
 
 
+def test_a_step_that_comes_again_and_a_group_of_several_are_named_by_their_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _job, past, out = files(tmp_path)
+    again, torn, batch = tmp_path / "again.csv", tmp_path / "torn.csv", tmp_path / "again.jsonl"
+    again.write_text(HEADER + "a,1,p,5,5\nb,2,q,5,5\na,3,r,5,5\n")
+    torn.write_text(HEADER + "a,1,p,5,5\na,2,q,5,5\nb,2,r,5,5\n")
+    lines = [
+        {"custom_id": f"{k}", "step": step, "body": {"prompt": f"p{k}", "n": 2}}
+        for k, step in enumerate("aba")
+    ]
+    batch.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ("--steps", "step", "--history", past, "--slots", "4", "-o", out, "--quiet")
+    place, mend = "column 'step': 'a' comes again after 'b'", "Put the rows of each step one after another."
+    for name, line in ((again, 4), (batch, 3)):
+        assert main(["plan", str(name), *asked]) == 2
+        assert capsys.readouterr().err == f"batchbound: {name}, line {line}, {place}. {mend}\n"
+    assert main(["simulate", str(again), "--hidden-lengths", "--steps", "step"]) == 2
+    assert f"{again}, line 4, {place}" in capsys.readouterr().err
+    assert main(["plan", str(torn), *asked]) == 2
+    assert f"{torn}: a group has requests in several steps, 'q' and 'r' among them" in capsys.readouterr().err
+
+
+def test_no_longer_completions_are_expected_than_requests_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _job, past, out = files(tmp_path)
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("text,same,most\n" + "".join(f"p{k},7,{k % 3 + 5}\n" for k in range(12)))
+    asked = [str(prompts), "--prompt-column", "text", "--steps", "2", "--history", past, "--slots", "4"]
+    asked += ["--policy", "fcfs", "-o", out, "--overwrite"]
+    free = printed(capsys, *asked)["expected"]["total"]["mean"]
+    assert StepsPlan.load(out).longest is None
+    seven = printed(capsys, *asked, "--longest-completion", "7")["expected"]["total"]["mean"]
+    for column, more, longest, said in (
+        ("same", (), 7, ""),
+        ("same", ("--longest-completion", "6"), 6, ""),
+        (
+            "most",
+            (),
+            7,
+            "some requests state fewer tokens: what to expect is said as if every one",
+        ),
+    ):
+        assert main(["plan", *asked, "--max-tokens-column", column, *more, "--json"]) == 0
+        output = capsys.readouterr()
+        assert StepsPlan.load(out).longest == longest
+        assert said in output.err
+        assert ("state fewer" in output.err) == bool(said)
+        assert json.loads(output.out)["expected"]["total"]["mean"] <= seven < free
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

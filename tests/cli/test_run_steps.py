@@ -37,7 +37,7 @@ def few_sets_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batchbound.planning.steps.SAMPLES", 3)
 
 
-def written(folder: Path, *way: str) -> str:
+def written(folder: Path, *way: str, most: int = 40) -> str:
     """Write prompts, a history, and a plan of three steps in a way; return the plan's file."""
     rng = np.random.default_rng(0)
     rows = ["group,id,input_tokens,output_tokens"]
@@ -52,7 +52,7 @@ def written(folder: Path, *way: str) -> str:
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["plan", str(folder / "prompts.jsonl"), "--model", "tiny:llama", "--slots", "5", *way]
-    words += ["--steps", "3", "--history", str(folder / "past.csv"), "--longest-completion", "40"]
+    words += ["--steps", "3", "--history", str(folder / "past.csv"), "--longest-completion", str(most)]
     out = str(folder / "steps.json")
     assert main([*words, "--policy", "learned", "-o", out, "--quiet"]) == 0
     return out
@@ -106,7 +106,16 @@ def test_steps_end_as_they_would_in_the_simulator_with_the_lengths_that_came(
     assert main(["run", path, "--model", "tiny:llama", "-o", str(tmp_path / "answers.jsonl"), "--json"]) == 0
     said = capsys.readouterr()
     assert "all steps are served; --overwrite begins anew" in said.err
-    assert json.loads(said.out)["ended"] == len(lengths)
+    assert json.loads(said.out)["ended"] == int((last.ended > 0).sum()) >= len(lengths)
+
+
+def test_what_ended_beside_the_last_that_is_kept_is_known_as_the_plan_is_stated_anew(tmp_path: Path) -> None:
+    path = written(tmp_path, "--keep", "1", most=3)
+    first = run_step(path, "tiny:llama", output=tmp_path / "answers.jsonl")
+    assert first is not None
+    # Three of the first group begin together, are cut at their third token, and one of them is kept.
+    assert len(first.completions) == 2
+    assert first.plan.ended[:4].tolist() == [3, 3, 3, 0]
 
 
 @contextmanager

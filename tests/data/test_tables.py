@@ -122,6 +122,13 @@ def test_rows_without_an_answer_are_left_out_only_when_asked(write: Write) -> No
         read_workload(write("input_tokens,output_tokens", "5,0", name="t.csv"), drop_unanswered=True)
 
 
+def test_a_row_without_a_length_is_left_out_as_one_of_no_token_is(write: Write) -> None:
+    path = write("id,input_tokens,output_tokens", "a,5,3", "b,6,", "c,7,0", "d,8,4", name="t.csv")
+    assert read_workload(path, drop_unanswered=True).workload.ids.tolist() == ["a", "d"]
+    with pytest.raises(InputError, match=r"t.csv, line 3, column 'output_tokens': the value is missing"):
+        read_workload(path)
+
+
 HEAD = "id,input_tokens,output_tokens"
 
 BAD_TABLES: dict[str, tuple[tuple[object, ...], str]] = {

@@ -21,7 +21,7 @@ from batchbound.data.readers.sampling import Sampling
 from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.models.endings import Ending
 from batchbound.executor.models.logit_edits import Edit, LogitEdits
-from batchbound.executor.models.request_rules import declared_sampling, rules_of, word_tokens
+from batchbound.executor.models.request_rules import NOT_SERVED, declared_sampling, rules_of, word_tokens
 from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.tokenizers import ByteTokenizer
 
@@ -317,7 +317,10 @@ def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_b
     wrong: list[dict[str, Any]] = [
         {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 1}, {"min_length": 9}, {"num_beams": 4},
         {"suppress_tokens": [5]}, {"forced_eos_token_id": 0},
-        {"bad_words_ids": [[4]]}, {"typical_p": 0.9}, {"guidance_scale": 2.0},
+        {"bad_words_ids": [[4]]}, {"typical_p": 0.9}, {"guidance_scale": 2.0}, {"guidance_scale": 0},
+        {"token_healing": True}, {"penalty_alpha": 0.6}, {"penalty_alpha": 1.0}, {"dola_layers": "low"},
+        {"cache_implementation": "quantized"}, {"max_time": 1.0}, {"force_words_ids": [[4]]},
+        {"num_return_sequences": 3, "do_sample": True},
     ]  # fmt: skip
     for settings in wrong:
         llm.model.generation_config = transformers.GenerationConfig(**settings)
@@ -330,6 +333,40 @@ def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_b
     assert all(one.completion_ids for one in llm.generate(PROMPTS, temperature=0.0, max_tokens=3))
     # The model draws already, so that a share of its tokens counts.
     assert all(one.completion_ids for one in llm.generate(PROMPTS, top_p=0.9, max_tokens=3))
+
+
+SERVED = {
+    "do_sample", "eos_token_id", "min_new_tokens", "min_p", "repetition_penalty", "stop_strings",
+    "temperature", "top_k", "top_p",
+}  # fmt: skip
+LENGTHS = {"max_length", "max_new_tokens"}
+WITHOUT_EFFECT = {
+    # Of beams, of encoders, of drafts whose tokens the model checks, of caches and of what is returned.
+    "diversity_penalty", "early_stopping", "length_penalty", "low_memory", "num_beam_groups",
+    "decoder_start_token_id",
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
+    "assistant_lookbehind", "is_assistant", "max_matching_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "speculation_type", "target_lookbehind",
+    "use_mtp",
+    "cache_config", "compile_config", "continuous_batching_config", "disable_compile", "max_cache_len",
+    "prefill_chunk_size", "use_cache",
+    "bos_token_id", "output_attentions", "output_hidden_states", "output_logits", "output_scores",
+    "pad_token_id", "remove_invalid_values", "renormalize_logits", "return_dict_in_generate",
+    "_from_model_config", "transformers_version",
+}  # fmt: skip
+
+
+def test_every_generation_setting_is_served_or_refused_or_changes_no_token() -> None:
+    known = SERVED | LENGTHS | WITHOUT_EFFECT | set(NOT_SERVED) | {"cache_implementation"}
+    assert set(vars(transformers.GenerationConfig())) <= known
+    llm = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
+    usual = {name: values[-1] for name, values in NOT_SERVED.items()}
+    for settings in (
+        usual,
+        {"cache_implementation": "static", "suppress_tokens": [], "renormalize_logits": True},
+    ):
+        llm.model.generation_config = transformers.GenerationConfig(**settings)
+        assert declared_sampling(llm.model) == {}
 
 
 def test_sampling_and_fields_beside_it_are_refused(engine: LLM) -> None:

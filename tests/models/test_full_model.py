@@ -33,7 +33,7 @@ from batchbound.models.formulations.slot_free import (
     write_slot_free,
 )
 from batchbound.solvers.backends.linear import solve_linear
-from batchbound.solvers.formulated import Formulation, solve_full
+from batchbound.solvers.formulated import Formulation, _rule_schedule, solve_full
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
 PAPER = CostModel.paper()
@@ -242,9 +242,23 @@ def test_every_list_schedule_is_a_solution_of_the_repaired_model(seed: int) -> N
     problem = problem_of(rng.integers(5, 8, count).tolist(), lengths, slots=slots)
     start = list_schedule(problem)
     assert start is not None
+    assert_solution_of_both(problem, start)
+
+
+def assert_solution_of_both(problem: Problem, start: Schedule) -> None:
     full, free = repaired_model(problem), slot_free_model(problem)
     assert full.model.violation(full.model.rounded(write_schedule(full, start))) is None
     assert free.model.violation(free.model.rounded(write_slot_free(free, start))) is None
+
+
+@pytest.mark.parametrize("more", LIMITED.values(), ids=LIMITED.keys())
+@pytest.mark.parametrize("first", [False, True])
+def test_what_a_backend_begins_from_is_a_solution_of_the_formulations_with(
+    more: dict[str, Any], first: bool
+) -> None:
+    for seed in range(6):
+        problem = random_problem(seed, 9, slots=3, prefill_emits_first_token=first, **more)
+        assert_solution_of_both(problem, _rule_schedule(problem))
 
 
 def test_a_start_with_too_many_bins_is_refused() -> None:

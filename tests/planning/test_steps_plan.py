@@ -189,6 +189,23 @@ def test_what_ended_beside_the_one_that_is_kept_counts_as_ended() -> None:
     assert reached(problem, Way(keep=1), [True, True, False, False]) == [3, 3, 3, 0]
 
 
+def test_what_was_stopped_right_after_its_prompt_has_the_token_that_this_yielded() -> None:
+    # Two slots: the first ends with its first token, and the other of its group is stopped.
+    problem = Problem(workload_of([1] * 4, [1, 9, 9, 9], group=[0, 0, 1, 1]), PAPER, 2)
+    problem = replace(problem, prefill_emits_first_token=True)
+    blind = without_lengths(problem)
+    ended = np.array([True, False, False, False])
+    found = reached_tokens(
+        blind,
+        np.zeros(4, dtype=np.int64),
+        Way(keep=1),
+        hidden_policy("fcfs", blind),
+        np.where(ended, problem.workload.output_tokens, 50),
+        ended,
+    )
+    assert found.tolist() == [1, 1, 0, 0]
+
+
 def test_steps_are_shared_out_by_whole_groups() -> None:
     assert steps_of(job(), 4).tolist() == np.repeat(np.arange(4), 6).tolist()
     with pytest.raises(ValueError, match="9 steps of 8 groups"):

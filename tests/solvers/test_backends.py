@@ -35,7 +35,7 @@ from batchbound.models.formulations.partition_model import (
 )
 from batchbound.models.formulations.slot_free import read_slot_free, slot_free_model
 from batchbound.solvers.backends import worker
-from batchbound.solvers.backends.backend import BACKENDS, Backend
+from batchbound.solvers.backends.backend import BACKENDS, Answer, Backend
 from batchbound.solvers.backends.linear import BackendError, LinearResult, solve_linear
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
@@ -215,6 +215,23 @@ def test_ctrl_c_returns_the_incumbent(backend: str, press_ctrl_c: Callable[[str,
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.values is not None
     assert model.violation(found.values) is None
+
+
+@pytest.mark.parametrize("name", mostly_slow(sorted(set(BACKENDS) - {"cbc"}), fast=("ortools-scip",)))
+def test_a_backend_that_runs_here_hands_its_best_solution_over_on_the_way(name: str) -> None:
+    model, _ = loads(20, 4)
+    outcome = worker.run_in_worker(
+        "batchbound.solvers.backends.backend",
+        "solve_here",
+        (BACKENDS[name], model, Limits(work=5), None),
+        60.0,
+    )
+    assert isinstance(outcome.answer, Answer)
+    handed, last = outcome.reports["incumbent"], outcome.answer.values
+    assert isinstance(handed, np.ndarray)
+    assert last is not None
+    assert model.violation(model.rounded(handed)) is None
+    assert model.objective_value(handed) == pytest.approx(model.objective_value(last))
 
 
 def test_ctrl_c_before_a_backend_has_begun_returns_the_start(

@@ -17,12 +17,17 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.models.formulations.slot_free import list_schedule
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits, formulated, solve
 from batchbound.solvers.backends.linear import LinearResult
+from batchbound.solvers.backends.worker import Outcome
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.result import Status, StoppedBy
+from batchbound.solvers.search.constructive import ski_rental_schedule
 
 
 def job(count: int, slots: int, first: bool = False) -> Problem:
@@ -110,11 +115,71 @@ def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
 
 def test_a_model_that_takes_longer_to_build_than_the_limit_is_not_waited_for() -> None:
     # Its 2.2 million rows take several seconds.
-    found = solve(job(200, 20), "repaired:highs", limits=Limits(seconds=0.4))
-    assert (found.status, found.stopped_by) == (Status.NO_SOLUTION, StoppedBy.TIME)
-    assert found.message == "its limit came before the model was built"
+    problem = job(200, 20)
+    found = solve(problem, "repaired:highs", limits=Limits(seconds=0.4))
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
+    assert found.message == f"its limit came before the model was built; {formulated._NO_BETTER}"
+    assert found.makespan == formulated._rule_schedule(problem).makespan(problem)
     assert found.bound is not None
     assert found.seconds < 4
+
+
+def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = job(30, 5)
+    given: list[Schedule] = []
+
+    def found_nothing(module: str, function: str, task: tuple[Any, ...], *_: Any, **__: Any) -> Outcome:
+        given.append(task[-1])
+        return Outcome(None, {}, StoppedBy.TIME, 1.0)
+
+    monkeypatch.setattr(formulated, "run_in_worker", found_nothing)
+    found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0))
+    listed = list_schedule(problem)
+    assert listed is not None
+    least = min(listed.makespan(problem), ski_rental_schedule(problem).makespan(problem))
+    assert [given[0].makespan(problem), found.makespan] == [least, least]
+    assert (found.status, found.message) == (
+        Status.FEASIBLE,
+        f"its limit came before the model was built; {formulated._NO_BETTER}",
+    )
+    row = compare({"job": problem}, "slot-free:highs", Limits(seconds=10.0)).rows[0]
+    assert (row.value, row.message) == (least, found.message)
+    plan = make_plan(problem, solver="slot-free:highs", limits=Limits(seconds=10.0))
+    assert plan.maker.message == plan.to_json()["maker"]["message"] == found.message
+    assert "message" not in make_plan(problem, limits=Limits(work=5)).to_json()["maker"]
+    solve(problem, "literal:highs", limits=Limits(seconds=10.0))
+    assert given[-1] is None
+    asked_from = solve(problem, limits=Limits(work=5)).schedule
+    found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0), start=asked_from)
+    assert (given[-1], found.schedule) == (asked_from, asked_from)
+    assert found.message == "its limit came before the model was built"
+
+
+@pytest.mark.parametrize("limit", [{}, {"prefill_token_cap": 300}, {"kv_capacity": 2500}])
+def test_what_a_formulation_begins_from_is_no_worse_than_longest_first(limit: dict[str, int]) -> None:
+    problem = replace(Problem(generate("table3", 0, 60), CostModel.paper(), 10), **limit)  # type: ignore[arg-type]
+    start = formulated._rule_schedule(problem)
+    assert start.check(problem) is None
+    for policy in ("lpt", "lpt-ski"):
+        simulated = simulate(problem, policy_named(policy, problem)).makespan
+        assert start.makespan(problem) <= simulated * (1 + 1e-9), policy
+
+
+def test_a_worse_schedule_of_a_backend_does_not_take_the_place_of_the_start() -> None:
+    problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=2)
+    apart, together = (
+        Schedule(np.array([0, 1]), np.array([0, 1]), np.array([1, 2])),
+        Schedule(np.array([0, 0]), np.array([0, 1]), np.array([3])),
+    )
+    found = LinearResult(Status.FEASIBLE, StoppedBy.TIME, None, None, 99.0, 0.0, "highs", "1")
+    judged = formulated._judged(problem, proven_bound(problem), "highs", found, (apart, together), 0.0)
+    assert judged.schedule is together
+    assert judged.message == "the backend's bound is above a checked schedule"
+    assert judged.bound is not None
+    assert judged.makespan is not None
+    assert judged.bound.seconds <= judged.makespan
 
 
 @pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact", "repaired:highs"])
@@ -130,7 +195,8 @@ def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes(
     idle = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([9, 9]))
     assert idle.check(problem) is not None
     found = LinearResult(Status.FEASIBLE, StoppedBy.TIME, None, None, None, 0.0, "highs", "1")
-    judged = formulated._judged(problem, proven_bound(problem), "highs", found, idle, 0.0)
+    worse = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([3, 2]))
+    judged = formulated._judged(problem, proven_bound(problem), "highs", found, (idle, worse), 0.0)
     assert judged.schedule is not None
     assert judged.schedule.check(problem) is None
     assert judged.schedule.rounds.sum() == problem.rounds.sum()

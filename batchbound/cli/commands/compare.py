@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from ...comparing.instance_library import suite, suites
 from ...comparing.result import Comparison, Measurement
-from ...comparing.runner import Instance, compare, known_solvers, write_text
+from ...comparing.runner import Instance, compare, known_solvers, limits_heeded_by, write_text
 from ...data.files.disk import InputError
 from ...models.formulations.linear_files import read_mps
 from ...solvers.result import Limits
-from ..inputs import add_problem, positive, random_seed, read_inputs, refuse_losses, seconds
+from ..inputs import (
+    add_problem,
+    positive,
+    random_seed,
+    read_inputs,
+    refuse_given,
+    refuse_losses,
+    seconds,
+)
 from ..output import note
 
 DEFAULT_SECONDS = 10.0
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
+
+_LIMITS = {"time_limit": "seconds", "work": "work", "seed": "seed", "threads": "threads"}
+"""Options of limits, by the fields that they become."""
 
 OUTPUTS = ("csv", "markdown", "profile", "over_time")
 """Options that name a file to write."""
@@ -79,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         near = get_close_matches(unknown, known_solvers(), n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known_solvers())}."
         raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
+    _refuse_unheeded(args, solvers)
     instances = _instances(args)
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     limits = Limits(seconds=limit, work=args.work, threads=args.threads, seed=args.seed)
@@ -88,6 +101,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print()
     return 0
+
+
+def _refuse_unheeded(args: argparse.Namespace, solvers: Sequence[str]) -> None:
+    """Raise InputError if a limit is given that none of the solvers heeds."""
+    heeded = frozenset[str]().union(*map(limits_heeded_by, solvers))
+    unheeded = [name for name, field in _LIMITS.items() if field not in heeded]
+    where = f"on {', '.join(solvers)}"
+    refuse_given(args, unheeded, where, "Leave it out.", usual={"seed": 0, "threads": 1})
 
 
 def _report(row: Measurement) -> None:

@@ -113,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
+    if plan.maker.message:
+        note(f"{plan.maker.solver}: {plan.maker.message}")
     for place in _beyond(plan):
         note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"

@@ -85,7 +85,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas",
         type=positive,
-        default=1,
         metavar="N",
         help="engines, each a Ray actor (default: as many as the plan is for)",
     )

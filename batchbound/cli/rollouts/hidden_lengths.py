@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
 from ...data.problem import Problem
-from ...data.readers.tables import is_table, read_column
+from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
@@ -25,7 +24,8 @@ from ...planning.hidden import (
     simulate_told,
 )
 from ...planning.history import History, earlier_completions
-from ..inputs import at_least_zero, each_once, positive, read_inputs, refuse_given
+from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs, refuse_given
+from ..output import note
 from ..reporting import print_rows
 
 if TYPE_CHECKING:
@@ -105,21 +105,26 @@ def refuse_without_effect(args: argparse.Namespace) -> None:
         refuse_given(args, _ONLY_STEPS, "without --steps")
     else:
         refuse_given(args, ("swap", "trace"), "beside --steps")
+        if not entry.takes_known:
+            # Of one step the history also says what to expect.
+            hint = f"Leave it out, or say --policy {CHOSEN}."
+            refuse_given(args, ("history",), f"on the policy {name} beside --steps", hint)
     if args.swap is not None and not entry.takes_swap:
         raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
 
 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
     """Simulate, and return the trace of a single step and what the policy reaches."""
-    problem = read_inputs(args, keep_arrivals=args.steps is None).problem
+    inputs = read_inputs(args, keep_arrivals=args.steps is None)
+    problem = inputs.problem
     if args.swap is not None and not has_groups(problem):
         message = "--swap has no effect: what runs gives way by its group, and no group has two requests"
         raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
     history = History(tuple(earlier_completions(path) for path in each_once(args.history or ())))
     if args.steps is None:
-        trace, found = _one(args, problem, history)
+        trace, found = _one(args, problem, history, _longest(inputs))
         return [trace], found
-    return [], _several(args, problem, history)
+    return [], _several(args, problem, history, _longest(inputs))
 
 
 def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
@@ -130,9 +135,11 @@ def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
         print_rows(_rows(found))
 
 
-def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[Trace, dict[str, Any]]:
+def _one(
+    args: argparse.Namespace, problem: Problem, history: History, longest: int | None
+) -> tuple[Trace, dict[str, Any]]:
     """Return the trace of a step, and what is said of it."""
-    name, longest = args.policy or CHOSEN, _longest(args, problem)
+    name = args.policy or CHOSEN
     known = history.known(problem, longest)
     trace = simulate_hidden(problem, name, known, args.swap)
     first, told = simulate_hidden(problem, "fcfs"), simulate_told(problem)
@@ -160,18 +167,20 @@ def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[
     return trace, found
 
 
-def _several(args: argparse.Namespace, problem: Problem, history: History) -> dict[str, Any]:
+def _several(
+    args: argparse.Namespace, problem: Problem, history: History, longest: int | None
+) -> dict[str, Any]:
     """Return what is said of several steps."""
     if not is_table(args.workload):
         message = "--steps is for a table of lengths, that has a column of steps"
         raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")
-    step = numbered(read_column(args.workload, args.steps))
+    step = read_steps(args.workload, args.steps)
     if len(step) != len(problem):
         raise InputError(
             "rows were left out, so that steps fit no more", file=args.workload, hint="Give whole rows."
         )
     name = args.policy or CHOSEN
-    known, truth = history.known(problem, _longest(args, problem)), problem.workload.output_tokens
+    known, truth = history.known(problem, longest), problem.workload.output_tokens
     try:
         way = Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv)
         ran = simulate_hidden_steps(problem, step, way, name, known)
@@ -196,11 +205,21 @@ def _several(args: argparse.Namespace, problem: Problem, history: History) -> di
     }
 
 
-def _longest(args: argparse.Namespace, problem: Problem) -> int | None:
-    """Return the decode steps after which every completion is cut, if the user says."""
-    if args.longest_completion is None:
-        return None
-    return max(1, int(args.longest_completion) - int(problem.prefill_emits_first_token))
+def longest_stated(inputs: Inputs) -> int | None:
+    """Return the tokens that no completion is longer than, by the option and by what requests state."""
+    caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
+    stated = [cap for cap in caps if cap is not None]
+    most = max(stated) if stated and len(stated) == len(caps) else inputs.job.lengths.longest
+    if any(cap != most for cap in caps):
+        reach = "go on for ever" if most is None else f"reach {most:,}"
+        note(f"some requests state fewer tokens: what to expect is said as if every one might {reach}")
+    return most
+
+
+def _longest(inputs: Inputs) -> int | None:
+    """Return the decode steps after which every completion is cut, if anybody says."""
+    most = longest_stated(inputs)
+    return None if most is None else max(1, most - int(inputs.problem.prefill_emits_first_token))
 
 
 def _rows(found: Mapping[str, Any]) -> list[Row]:

@@ -16,7 +16,7 @@ from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import lengths_by_name
-from ...data.readers.tables import read_column
+from ...data.readers.tables import read_steps
 from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
@@ -24,7 +24,7 @@ from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, t
 from ...solvers.result import Limits
 from ..inputs import Inputs, each_once, provenance_of, read_inputs, refuse_given
 from ..reporting import print_rows
-from .hidden_lengths import add_way
+from .hidden_lengths import add_way, longest_stated
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
@@ -144,7 +144,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
             history,
             Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
             policy=args.policy,
-            longest=args.longest_completion,
+            longest=longest_stated(inputs),
             limits=Limits(seconds=args.time_limit, seed=args.seed),
             provenance=provenance_of(inputs, args.output),
         )
@@ -174,12 +174,11 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
     if inputs.job.digest is None or Path(args.workload).is_dir():
         message = "--steps COLUMN is for a file, whose rows or lines say of which step they are"
         raise InputError(message, file=args.workload, hint="Give a number of steps.")
-    labels = read_column(args.workload, args.steps)
-    if inputs.job.records:
-        # A line may ask for several completions, all of its step.
-        row = {line: k for k, line in enumerate(dict.fromkeys(one.line for one in inputs.job.records))}
-        labels = [labels[row[one.line]] for one in inputs.job.records]
-    return numbered(labels)
+    step = read_steps(args.workload, args.steps)
+    if not inputs.job.records:
+        return step
+    # A line may ask for several completions, all of its step.
+    return step[numbered(one.line for one in inputs.job.records)]
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
