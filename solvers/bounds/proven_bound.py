@@ -103,10 +103,9 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
         if packing.value > counts.rounds:
             counts = counts.with_packing(packing)
             differences = differences.with_counts(counts)
-        if len(differences.lengths):
-            _refute(differences, pricing, stage)
+        enough = not len(differences.lengths) or _refute(differences, pricing, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
-        stands = found.seconds <= best.seconds and time.perf_counter() < stage
+        stands = enough and found.seconds <= best.seconds and time.perf_counter() < stage
         best = max(best, found, key=lambda bound: bound.seconds)
         if stage >= end or stands:
             break
@@ -144,12 +143,13 @@ def _memory_rules(problem: Problem, counts: Counts) -> bool:
     return counts.rounds > MEMORY_RULES * int(machine_loads(problem.rounds, packed, counts.slots).max())
 
 
-def _refute(differences: Differences, pricing: IntervalPricing, deadline: float) -> None:
-    """Refute the cheapest numbers of stages and rounds until they stand."""
+def _refute(differences: Differences, pricing: IntervalPricing, deadline: float) -> bool:
+    """Refute the cheapest numbers of stages and rounds until they stand; return if there was time for all."""
     _price_intervals(differences, pricing, deadline)
-    _refute_ends(differences, deadline)
+    enough = _refute_ends(differences, deadline)
     while _refute_packings(differences, deadline):
-        _refute_ends(differences, deadline)
+        enough = _refute_ends(differences, deadline)
+    return enough
 
 
 def _price_intervals(differences: Differences, pricing: IntervalPricing, deadline: float) -> None:
@@ -179,19 +179,21 @@ def _refute_packings(differences: Differences, deadline: float) -> bool:
     return differences.refuted is not before
 
 
-def _refute_ends(differences: Differences, deadline: float) -> None:
-    """Add what ends of slots waste until the cheapest counts stand."""
+def _refute_ends(differences: Differences, deadline: float) -> bool:
+    """Add what ends of slots waste until the cheapest counts stand; return whether there was time for all."""
     lengths = differences.lengths
-    if len(lengths) < 2 or lengths[-1] > LONGEST or time.perf_counter() >= deadline:
-        return
+    if len(lengths) < 2 or lengths[-1] > LONGEST:
+        return True
+    if time.perf_counter() >= deadline:
+        return False
     ends = SlotEnds(lengths, differences.numbers, differences.slots)
     while True:
         cheapest = differences.cheapest()
         case = differences.weakest(cheapest.stages)
         near = [waste.prices for waste in differences.ends[: -NEAR - 1 : -1]]
-        waste = refute_case(ends, case, differences.charge(case.values), near, deadline)
+        waste, enough = refute_case(ends, case, differences.charge(case.values), near, deadline)
         if waste is None:
-            return
+            return enough
         differences.ends = [*differences.ends, waste]
 
 

@@ -29,9 +29,9 @@ DEFLECTION = 1.5
 
 def refute_case(
     ends: SlotEnds, case: EndCase, charge: int, near: Sequence[EndPrices], deadline: float
-) -> EndWaste | None:
+) -> tuple[EndWaste | None, bool]:
     """
-    Return a waste that refutes a case, or None if none was found.
+    Return a waste that refutes a case, or None if none was found, and whether there was time to look for it.
 
     Subgradient ascent with the step that would reach the waste needed if it went straight (Polyak 1969), its
     directions deflected from going back and forth (Camerini, Fratta and Maffioli 1975).
@@ -55,7 +55,7 @@ def refute_case(
     for point in _points(near, ends.longest, charge, mirror):
         waste = ends.relaxed(point.prices(case.rounds, mirror))
         if case.refuted_by(waste):
-            return waste
+            return waste, True
         if best is None or case.lacking(waste) < case.lacking(best[0]):
             best = waste, point
         steps += 1
@@ -63,16 +63,16 @@ def refute_case(
         now = time.perf_counter()
         left = 0 if near else STEPS - steps
         if now + left * (now - begun) / steps > deadline:
-            return None
+            return None, False
     assert best is not None, "there are prices to start from"
     waste, point = best
     while steps < STEPS and time.perf_counter() < deadline:
         point = point.ascended(ends, case, waste, mirror)
         waste = ends.relaxed(point.prices(case.rounds, mirror))
         if case.refuted_by(waste):
-            return waste
+            return waste, True
         steps += 1
-    return None
+    return None, steps >= STEPS
 
 
 def _points(near: Sequence[EndPrices], longest: int, charge: int, mirror: IntArray) -> list[_Point]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import time
 from dataclasses import replace
 from itertools import combinations
 
@@ -143,8 +145,8 @@ def test_no_schedule_wastes_less_than_prices_prove_and_some_waste_no_more(tries:
         left_and_right |= {(rounds - int(x)) % ends.longest for x in points[1:-1]}
         case = EndCase(rounds, wasted + 1, values, len(left_and_right - {0}), late)
         charge = int(rng.integers(0, 4))
-        assert refute_case(ends, case, charge, [], np.inf) is None, (points, served)
-        met += refute_case(ends, replace(case, needed=wasted), charge, [], np.inf) is not None
+        assert refute_case(ends, case, charge, [], np.inf) == (None, True), (points, served)
+        met += refute_case(ends, replace(case, needed=wasted), charge, [], np.inf)[0] is not None
     assert met >= 3, "an argument that proves no schedule's waste is worth little"
 
 
@@ -185,7 +187,7 @@ def raised(problem: Problem, stages: int) -> tuple[int, int]:
         values = case.values
         differences.charge(values)
     without = case.rounds
-    while waste := refute_case(ends, case, differences.charge(case.values), [], np.inf):
+    while waste := refute_case(ends, case, differences.charge(case.values), [], np.inf)[0]:
         differences.ends = [*differences.ends, waste]
         case = differences.weakest(stages)
     return without, case.rounds
@@ -228,6 +230,24 @@ def test_ends_raise_the_bound_at_the_papers_size() -> None:
     assert bound.source == "difference set and ends"
     assert bound.seconds > difference_set_bound(problem).seconds + 0.02
     assert verify_bound(problem, bound) is None
+
+
+def test_what_a_stage_of_a_proof_has_no_time_for_is_looked_for_in_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadlines: list[float] = []
+
+    def no_time(*given: object) -> tuple[None, bool]:
+        assert isinstance(given[-1], float)
+        deadlines.append(given[-1])
+        return None, False
+
+    module = importlib.import_module("batchbound.solvers.bounds.proven_bound")
+    monkeypatch.setattr(module, "refute_case", no_time)
+    monkeypatch.setattr(module, "FIRST_STAGE", 10.0)
+    begun = time.perf_counter()
+    proven_bound(Problem(generate("table3", 1, 60), CostModel.paper(), 8), seconds=1000.0)
+    assert deadlines[-1] >= begun + 1000.0
 
 
 def claiming(ends: list[dict[str, object]]) -> Bound:
