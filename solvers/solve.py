@@ -75,7 +75,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem))
+    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem, seconds))
     shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)

@@ -133,7 +133,7 @@ def _best_of_states(
 ) -> ExactOutcome:
     """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
     left = _left(limits, deadline, 0)
-    if can_search_from_the_end(problem):
+    if can_search_from_the_end(problem, left.seconds):
         first = best_from_the_end(problem, left, start)
     elif can_leave_out_roundless(problem):
         share = None if left.seconds is None else ROUNDLESS_SHARE * left.seconds
