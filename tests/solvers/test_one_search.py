@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +194,19 @@ def test_a_schedule_is_in_hand_before_the_bound_is_begun(monkeypatch: pytest.Mon
     assert found.schedule.check(problem) is None
     assert found.bound is not None
     assert found.bound.seconds <= found.schedule.makespan(problem)
+
+
+def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unique = np.unique
+
+    def along_no_axis(values: Any, **more: Any) -> Any:
+        assert more.get("axis") is None
+        return unique(values, **more)
+
+    monkeypatch.setattr(np, "unique", along_no_axis)
+    assert solve(PROBLEMS["scarce"], limits=Limits(work=20)).schedule is not None
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
