@@ -120,6 +120,8 @@ def best_by_enumeration(
         search.run()
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
+    except KeyboardInterrupt:
+        stopped_by = StoppedBy.INTERRUPT
     steps += search.steps
     left = _left(limits, deadline, steps)
     if stopped_by is StoppedBy.GAVE_UP and can_list_states(problem):
@@ -142,7 +144,7 @@ def _best_of_states(
             first = replace(first, stopped_by=StoppedBy.GAVE_UP)
     else:
         return best_by_states(problem, left, start)
-    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):
+    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
     left = _left(limits, deadline, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:

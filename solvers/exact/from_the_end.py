@@ -137,6 +137,8 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
         stopped_by = StoppedBy.PROOF if search.tight else StoppedBy.GAVE_UP
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
+    except KeyboardInterrupt:
+        stopped_by = StoppedBy.INTERRUPT
     return ExactOutcome(search.best, stopped_by, search.steps, "orders")
 
 
