@@ -123,6 +123,14 @@ class _Asked:
             self.slots, self.batched_tokens or _BUDGET, self.kv_tokens, self.block_tokens or 16
         )
 
+    def proven(self, limits: EngineLimits) -> EngineLimits:
+        """Return limits to prove a bound of: what the caller does not state is as roomy as can be."""
+        return replace(
+            limits,
+            batched_tokens=_NO_LIMIT if self.batched_tokens is None else limits.batched_tokens,
+            block_tokens=1 if self.block_tokens is None else limits.block_tokens,
+        )
+
 
 def audit(
     run: str | os.PathLike[str],
@@ -318,10 +326,9 @@ def _timed(asked: _Asked) -> Audit:
     """Return what a run lost whose requests' times are known."""
     ran = read_timed_requests(asked.path)
     limits = asked.stated("times of requests do")
-    sequences, known = Sequences(ran.prompt, ran.output), asked.batched_tokens is not None
+    sequences, proven = Sequences(ran.prompt, ran.output), asked.proven(limits)
     job = TimedJob(sequences, np.arange(len(sequences)), ran.start, ran.last, ran.first)
-    tables = _by_order(sequences, limits, budget_known=known)
-    proven = limits if known else replace(limits, batched_tokens=_NO_LIMIT)
+    tables = _by_order(sequences, limits, proven)
     return _with_seconds(tables, job, limits, proven)
 
 
@@ -329,7 +336,7 @@ def _lengths(asked: _Asked) -> Audit:
     work = read_lengths(asked.path)
     limits = asked.stated("a table of lengths does")
     sequences = Sequences(work.input_tokens, work.output_tokens)
-    tables = _by_order(sequences, limits, budget_known=asked.batched_tokens is not None)
+    tables = _by_order(sequences, limits, asked.proven(limits))
     return Audit(tables, runs=_simulated(simulated_orders(sequences, limits, orders_of(sequences))))
 
 
@@ -349,7 +356,7 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     work = ran.workload
     order = np.argsort(work.arrival, kind="stable")
     sequences = Sequences(work.input_tokens[order], work.output_tokens[order])
-    tables = _by_order(sequences, limits, budget_known=True)
+    tables = _by_order(sequences, limits, limits)
     if profile is not None:
         seconds, lost = _in_seconds(ran, limits, profile)
         spans = _under_way("the run", ran.first_token, ran.finished)
@@ -404,9 +411,9 @@ def _in_seconds(
 
 
 def _by_order(
-    sequences: Sequences, limits: EngineLimits, *, budget_known: bool
+    sequences: Sequences, limits: EngineLimits, proven: EngineLimits
 ) -> dict[str, Mapping[str, object]]:
-    found = order_audit(sequences, limits, budget_known=budget_known)
+    found = order_audit(sequences, limits, proven)
     _confirm(verify_iterations(found.sequences, found.limits, found.bound))
     return {
         "iterations, all requests there at the start": {

@@ -324,6 +324,21 @@ def numbered(labels: Iterable[Hashable]) -> IntArray:
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
+def numbered_rows(*columns: IntArray) -> IntArray:
+    """
+    Return a number for each row of some columns, the same for the same, in the order of the rows.
+
+    ``numpy.unique`` along an axis does as much, but turns an interrupt into a TypeError.
+    """
+    order = np.lexsort(columns[::-1])
+    new = np.zeros(len(order), dtype=np.bool_)
+    for column in columns:
+        new[1:] |= np.diff(column[order]) != 0
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.cumsum(new)
+    return number
+
+
 def _refuse(wrong: npt.NDArray[np.bool_], column: npt.NDArray[Any], name: str, rule: str) -> None:
     rows = np.flatnonzero(wrong)
     if rows.size:

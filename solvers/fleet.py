@@ -143,11 +143,16 @@ def plan_fleet(
     """
     limits = Limits(seconds=10.0) if limits is None else limits
     search = _FleetSearch(fleet, limits, groups, keep)
-    search.share_out(shares)
-    if shares is None and groups is None:
-        search.offer_rules()
-    stopped_by = search.improve()
-    search.try_rules(search.left)
+    try:
+        search.share_out(shares)
+        if shares is None and groups is None:
+            search.offer_rules()
+        stopped_by = search.improve()
+        search.try_rules(search.left)
+    except KeyboardInterrupt:
+        if not search.is_shared_out:
+            raise
+        stopped_by = StoppedBy.INTERRUPT
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
     optimal = bound.proves(makespan)
@@ -215,6 +220,11 @@ class _FleetSearch:
     def _late(self) -> bool:
         """Return whether no seconds are left."""
         return self.left <= 0
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether there is a schedule."""
+        return bool(self._shares)
 
     def schedule(self) -> FleetSchedule:
         """Return the best schedule found."""
@@ -305,7 +315,7 @@ class _FleetSearch:
 
     def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
         """Share the requests out in one way, again while what the replicas lost shows a better one."""
-        lost, best = np.zeros(len(self._busy)), np.inf
+        lost, best, first = np.zeros(len(self._busy)), np.inf, not self._shares
         shares: list[_Share] = []
         for _ in range(FEEDBACKS):
             begun = time.perf_counter()
@@ -315,11 +325,14 @@ class _FleetSearch:
             if latest >= best * WORTH:
                 break
             best, shares = latest, tried
+            if first:
+                # An interrupt finds it here.
+                self._shares = shares
             lost = self._lost(shares)
             if self.left < 2 * (time.perf_counter() - begun):
                 break
         shares = self._exchanged(shares)
-        if not self._shares or _latest(shares) < _latest(self._shares):
+        if first or _latest(shares) < _latest(self._shares):
             self._shares = shares
 
     def _exchanged(self, shares: list[_Share], packed: bool = False) -> list[_Share]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -75,7 +76,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem))
+    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem, seconds))
     shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
@@ -91,6 +92,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         if few and seconds is not None and not ours.proves(found.makespan):
             left = max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
             enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
+            interrupted = enumerated.stopped_by is StoppedBy.INTERRUPT
     except KeyboardInterrupt:
         # Users of a solver expect the best schedule so far; without any there is nothing to hand back.
         if search.incumbent.schedule is None:
@@ -121,8 +123,12 @@ def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result
 
 def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
-    ours, left = bound_within(problem, limits.seconds)
-    found = best_by_enumeration(problem, replace(limits, seconds=left), start)
+    # What is handed back after an interrupt before the enumeration, which then hands back its own best.
+    first = ski_rental_schedule(problem) if start is None else start
+    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "packings"), trivial_bound(problem)
+    with suppress(KeyboardInterrupt):
+        ours, left = bound_within(problem, limits.seconds)
+        found = best_by_enumeration(problem, replace(limits, seconds=left), start)
     bound = _bound_after(problem, found, ours)
     return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
 

@@ -92,16 +92,10 @@ def compare(
         If there is no solver of a name, an own solver's schedule or values break a rule, or its bound is
         above a solution that breaks none.
     TypeError
-        If an own solver returns something else than it should.
+        If an own solver has no label, or returns something else than it should.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
-    chosen: Mapping[str, Solver]
-    if isinstance(solvers, str):
-        solvers = [solvers]
-    chosen = solvers if isinstance(solvers, Mapping) else {name: name for name in solvers}
-    for solver in chosen.values():
-        if isinstance(solver, str) and solver not in known_solvers():
-            raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(known_solvers())}")
+    chosen = _labelled(solvers)
     rows: list[Measurement] = []
     for name, given in instances.items():
         instance = _posed(given)
@@ -137,6 +131,22 @@ def known_solvers() -> list[str]:
 def limits_heeded_by(solver: str) -> frozenset[str]:
     """Return the fields of :class:`Limits` that have an effect on what :func:`compare` knows by a name."""
     return frozenset() if solver.startswith(POLICY) else limits_heeded(solver)
+
+
+def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[str, Solver]:
+    """Return solvers by their labels, each a known name or the caller's own."""
+    labelled: dict[str, Solver] = {}
+    if isinstance(solvers, Mapping):
+        labelled.update(solvers)
+    else:
+        for name in [solvers] if isinstance(solvers, str) or callable(solvers) else solvers:
+            if not isinstance(name, str):
+                raise TypeError(f"the solver {name!r} has no label; give it one: {{'mine': ...}}")
+            labelled[name] = name
+    for solver in labelled.values():
+        if isinstance(solver, str) and solver not in known_solvers():
+            raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(known_solvers())}")
+    return labelled
 
 
 def _posed(given: Instance) -> Problem | Fleet | LinearModel:

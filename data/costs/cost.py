@@ -126,7 +126,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 def refuse_impossible_costs(costs: DataclassInstance) -> None:
     """
-    Refuse coefficients that no cost can have.
+    Refuse coefficients that no cost can have, and make floats of the others, as a file has them.
 
     Parameters
     ----------
@@ -145,3 +145,4 @@ def refuse_impossible_costs(costs: DataclassInstance) -> None:
             raise ValueError(
                 f"{name} is {value!r}; it must be finite and not negative (at most {LONGEST_TIME:g})"
             )
+        object.__setattr__(costs, field.name, float(value))

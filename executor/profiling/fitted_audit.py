@@ -71,10 +71,13 @@ def fitted_audit(
     if fit is None:
         return None
     rates, work = fit.rates, needed_work(job.sequences, proven)
-    least = proven_rates(rates, put_back=job.sequences.may_run_short(proven))
+    least = proven_rates(rates, put_back=any(map(job.sequences.may_run_short, (limits, proven))))
     replay = replay_at(job, limits, rates)
     done = Work(*replay.work.sum(0).tolist())
     simulated, bound = float(replay.run.finished.max()), least.seconds(work)
+    # Rounded: an engine that never stood still waited for nothing.
+    idle = waited(simulated, float(replay.run.seconds.sum()))
+    more = rates.iterations * (done.iterations - work.iterations)
     again = rates.seconds(replace(done, iterations=0)) - least.seconds(replace(work, iterations=0))
     return FittedAudit(
         fit=fit,
@@ -84,10 +87,10 @@ def fitted_audit(
         bound=bound,
         iterations=iteration_bound(job.sequences, proven),
         losses={
-            BEYOND: job.makespan - simulated,
-            # Rounded: an engine that never stood still waited for nothing.
-            WAITED: waited(simulated, float(replay.run.seconds.sum())),
-            ITERATIONS: rates.iterations * (done.iterations - work.iterations),
+            # With what was rounded, so that all of them add up.
+            BEYOND: job.makespan - bound - idle - more - again,
+            WAITED: idle,
+            ITERATIONS: more,
             AGAIN: again,
         },
         orders={name: replay_at(job, limits, rates, np.asarray(order)) for name, order in orders.items()},

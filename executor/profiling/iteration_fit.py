@@ -74,7 +74,8 @@ class IterationFit:
         Seconds of an iteration, and per unit of its work; none is negative.
     error
         Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None for
-        a job too short to leave some out, whose one rate is of an iteration whatever is in it.
+        a job too short to leave some out, whose one rate is of an iteration whatever is in it, and for one
+        that took no time.
     marks
         Moments at which the server's clock was compared.
     """
@@ -180,7 +181,8 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
     Parameters
     ----------
     work, seconds
-        Up to each mark, shapes (marks, 6) and (marks,); None where there are too few to leave some out.
+        Up to each mark, shapes (marks, 6) and (marks,); None where there are too few to leave some out, or
+        no time passes between them.
     """
     if len(seconds) < LEAST_MARKS:
         return None
@@ -198,7 +200,7 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
             between = work[part[-1]] - work[part[0] - 1]
             miss = took - float(between @ np.array([*rates.rates.values()]))
         missed.append(abs(miss) / took)
-    return float(np.mean(missed))
+    return float(np.mean(missed)) if missed else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,7 +83,9 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     bound = minorant.seconds(work)
     parts = _losses(record, minorant, work)
     idle = waited(simulated, float(record.rows[:, 6].sum()))
-    losses = {MODEL: run.makespan - simulated, WAITED: idle, **parts}
+    # The model's error with what was rounded, so that all of them add up.
+    error = run.makespan - bound - idle - sum(parts.values())
+    losses = {MODEL: error, WAITED: idle, **parts}
     return SecondsAudit(run.makespan, simulated, bound, minorant, iteration_bound(sequences, limits), losses)
 
 

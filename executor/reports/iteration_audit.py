@@ -116,7 +116,7 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
     )
 
 
-def order_audit(sequences: Sequences, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
+def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:
     """
     Return what orders of some sequences come to, where nobody counted the iterations of one.
 
@@ -124,10 +124,9 @@ def order_audit(sequences: Sequences, limits: EngineLimits, *, budget_known: boo
     ----------
     sequences, limits
         What is computed, in the order it was sent, and on which engine.
-    budget_known
-        As of :func:`audit_iterations`.
+    proven
+        The engine's limits as far as they are known, for the bound.
     """
-    proven = limits if budget_known else replace(limits, batched_tokens=_NO_LIMIT)
     return IterationAudit(
         counted=None,
         bound=iteration_bound(sequences, proven),

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
+from ...data.workload import numbered_rows
 from ..policy import State
 
 
@@ -37,7 +38,7 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
     rounds = np.maximum(problem.rounds, 1)
     of = np.floor(classes * np.log2(rounds.max() / rounds)).astype(np.int64)
-    _, label = np.unique(np.stack((of, group)), axis=1, return_inverse=True)
+    label = numbered_rows(of, group)
     longest = np.zeros(label.max() + 1, dtype=np.int64)
     np.maximum.at(longest, label, problem.rounds)
     return np.lexsort((-problem.rounds, label, -longest[label], of))

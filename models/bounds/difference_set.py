@@ -63,7 +63,8 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, l
     if not exact:
         return most
     among = [0]
-    for joined in range(exact):
+    # While four may be near, one more that joins makes it more, by one more than its other points and two.
+    for joined in range(max(0, exact - 3), exact):
         others = points - 2 * exact + joined
         if others >= 0:
             near = others * (others - 1) // 2 + others * min(4, exact + 1 - joined) + exact - 1 - joined

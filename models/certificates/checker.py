@@ -433,7 +433,7 @@ def _difference_seconds(
             for spans in range(number + 1):
                 if spans * longest >= needed:
                     break
-                work.spend(rounds // longest + spans + len(relaxed) + len(claims.refuted) + len(claims.ends))
+                work.spend(1 + len(relaxed) + len(claims.refuted) + len(claims.ends))
                 near = _near_in_chain(number, longest, rounds)
                 if spans > 0:
                     beside = _near_in_chain(number, longest + late + 1, rounds) - spans
@@ -484,11 +484,9 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     chain two steps apart are too far apart to matter; any other point is too far from all of the chain but
     the point before it and the two after.
     """
-    near, reached, chain = (stages + 1) * stages // 2, 0, 0
-    while reached <= rounds:
-        near -= chain
-        reached, chain = reached + distance, chain + 1
-    return max(0, near - max(0, stages - chain) * max(0, chain - 2))
+    chain = rounds // distance + 1
+    far = chain * (chain - 1) // 2 + max(0, stages - chain) * max(0, chain - 2)
+    return max(0, (stages + 1) * stages // 2 - far)
 
 
 def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
@@ -500,7 +498,8 @@ def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
     one and of its neighbours are near at all. The ends of spans are near each other across a gap only.
     """
     most = 0
-    for gaps in range(spans):
+    # From two gaps on, one more takes a point away, and with it more pairs than it adds.
+    for gaps in range(min(3, spans)):
         ends = spans + 1 + gaps
         others = stages + 1 - ends
         if others < 0:

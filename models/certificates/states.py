@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-
-import numpy as np
+from typing import NamedTuple
 
 from ...data.problem import Problem
 from .claims import RefutedError, Work
@@ -20,7 +20,7 @@ STEPS = 30
 Waiting = tuple[int, ...]
 """Requests of each kind that wait."""
 UnderWay = tuple[tuple[int, int], ...]
-"""Rounds left and tokens held of each request under way, ascending."""
+"""Rounds left and tokens held of each request under way, ascending; 0 tokens where capacity never matters."""
 
 
 def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
@@ -29,10 +29,12 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
 
     From each state right before a prefill stage (which requests wait, what those under way have left and
     hold, seconds spent) every stage that fits is tried, and after it every number of rounds until the next
-    one; where the KV capacity never matters only those at which a request ends, as a stage after no end could
-    be earlier. Two stages with no round between them are one, unless a token cap, a bend or a request of no
-    rounds stands against it. States from which slots, KV tokens, the longest request and the cost of stages
-    leave no way to be cheaper are left out.
+    one; where the KV capacity matters no more only those at which a request ends, as a stage after no end
+    could be earlier. Two stages with no round between them are one, unless a token cap, a bend or a request
+    of no rounds stands against it. Where only slots are scarce and stages cost the same however full they
+    are, requests differ by their rounds alone, and no slot stays free while one waits that could begin.
+    States are left out in which nothing that waits has room, and those from which slots, KV tokens, the
+    longest request and the cost of stages leave no way to be cheaper.
 
     Parameters
     ----------
@@ -61,6 +63,26 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
                         layer[rest, after] = total
 
 
+class _Kind(NamedTuple):
+    """
+    Requests alike.
+
+    Parameters
+    ----------
+    rounds, prompt
+        Rounds and prompt tokens of each; no tokens where only the number of stages matters.
+    held, read, peak
+        Tokens that each holds in its first round, reads in all its rounds, and holds at most; 0 where the
+        capacity never matters.
+    """
+
+    rounds: int
+    prompt: int
+    held: int = 0
+    read: int = 0
+    peak: int = 0
+
+
 class _Tries:
     """Everything that could lead to less than so many seconds."""
 
@@ -69,31 +91,65 @@ class _Tries:
         self.cost, self.slots = cost, problem.slots
         self.capacity, self.cap = problem.kv_capacity or math.inf, problem.prefill_token_cap or math.inf
         first = int(problem.prefill_emits_first_token)
-        kinds = Counter((n, p) for n, p in np.stack([problem.rounds, problem.prompt_tokens]).T.tolist())
-        self.kinds = [(n, p, p + first, tokens_read(n, p + first)) for n, p in sorted(kinds)]
-        self.everyone: Waiting = tuple(kinds[n, p] for n, p, _, _ in self.kinds)
-        self.facts = functools.cache(self._facts)
-        rounds, read, _, _ = self.facts(self.everyone)
+        requests = [
+            _Kind(n, p, p + first, tokens_read(n, p + first), max(p, p + first + n - 1))
+            for n, p in zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True)
+        ]
         # Slot-rounds and tokens read cost the same whatever the schedule, so only the rest is counted.
+        rounds, tokens, _, read, _ = map(sum, zip(*requests, strict=True))
         self.limit = seconds - cost.decode_per_slot * rounds - cost.decode_per_kv_token * read
-        peaks = sorted(max(p, held + n - 1) for n, p, held, _ in self.kinds for _ in range(kinds[n, p]))
-        self.scarce = sum(peaks[-self.slots :]) > self.capacity
-        bends = cost.prefill_per_token_beyond > 0
-        self.at_once = self.cap < math.inf or bends or any(n == 0 for n, _, _, _ in self.kinds)
+        self.scarce = sum(sorted(each.peak for each in requests)[-self.slots :]) > self.capacity
+        bends = cost.prefill_per_token_beyond > 0 and min(self.cap, tokens) > cost.prefill_bend
+        no_rounds = any(each.rounds == 0 for each in requests)
+        self.at_once = self.cap < math.inf or bends or no_rounds
+        alike = not (self.scarce or self.cap < math.inf or bends or cost.prefill_floor > 0)
+        self.fills = alike and not no_rounds
+        if alike:
+            # All stages together have the tokens of all prompts.
+            self.limit -= cost.prefill_per_token * tokens
+        if not self.scarce:
+            requests = [_Kind(each.rounds, 0 if alike else each.prompt) for each in requests]
+        self.grows = int(self.scarce)
+        kinds = Counter(requests)
+        self.kinds = sorted(kinds)
+        self.everyone: Waiting = tuple(kinds[kind] for kind in self.kinds)
+        self.facts = functools.cache(self._facts)
+        self.least_room = functools.cache(self._least_room)
 
     def waits(self, waiting: Waiting, busy: UnderWay, spent: float) -> Iterator[tuple[UnderWay, float]]:
         """Yield those under way and the seconds spent after each number of rounds worth trying."""
         if self.at_once:
             yield busy, spent
-        longest = busy[-1][0] if busy else 0
-        for rounds in range(1, longest + 1) if self.scarce else sorted({left for left, _ in busy}):
-            after = tuple((left - rounds, held + rounds) for left, held in busy if left > rounds)
+        tried: Sequence[int] = sorted({left for left, _ in busy})
+        if busy and self._may_be_full(waiting, busy):
+            tried = range(tried[0] if len(busy) == self.slots else 1, tried[-1] + 1)
+        for rounds in tried:
+            after = tuple((left - rounds, held + self.grows * rounds) for left, held in busy if left > rounds)
             total = spent + self.cost.decode_base * rounds
             self.work.spend(STEPS)
             if self.hopeless(waiting, after, total):
                 return
-            if len(after) < self.slots:
+            if len(after) < self.slots and self._has_room(waiting, after):
                 yield after, total
+
+    def _may_be_full(self, waiting: Waiting, busy: UnderWay) -> bool:
+        """Return whether the requests under way and those that wait could hold more than the capacity."""
+        if not self.scarce:
+            return False
+        peaks = [held + left - 1 for left, held in busy]
+        for count, kind in zip(waiting, self.kinds, strict=True):
+            peaks += [kind.peak] * count
+        return sum(heapq.nlargest(self.slots, peaks)) > self.capacity
+
+    def _has_room(self, waiting: Waiting, busy: UnderWay) -> bool:
+        """Return whether one of the fewest rounds and tokens of those that wait has room beside others."""
+        rounds, held = self.least_room(waiting)
+        return rounds == 0 or self._holds(tuple(sorted((*busy, (rounds, held)))))
+
+    def _least_room(self, waiting: Waiting) -> tuple[int, int]:
+        """Return the fewest rounds of a request that waits, and the fewest tokens that one holds at first."""
+        wait = [kind for count, kind in zip(waiting, self.kinds, strict=True) if count]
+        return min(kind.rounds for kind in wait), min(kind.held for kind in wait)
 
     def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
         """Return whether nothing that goes on from here is cheaper."""
@@ -111,20 +167,20 @@ class _Tries:
 
     def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
         """Return the rounds, the tokens read, the longest request and the least seconds of stages."""
-        wait = [(count, *kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
-        number, tokens = sum(waiting), sum(count * p for count, _, p, _, _ in wait)
+        wait = [(count, kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
+        number, tokens = sum(waiting), sum(count * kind.prompt for count, kind in wait)
         cost, bend = self.cost, self.cost.prefill_bend
-        beyond = sum(count * max(0.0, p - bend) for count, _, p, _, _ in wait)
-        within = sum(count * min(p, bend) for count, _, p, _, _ in wait)
+        beyond = sum(count * max(0.0, kind.prompt - bend) for count, kind in wait)
+        within = sum(count * min(kind.prompt, bend) for count, kind in wait)
         fewest = max(-(-number // self.slots), math.ceil(tokens / min(self.cap, self.capacity)))
         least = math.inf
         for stages in range(fewest, max(number, fewest) + 1):
             seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
             seconds += cost.prefill_per_token_beyond * (beyond + max(0.0, within - stages * bend))
             least = min(least, max(seconds, cost.prefill_floor * stages))
-        work = sum(count * n for count, n, _, _, _ in wait)
-        read = sum(count * each for count, _, _, _, each in wait)
-        return work, read, max((n for _, n, _, _, _ in wait), default=0), least
+        work = sum(count * kind.rounds for count, kind in wait)
+        read = sum(count * kind.read for count, kind in wait)
+        return work, read, max((kind.rounds for _, kind in wait), default=0), least
 
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
@@ -132,17 +188,18 @@ class _Tries:
         """Yield what waits, those under way and the seconds spent after each stage that fits and may pay."""
         room = min(self.cap, self.capacity - sum(held for _, held in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
-        for size in range(1, min(len(kinds), self.slots - len(busy)) + 1):
+        most = min(len(kinds), self.slots - len(busy))
+        for size in range(most if self.fills else 1, most + 1):
             for chosen in dict.fromkeys(combinations(kinds, size)):
                 self.work.spend(STEPS)
-                tokens = sum(self.kinds[kind][1] for kind in chosen)
+                tokens = sum(self.kinds[kind].prompt for kind in chosen)
                 if tokens > room:
                     continue
                 rest = list(waiting)
                 for kind in chosen:
                     rest[kind] -= 1
                 new = [self.kinds[kind] for kind in chosen]
-                after = tuple(sorted([*busy, *((n, held) for n, _, held, _ in new if n)]))
+                after = tuple(sorted([*busy, *((kind.rounds, kind.held) for kind in new if kind.rounds)]))
                 total = spent + self.cost.prefill_seconds(tokens)
                 if not self.hopeless(tuple(rest), after, total) and self._holds(after):
                     yield tuple(rest), after, total

@@ -120,6 +120,8 @@ def best_by_enumeration(
         search.run()
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
+    except KeyboardInterrupt:
+        stopped_by = StoppedBy.INTERRUPT
     steps += search.steps
     left = _left(limits, deadline, steps)
     if stopped_by is StoppedBy.GAVE_UP and can_list_states(problem):
@@ -133,7 +135,7 @@ def _best_of_states(
 ) -> ExactOutcome:
     """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
     left = _left(limits, deadline, 0)
-    if can_search_from_the_end(problem):
+    if can_search_from_the_end(problem, left.seconds):
         first = best_from_the_end(problem, left, start)
     elif can_leave_out_roundless(problem):
         share = None if left.seconds is None else ROUNDLESS_SHARE * left.seconds
@@ -142,7 +144,7 @@ def _best_of_states(
             first = replace(first, stopped_by=StoppedBy.GAVE_UP)
     else:
         return best_by_states(problem, left, start)
-    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):
+    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
     left = _left(limits, deadline, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:

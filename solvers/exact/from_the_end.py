@@ -35,6 +35,8 @@ from .stage_states import can_list_states
 
 MOST_REQUESTS = GROUP_BITS
 """Requests up to which all sets of them are listed."""
+SECONDS_A_SET = 1e-4
+"""What it takes to list a set, about."""
 MOST_STATES = 600_000
 """States of a layer beyond which it gives up: some two hundred bytes each are held."""
 AT_ONCE = 5_000
@@ -51,10 +53,20 @@ TRIED = 30
 """Ends of a search that are made schedules."""
 
 
-def can_search_from_the_end(problem: Problem) -> bool:
-    """Return whether memory can run out, rounds cost something, each request takes one, and they are few."""
+def can_search_from_the_end(problem: Problem, seconds: float | None = None) -> bool:
+    """
+    Return whether memory can run out, rounds cost something, each request takes one, and they are few.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    seconds
+        Time that there is, in which all sets have to be listed; None for no limit.
+    """
     return (
         len(problem) <= MOST_REQUESTS
+        and (seconds is None or SECONDS_A_SET * 2 ** len(problem) <= seconds)
         and problem.memory_can_run_out
         and problem.cost.decode_base > 0
         and bool((problem.rounds > 0).all())
@@ -111,7 +123,10 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
         A schedule to beat.
     """
     deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
-    search = _EndSearch(problem, start, deadline, limits.work)
+    try:
+        search = _EndSearch(problem, start, deadline, limits.work)
+    except LimitReachedError as limit:
+        return ExactOutcome(start, limit.stopped_by, 0, "orders")
     try:
         every, width = search.run(BEAM), WIDTH
         while not every:
@@ -121,6 +136,8 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
         stopped_by = StoppedBy.PROOF if search.tight else StoppedBy.GAVE_UP
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
+    except KeyboardInterrupt:
+        stopped_by = StoppedBy.INTERRUPT
     return ExactOutcome(search.best, stopped_by, search.steps, "orders")
 
 
@@ -163,7 +180,7 @@ class _EndSearch(LimitedSearch):
         self.shapes = Shapes(rounds, first, problem.slots, problem.kv_capacity)
         # In numbers half as long what is placed takes less time.
         self.short = replace(self.shapes, rounds=rounds.astype(np.int32), first=first.astype(np.int32))
-        self.sets = RequestSets(problem, self.shapes, problem.prompt_tokens[self.order])
+        self.sets = RequestSets(problem, self.shapes, problem.prompt_tokens[self.order], self.tick)
         self.loads = SlotLoads(rounds)
         # Of requests alike, the one with the lower number begins first.
         self.twins = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(first) == 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...data.costs.cost import IntArray
 from .columns import all_of, total
+from .outcome import no_limit
 
 AnyIntArray = NDArray[np.signedinteger[Any]]
 
@@ -94,7 +96,7 @@ def in_order(over: IntArray, who: IntArray, *others: IntArray) -> list[IntArray]
     return [np.take_along_axis(column, order, axis=0) for column in (over, who, *others)]
 
 
-def least_rounds(shapes: Shapes) -> IntArray:
+def least_rounds(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntArray:
     """
     Return the fewest rounds in which each set of requests can be served with nothing else, or a lower bound.
 
@@ -109,6 +111,8 @@ def least_rounds(shapes: Shapes) -> IntArray:
     ----------
     shapes
         The requests.
+    tick
+        Called again and again with no steps; raises LimitReachedError where there is no time left.
 
     Returns
     -------
@@ -121,7 +125,10 @@ def least_rounds(shapes: Shapes) -> IntArray:
     done = now = np.zeros(1, dtype=np.int64)
     over, who = np.full((columns, 1), -1), np.zeros((columns, 1), dtype=np.int64)
     for size in range(1, count + 1):
-        parts = [_with(request, shapes, done, now, over, who) for request in range(count)]
+        parts = []
+        for request in range(count):
+            tick(0)
+            parts.append(_with(request, shapes, done, now, over, who))
         done, now = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
         over, who = (np.concatenate([part[place] for part in parts], axis=1) for place in (2, 3))
         rounds = np.full(1 << count, NEVER)
@@ -130,6 +137,7 @@ def least_rounds(shapes: Shapes) -> IntArray:
         # Of too many, those ahead of others are too many as well, mostly.
         if size == count or len(done) > HOPELESS * MOST_ROWS:
             break
+        tick(0)
         kept = _kept(done, now, over, shapes.first[who])
         if len(kept) > MOST_ROWS:
             break

@@ -88,6 +88,10 @@ class LimitReachedError(Exception):
         self.stopped_by = stopped_by
 
 
+def no_limit(steps: int) -> None:
+    """Count nothing: the ``tick`` of what has no limit."""
+
+
 class LimitedSearch:
     """
     An exact search that counts its steps, and ends at a limit.

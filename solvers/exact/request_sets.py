@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from .least_rounds import NEVER, Shapes, least_rounds
+from .outcome import no_limit
 
 PRECISION = 1e-10
 """Relative difference below which two costs are the same."""
@@ -27,6 +28,8 @@ class RequestSets:
         Its requests, the longest first.
     prompts
         Their prompt tokens, shape (requests,).
+    tick
+        Called again and again with no steps; raises LimitReachedError where there is no time left.
 
     Attributes
     ----------
@@ -48,8 +51,10 @@ class RequestSets:
         The requests that may join a set that shares a stage, a bit each, shape (sets,).
     """
 
-    def __init__(self, problem: Problem, shapes: Shapes, prompts: IntArray) -> None:
-        self._cost = problem.cost
+    def __init__(
+        self, problem: Problem, shapes: Shapes, prompts: IntArray, tick: Callable[[int], None] = no_limit
+    ) -> None:
+        self._cost, self._tick = problem.cost, tick
         limits = (problem.prefill_token_cap, shapes.capacity)
         self._most = min(limit for limit in limits if limit is not None)
         self._prompts, self._shapes = prompts.tolist(), shapes
@@ -67,7 +72,7 @@ class RequestSets:
         self.rounds = member @ shapes.rounds
         read = shapes.rounds * shapes.first + shapes.rounds * (shapes.rounds - 1) // 2
         self.tokens_read = member @ read
-        self.least = least_rounds(shapes)
+        self.least = least_rounds(shapes, tick)
         self.fewest = np.where(member, shapes.rounds, NEVER).min(axis=1)
         self.joining = self._joining(member)
 
@@ -105,6 +110,7 @@ class RequestSets:
         least[0] = 0.0
         # The lowest request of a set is in some stage, and what is left has only higher ones.
         for request in reversed(range(len(self._prompts))):
+            self._tick(0)
             having = self.sets[(self.sets & ((2 << request) - 1)) == 1 << request]
             for bits, seconds in stages:
                 if bits & -bits == 1 << request:
@@ -117,6 +123,7 @@ class RequestSets:
         beside = [self.apart]
         having = [(bits, np.flatnonzero((self.sets & bits) == bits)) for bits in together]
         for _ in range(self._shapes.columns):
+            self._tick(0)
             least = beside[-1].copy()
             for bits, rows in having:
                 joined = beside[-1][rows ^ bits] + self.stages[bits] - self.shared

@@ -90,6 +90,8 @@ def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOu
         any(search.run(beam) for beam in (*BEAMS, None))
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
+    except KeyboardInterrupt:
+        stopped_by = StoppedBy.INTERRUPT
     return ExactOutcome(search.best, stopped_by, search.steps, "states")
 
 

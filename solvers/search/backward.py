@@ -9,6 +9,7 @@ what grows. Requests that run back to the same round share a prefill stage.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,23 +99,25 @@ class BackwardSearch:
         ]
         self._best, self._least, self._steps = self._first[0], np.inf, 0
 
-    def step(self) -> Schedule:
-        """Return the schedule of the next settings."""
+    def step(self, late: Callable[[], bool] = lambda: False) -> Schedule | None:
+        """Return the schedule of the next settings, or None once it is late, asked before each request."""
         begins = self._steps < len(self._first)
         settings = self._first[self._steps] if begins else self._best.changed(self._rng)
         self._steps += 1
-        schedule = self._schedule(settings)
+        schedule = self._schedule(settings, late)
+        if schedule is None:
+            return None
         makespan = schedule.makespan(self._problem)
         if makespan <= self._least:
             self._best, self._least = settings, makespan
         return schedule
 
-    def _schedule(self, settings: _Settings) -> Schedule:
+    def _schedule(self, settings: _Settings, late: Callable[[], bool]) -> Schedule | None:
         problem, running = self._problem, self._running
         keys = settings.weight * (settings.shares @ self._rank) + settings.noise
         construction = _Construction(problem, running, keys, round(settings.end * self._fewest))
-        back = construction.ends(settings.stage)
-        return schedule_backwards(problem, running, back)
+        back = construction.ends(settings.stage, late)
+        return None if back is None else schedule_backwards(problem, running, back)
 
 
 def slots_are_scarcer(problem: Problem) -> bool:
@@ -202,7 +205,7 @@ class _Construction:
         self._stages = np.array([self._aim])
         self._tokens: dict[int, int] = {}
 
-    def ends(self, stage_price: float) -> IntArray:
+    def ends(self, stage_price: float, late: Callable[[], bool]) -> IntArray | None:
         """
         Return the round, counted back, in which each request's prefill stage comes, shape (requests,).
 
@@ -210,6 +213,8 @@ class _Construction:
         ----------
         stage_price
             What a stage more costs, in times of its own cost.
+        late
+            Whether there is no time left, asked before each request; then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)
@@ -217,6 +222,8 @@ class _Construction:
         while self._left:
             least = int(self._whole[1, : self._left].min())
             while self._free and self._left and self._held + least <= self._capacity:
+                if late():
+                    return None
                 place, end = self._next(price)
                 rounds, peak, request, prompt = self._whole[:, place].tolist()
                 ends[request] = end

@@ -16,6 +16,7 @@ import numpy as np
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from ...data.workload import numbered_rows
 from .backward import schedule_backwards
 
 MOST_ROUNDS = 200_000
@@ -246,7 +247,9 @@ class Reinsertion:
         base = np.cumsum(np.bincount(at, offset, size + 1) - np.bincount(ends, offset, size + 1))[:size]
         held = np.rint(base).astype(np.int64) + active * self._time
         tokens = np.bincount(at, self._prompt[here], size + 1).astype(np.int64)
-        pairs = np.unique(np.stack((at, self._prefix[here])), axis=1)[1]
+        prefix = self._prefix[here]
+        _, first = np.unique(numbered_rows(at, prefix), return_index=True)
+        pairs = prefix[first]
         shared = int(self._problem.prefix_tokens[pairs[pairs >= 0]].sum())
         state = _State(start, held, active, held.copy(), stage, tokens, begin, end, shared)
         self._raise(state, slice(0, size))

@@ -362,13 +362,13 @@ class ScheduleSearch:
         searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
         spent, found, first_ordered = [0.0, 0.0], [1, 1], best.steps + BEFORE_ORDERS
 
-        def step(_: float) -> Schedule:
+        def step(_: float) -> Schedule | None:
             ordered = len(self._problem) <= MOST_ORDERED and best.steps >= first_ordered
             of = int(ordered and spent[1] / found[1] < spent[0] / found[0])
             begun = self._clock
-            schedule = searches[of].step()
-            better = schedule.makespan(self._problem) < best.makespan
-            if better:
+            schedule = searches[1].step() if of else searches[0].step(self._late)
+            better = schedule is not None and schedule.makespan(self._problem) < best.makespan
+            if schedule is not None and better:
                 schedule = self._merged(schedule)
             spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
             found[of] += better
@@ -411,11 +411,15 @@ class ScheduleSearch:
         assert best.schedule is not None, "a search begins with a schedule"
         end = best.elapsed + MERGE_SHARE * best.left
         if best.progress < 1.0:
-            best.offer(merge_stages(self._problem, best.schedule, lambda: best.elapsed > end))
+            best.offer(merge_stages(self._problem, best.schedule, lambda: best.elapsed > end, wide=True))
+
+    def _late(self) -> bool:
+        """Return whether no seconds are left."""
+        return self.incumbent.left <= 0
 
     def _merged(self, schedule: Schedule) -> Schedule:
         """Return a schedule without the prefill stages that can be given up."""
-        return merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
+        return merge_stages(self._problem, schedule.without_idle_rounds(self._problem), self._late)
 
     def _put_one_by_one(self, walk: BeamSearch | InsertionAnnealing | JoiningAnnealing, share: float) -> None:
         """Search the orders in which few requests are put one by one, for a share of what is left."""

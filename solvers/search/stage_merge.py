@@ -20,7 +20,9 @@ WIDE, WIDE_MOST = 200, 30
 """Both where there is time for it."""
 
 
-def merge_stages(problem: Problem, schedule: Schedule, late: Callable[[], bool] | None = None) -> Schedule:
+def merge_stages(
+    problem: Problem, schedule: Schedule, late: Callable[[], bool] = lambda: False, *, wide: bool = False
+) -> Schedule:
     """
     Return a schedule of no more rounds, with stages of few requests given up where that is possible.
 
@@ -30,12 +32,13 @@ def merge_stages(problem: Problem, schedule: Schedule, late: Callable[[], bool] 
         It keeps every rule, and has no idle rounds. With several stages in one round, or requests of no
         round, it is returned as it is.
     late
-        Whether there is no time left, asked before each stage; then more of them are tried, and farther.
-        None to try few.
+        Whether there is no time left, asked before each stage.
+    wide
+        Whether more of them are tried, and farther.
     """
     if not schedule.rounds.all() or not problem.rounds.all():
         return schedule
-    return _Merger(problem, schedule).schedule(late)
+    return _Merger(problem, schedule).schedule(late, wide)
 
 
 class _Merger:
@@ -55,12 +58,12 @@ class _Merger:
         for request, start in enumerate(self._start):
             self._members.setdefault(start, []).append(request)
 
-    def schedule(self, late: Callable[[], bool] | None) -> Schedule:
+    def schedule(self, late: Callable[[], bool], wide: bool) -> Schedule:
         """Return the schedule that is left once every stage of few requests has been tried."""
-        reach, most = (REACH, MOST) if late is None else (WIDE, WIDE_MOST)
+        reach, most = (WIDE, WIDE_MOST) if wide else (REACH, MOST)
         few = [time for time, members in self._members.items() if len(members) <= most]
         for time in sorted(few, key=lambda time: len(self._members[time])):
-            if late is not None and late():
+            if late():
                 break
             self._give_up(time, reach)
         times, bin_of = np.unique(np.array(self._start), return_inverse=True)

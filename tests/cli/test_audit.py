@@ -201,6 +201,41 @@ def test_the_seconds_of_timed_requests_add_up(tmp_path: Path, capsys: pytest.Cap
     assert found["simulated, all there at the start, longest first"] == pytest.approx(2.0)
 
 
+def test_a_bound_is_of_single_tokens_where_nobody_says_the_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Four requests of a token each: two blocks of 16 hold two of them, 32 tokens all.
+    lengths, times = tmp_path / "lengths.csv", tmp_path / "times.csv"
+    lengths.write_text("id,input_tokens,output_tokens\n" + "".join(f"r{k},1,1\n" for k in range(4)))
+    rows = "".join(f"r{k},1,1,0,1,1\n" for k in range(4))
+    times.write_text(f"id,prompt_tokens,completion_tokens,start,first,last\n{rows}")
+    for run in (lengths, times):
+        words = [str(run), "--slots", "4", "--kv-tokens", "32"]
+        for least, more in ((1, []), (2, ["--block-tokens", "16"])):
+            found = audited(capsys, *words, *more)["iterations, all requests there at the start"]
+            assert next(iter(found.values())) == least
+
+
+def test_the_seconds_lost_add_up_beside_a_wait_of_many_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "r0,1,7,0.7173785053026316,0.7273785053026316,0.7273806053026315\n"
+    rows += "r1,1,7,0.8670137011447426,0.8770137011447426,0.8770158011447425\n"
+    (tmp_path / "run.csv").write_text(f"id,prompt_tokens,completion_tokens,start,first,last\n{rows}")
+    found = audited(capsys, str(tmp_path / "run.csv"), "--slots", "1")["seconds"]
+    parts = [value for name, value in found.items() if name.startswith(("lost", "least"))]
+    assert sum(parts) == pytest.approx(found["measured"], abs=1e-14)
+
+
+def test_the_error_of_a_fit_to_no_time_at_all_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"r{k},1,1,0,0,0\n" for k in range(30))
+    (tmp_path / "run.csv").write_text(f"id,prompt_tokens,completion_tokens,start,first,last\n{rows}")
+    found = audited(capsys, str(tmp_path / "run.csv"), "--slots", "30")["seconds of an iteration, fitted"]
+    assert found["missed of a part that the fit has not seen (share)"] is None
+
+
 def test_no_seconds_are_told_of_a_machine_whose_pace_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from builders import problem_of
 
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
+from batchbound.planning.plan import make_plan
 
 VERSION_1 = Path(__file__).parent / "version_1"
 
@@ -27,6 +33,16 @@ def test_a_plan_of_version_1_loads_and_is_written_as_version_2(
     assert (plan.expected is not None) == (name == "predicted")
     plan.save(tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text())["batchbound_plan"] == 2
+    assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
+
+
+@pytest.mark.parametrize("number", [int, np.int64, np.float32])
+def test_a_plan_of_whole_costs_is_recognised_after_saving(
+    number: Callable[[int], Any], tmp_path: Path
+) -> None:
+    cost = CostModel(number(2), number(0), number(1), number(0))
+    plan = make_plan(problem_of([3], [2], slots=1, cost=cost), solver="lpt-ski")
+    plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
 
 

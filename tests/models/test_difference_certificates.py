@@ -31,7 +31,7 @@ from batchbound.models.certificates.checker import (
 )
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
-from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.bounds.proven_bound import CASE_SECONDS, proven_bound
 
 
 def tiny_problem(seed: int) -> Problem:
@@ -187,7 +187,28 @@ def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str)
     assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
 
 
-@pytest.mark.parametrize(("refuted", "ends", "steps"), [(0, 0, 47), (1, 0, 163), (0, 1, 130), (2, 3, 528)])
+def test_many_requests_on_one_slot_are_bounded_and_checked_in_steps_of_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[int]()
+
+    def counted(*values: Any) -> Any:
+        asked.append(1)
+        return min(*values)
+
+    monkeypatch.setattr("batchbound.models.bounds.difference_set.min", counted, raising=False)
+    useful_differences(2000, longest=7, rounds=14_000, exact=1000)
+    assert len(asked) < 10
+    problem = problem_of([1] * 2000, [7] * 2000, slots=1)
+    bound = difference_set_bound(problem)
+    verified_within(problem, bound, monkeypatch)(Work(10_000))
+    # Where there is no time for that, nothing is looked for.
+    found = proven_bound(problem, seconds=2000 * CASE_SECONDS)
+    assert found.certificate["kind"] == "trivial"
+    assert found.seconds == pytest.approx(bound.seconds)
+
+
+@pytest.mark.parametrize(("refuted", "ends", "steps"), [(0, 0, 46), (1, 0, 162), (0, 1, 129), (2, 3, 527)])
 def test_claims_of_differences_are_checked_in_just_these_steps(
     refuted: int, ends: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

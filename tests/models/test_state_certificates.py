@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import UNIT, limited_problem, problem_of, steps_of
@@ -30,14 +32,14 @@ def test_the_optimum_holds_and_a_little_more_does_not(
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
-        (2004, 4410),
-        (2011, 17280),
+        (2004, 4350),
+        (2011, 15390),
         (2031, 1410),
-        (2037, 15810),
-        (2041, 6720),
-        (2042, 3090),
-        (2054, 4980),
-        (2089, 8010),
+        (2037, 15750),
+        (2041, 6480),
+        (2042, 1320),
+        (2054, 4800),
+        (2089, 7710),
     ],
 )
 def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_less(
@@ -48,13 +50,35 @@ def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_les
     assert steps_of(lambda work: check_no_cheaper(problem, optimum * (1 - 1e-9), work)) == steps
 
 
-@pytest.mark.parametrize(("capacity", "steps"), [(19, 360), (18, 2940)])
+@pytest.mark.parametrize(("capacity", "steps"), [(19, 840), (18, 4140)])
 def test_only_the_ends_of_requests_are_tried_where_the_capacity_just_holds_what_the_slots_can_hold(
     capacity: int, steps: int
 ) -> None:
     # The three of most tokens hold 7, 7 and 5 in their last round.
-    problem = problem_of([3, 3, 1, 1], [5, 5, 5, 5], slots=3, cost=UNIT, kv_capacity=capacity)
+    lengths = [3, 3, 1, 1], [5, 5, 5, 5]
+    problem = problem_of(*lengths, slots=3, cost=UNIT, kv_capacity=capacity, prefill_token_cap=8)
     assert steps_of(lambda work: check_no_cheaper(problem, 12 * (1 - 1e-9), work)) == steps
+
+
+def test_prompts_that_only_slots_keep_apart_are_not_told_apart() -> None:
+    # One slot serves six of the long ones; the other the five others beside them, and then the short ones in
+    # nine stages, the first of which is the last of the first slot's.
+    problem = problem_of(range(1, 21), [280] * 11 + [1] * 9, slots=2, cost=UNIT)
+    check_no_cheaper(problem, (6 * 280 + 6 + 8) * (1 - 1e-9), Work(100_000))
+    with pytest.raises(RefutedError, match=LESS):
+        check_no_cheaper(problem, (6 * 280 + 6 + 8) * (1 + 1e-9), Work(100_000))
+
+
+@pytest.mark.parametrize(
+    "never",
+    [{"kv_capacity": 19}, {"cost": replace(UNIT, prefill_bend=8.0, prefill_per_token_beyond=1.0)}],
+)
+def test_limits_that_never_matter_cost_the_check_no_steps(never: dict[str, Any]) -> None:
+    def steps(**limits: Any) -> int:
+        problem = problem_of([3, 3, 1, 1], [5, 5, 5, 5], slots=3, **{"cost": UNIT, **limits})
+        return steps_of(lambda work: check_no_cheaper(problem, 12 * (1 - 1e-9), work))
+
+    assert steps(**never) == steps()
 
 
 def test_a_prompt_needs_room_beside_what_others_hold_even_if_it_is_done_at_once() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,12 @@ def given(problem: Problem, limits: Limits) -> Result:
     schedule = ski_rental_schedule(problem, order=np.arange(len(problem)))
     makespan = schedule.makespan(problem)
     return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, schedule, makespan, None, 0.5, "given", "mine 1")
+
+
+@pytest.mark.parametrize("solvers", [given, [given], ["search", given]])
+def test_an_own_solver_without_a_label_is_refused_with_the_mend(solvers: Any) -> None:
+    with pytest.raises(TypeError, match=r"has no label; give it one: \{'mine': ...\}"):
+        compare({"one": small(0)}, solvers)
 
 
 def row(instance: str, solver: str, value: float | None, seconds: float = 1.0, **more: object) -> Measurement:

@@ -50,7 +50,9 @@ def test_every_schedule_keeps_every_rule(
         return
     search = BackwardSearch(problem, np.random.default_rng(seed))
     for _ in range(8):
-        assert search.step().without_idle_rounds(problem).check(problem) is None
+        schedule = search.step()
+        assert schedule is not None
+        assert schedule.without_idle_rounds(problem).check(problem) is None
 
 
 def test_what_frees_memory_round_by_round_lets_the_next_one_in() -> None:
@@ -80,4 +82,18 @@ def test_the_same_seed_searches_the_same_schedules() -> None:
     problem = scarce(40, 4, 0)
     one, other = (BackwardSearch(problem, np.random.default_rng(5)) for _ in range(2))
     for _ in range(10):
-        assert one.step().bin_of.tolist() == other.step().bin_of.tolist()
+        made, again = one.step(), other.step()
+        assert made is not None
+        assert again is not None
+        assert made.bin_of.tolist() == again.bin_of.tolist()
+
+
+def test_a_construction_ends_with_the_time() -> None:
+    asked = list[int]()
+
+    def late_at_third_request() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    assert BackwardSearch(scarce(40, 4, 0), np.random.default_rng(5)).step(late_at_third_request) is None
+    assert len(asked) == 3

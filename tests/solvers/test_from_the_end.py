@@ -16,8 +16,14 @@ from batchbound.data.workload import Workload
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.solvers.exact.end_states import over_of, who_of
 from batchbound.solvers.exact.enumeration import best_by_enumeration
-from batchbound.solvers.exact.from_the_end import _EndSearch, best_from_the_end, can_search_from_the_end
+from batchbound.solvers.exact.from_the_end import (
+    SECONDS_A_SET,
+    _EndSearch,
+    best_from_the_end,
+    can_search_from_the_end,
+)
 from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
+from batchbound.solvers.exact.outcome import LimitReachedError
 from batchbound.solvers.result import Limits, StoppedBy
 
 Optimum = Callable[[Problem], float]
@@ -201,6 +207,14 @@ def test_limits_end_it_with_the_best_schedule_so_far() -> None:
     assert found.bound(problem) is None
     assert found.schedule.check(problem) is None
     assert best_from_the_end(problem, Limits(seconds=1e-6), start).stopped_by is StoppedBy.TIME
+
+
+def test_sets_are_not_listed_beyond_a_limit_nor_where_that_takes_all_of_it() -> None:
+    problem = long_problem(0, 12)
+    with pytest.raises(LimitReachedError):
+        _EndSearch(problem, one_by_one(problem), 0.0, None)
+    assert can_search_from_the_end(problem, 2**12 * SECONDS_A_SET)
+    assert not can_search_from_the_end(problem, 2**11 * SECONDS_A_SET)
 
 
 def test_what_it_does_not_take_is_known_beforehand() -> None:

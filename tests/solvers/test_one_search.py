@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
 from batchbound.heuristics.queues.ordered import arrival_order, longest_first
 from batchbound.heuristics.registry import POLICIES
+from batchbound.judging import verify
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.fleet import make_fleet_plan
 from batchbound.planning.plan import make_plan
@@ -193,6 +195,50 @@ def test_a_schedule_is_in_hand_before_the_bound_is_begun(monkeypatch: pytest.Mon
     assert found.schedule.check(problem) is None
     assert found.bound is not None
     assert found.bound.seconds <= found.schedule.makespan(problem)
+
+
+def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unique = np.unique
+
+    def along_no_axis(values: Any, **more: Any) -> Any:
+        assert more.get("axis") is None
+        return unique(values, **more)
+
+    monkeypatch.setattr(np, "unique", along_no_axis)
+    assert solve(PROBLEMS["scarce"], limits=Limits(work=20)).schedule is not None
+
+
+@pytest.mark.parametrize(
+    ("solver", "interrupted"),
+    [
+        ("exact", "bounds.proven_bound.proven_bound"),
+        ("exact", "exact.stage_states._StateSearch.run"),
+        ("exact", "exact.enumeration._Enumeration.run"),
+        ("search", "exact.from_the_end._EndSearch.run"),
+        ("fleet", "search.schedule_search.ScheduleSearch.improve"),
+        ("fleet", "fleet._FleetSearch.offer_rules"),
+    ],
+)
+def test_what_an_interrupt_ends_hands_back_its_best_schedule(
+    solver: str, interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"batchbound.solvers.{interrupted}", interrupt)
+    monkeypatch.setattr("batchbound.solvers.exact.enumeration.FIRST_STATES", 1)
+    few = PROBLEMS["few"]
+    if solver == "fleet":
+        plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))
+    elif "_EndSearch" in interrupted:
+        scarce = Problem(few.workload.select(range(8)), few.cost, few.slots, kv_capacity=700)
+        plan = make_plan(scarce, limits=Limits(seconds=30))
+    else:
+        plan = make_plan(few, solver=solver, limits=Limits(seconds=30))
+    assert plan.maker.stopped_by == StoppedBy.INTERRUPT
+    assert verify(plan) is None
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])

@@ -38,8 +38,15 @@ def test_with_time_for_it_a_stage_of_many_requests_is_given_up() -> None:
     problem = Problem(Workload.from_lengths([1] * 10, [6] * 4 + [2] * 6), COST, slots=10)
     schedule = Schedule.from_bins(problem, [0] * 4 + [1] * 6, [2, 4])
     assert merge_stages(problem, schedule).prefill_stages() == 2
+    assert merge_stages(problem, schedule, lambda: True, wide=True).prefill_stages() == 2
+    assert merge_stages(problem, schedule, wide=True).prefill_stages() == 1
+
+
+def test_no_stage_is_given_up_where_there_is_no_time() -> None:
+    problem = Problem(Workload.from_lengths([1, 1], [6, 2]), COST, slots=2)
+    schedule = Schedule.from_bins(problem, [0, 1], [2, 4])
     assert merge_stages(problem, schedule, lambda: True).prefill_stages() == 2
-    assert merge_stages(problem, schedule, lambda: False).prefill_stages() == 1
+    assert merge_stages(problem, schedule).prefill_stages() == 1
 
 
 def test_a_stage_of_which_one_request_finds_no_other_is_left_as_it_was() -> None:
@@ -67,7 +74,9 @@ def test_nothing_gets_worse_and_every_rule_is_kept(
     )
     if not problem.rounds.any():
         return
-    made = BackwardSearch(problem, np.random.default_rng(seed)).step().without_idle_rounds(problem)
+    made = BackwardSearch(problem, np.random.default_rng(seed)).step()
+    assert made is not None
+    made = made.without_idle_rounds(problem)
     merged = merge_stages(problem, made)
     assert merged.check(problem) is None
     assert merged.prefill_stages() <= made.prefill_stages()

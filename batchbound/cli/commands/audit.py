@@ -37,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kv-tokens", type=positive, metavar="N", help="room for KV cache (default: as RUN says)"
     )
     parser.add_argument(
-        "--block-tokens", type=positive, metavar="N", help="tokens of a block of them (default: as RUN says)"
+        "--block-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens of a block of them (default: as RUN says, else 16 in the simulation and 1 in the bound)",
     )
     parser.add_argument(
         "--iterations",

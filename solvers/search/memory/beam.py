@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ....data.costs.cost import FloatArray, IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
+from ....data.workload import numbered_rows
 from ....models.bounds.least_counts import least_counts
 from ..backward import schedule_backwards, slots_are_scarcer
 
@@ -218,7 +219,7 @@ class BeamSearch:
         self._width = int(np.clip(PLACES // places, NARROWEST, WIDEST))
         cost = problem.cost
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
-        alike = np.unique(np.stack((self._rounds, self._peak, self._prompt)), axis=1, return_inverse=True)[1]
+        alike = numbered_rows(self._rounds, self._peak, self._prompt)
         self._name = np.random.default_rng(0).integers(NAMES, size=count)[alike.ravel()]
         scarcer = problem.kv_capacity is None or slots_are_scarcer(problem)
         first = FIRST if scarcer else FIRST[::-1]
