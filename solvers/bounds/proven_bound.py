@@ -34,6 +34,9 @@ STAGE_GROWTH = 4
 LONGEST = 2048
 """Rounds of a longest request up to which the ends of slots are looked at: a step takes as many."""
 
+WORTH_LONGER = 2
+"""How many times longer a later stage has to be to be tried for what an earlier one had no time for."""
+
 SHARE = 0.3
 """The share of its time that a solver gives to its bound at most."""
 
@@ -109,7 +112,8 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
             differences = differences.with_counts(counts)
         enough = not len(differences.lengths) or _refute(differences, pricing, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
-        stands = enough and found.seconds <= best.seconds and time.perf_counter() < stage
+        settled = enough or end - begun < WORTH_LONGER * (stage - begun)
+        stands = settled and found.seconds <= best.seconds and time.perf_counter() < stage
         best = max(best, found, key=lambda bound: bound.seconds)
         if stage >= end or stands:
             break
