@@ -252,6 +252,29 @@ def test_no_seconds_are_told_of_a_machine_whose_pace_changed(
     assert "seconds" not in json.loads(captured.out)
 
 
+def test_no_seconds_are_told_where_the_fit_proves_more_than_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Prompt tokens take the time, and few iterations have any: at the fitted rates it takes 8.2 s at least.
+    rows = (
+        "17,82,0.2,1.9,4.2",
+        "3,32,1.4,2.2,4.2",
+        "11,14,1.9,3.3,4.2",
+        "9,96,3.3,4.2,4.2",
+        "13,3,4.5,5.8,5.8",
+    )
+    lines = [
+        "id,prompt_tokens,completion_tokens,start,first,last",
+        *(f"r{k},{row}" for k, row in enumerate(rows)),
+    ]
+    table = tmp_path / "times.csv"
+    table.write_text("\n".join(lines) + "\n")
+    assert main(["audit", str(table), "--slots", "8", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "no seconds are told: at the rates fitted to them no run" in captured.err
+    assert "seconds" not in json.loads(captured.out)
+
+
 def test_the_output_of_a_batch_with_metrics_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
