@@ -187,11 +187,7 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     InputError
         If a row has no value in it.
     """
-    raw, unit = _read(path, name)
-    if name not in raw.columns:
-        message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
-        raise NoColumnError(message, file=path, hint="Name one of its columns.")
-    return _Table(path, unit, raw).ids(name).tolist()
+    return _column(path, name)[1]
 
 
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
@@ -203,16 +199,25 @@ def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
     InputError
         As :func:`read_column`, or if a step comes again after another one.
     """
-    raw, unit = _read(path, name)
-    labels = read_column(path, name)
+    table, labels = _column(path, name)
     steps = numbered(labels)
     back = np.flatnonzero(np.diff(steps) < 0)
     if back.size:
         at = int(back[0]) + 1
         what = f"{labels[at]!r} comes again after {labels[at - 1]!r}"
-        where = f"{unit} {raw.index[at]}, column '{name}'"
+        where = f"{table.place(at, table.raw)}, column '{name}'"
         raise InputError(what, file=path, where=where, hint="Put the rows of each step one after another.")
     return steps
+
+
+def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]:
+    """Return a table, and the values of one column of it as texts."""
+    raw, unit = _read(path, name)
+    if name not in raw.columns:
+        message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
+        raise NoColumnError(message, file=path, hint="Name one of its columns.")
+    table = _Table(path, unit, raw)
+    return table, table.ids(name).tolist()
 
 
 def _values(

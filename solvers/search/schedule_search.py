@@ -367,8 +367,10 @@ class ScheduleSearch:
             of = int(ordered and spent[1] / found[1] < spent[0] / found[0])
             begun = self._clock
             schedule = searches[1].step() if of else searches[0].step(self._late)
-            better = schedule is not None and schedule.makespan(self._problem) < best.makespan
-            if schedule is not None and better:
+            if schedule is None:
+                return None
+            better = schedule.makespan(self._problem) < best.makespan
+            if better:
                 schedule = self._merged(schedule)
             spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
             found[of] += better
