@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo style test test-all test-lowest attack site mutants clean
+.PHONY: demo style test test-all test-lowest test-core attack site mutants clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
@@ -27,6 +27,15 @@ test-lowest:
 		--resolution lowest-direct '$(TORCH)' --requirements pyproject.toml \
 		--extra engine --extra predict --extra encoder --extra ray --extra dev
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4 -o filterwarnings=default
+
+# The tests of the compiled search on a build that recomputes its invariants, with sanitizers.
+CORE := solvers/search/core
+CORE_DEBUG := -std=c++17 -O1 -g -DCORE_CHECKS -fsanitize=address,undefined -fno-sanitize-recover=undefined
+test-core: $(VENV)/dev
+	mkdir -p build/core
+	$(CXX) $(CORE_DEBUG) -ffp-contract=off -shared -fPIC -o build/core/libcore.so $(CORE)/core.cpp
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		BATCHBOUND_CORE=build/core/libcore.so $(BIN)/python -m pytest -m "not gpu" tests/solvers/test_compiled_search.py
 
 # Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
 attack: $(VENV)/dev

@@ -14,6 +14,7 @@ from ...data.schedule import Schedule
 from .backward import BackwardSearch, slots_are_scarcer
 from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
+from .core.phases import CompiledSearch, compiled_search_applies
 from .incumbent import Incumbent
 from .memory.beam import BeamSearch, beam_pays
 from .memory.insertion import MOST_REQUESTS, InsertionAnnealing
@@ -286,6 +287,8 @@ class ScheduleSearch:
         best.enough = enough
         if not self._problem.rounds.any():
             self._pack_stages()
+        elif compiled_search_applies(self._problem):
+            CompiledSearch(best, int(self._rng.integers(2**31))).improve()
         elif self._problem.memory_can_run_out:
             self._serve_scarce_memory()
         else:

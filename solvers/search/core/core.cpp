@@ -1,0 +1,62 @@
+// The searches as plain C functions, which Python calls through ctypes.
+
+#include <new>
+
+#include "common.hpp"
+#include "events.hpp"
+#include "ruin_recreate.hpp"
+#include "spans.hpp"
+
+#if defined(_WIN32)
+#define CORE_API extern "C" __declspec(dllexport)
+#else
+#define CORE_API extern "C" __attribute__((visibility("default")))
+#endif
+
+using namespace core;
+
+// Bytes of each structure, by which Python sees that its own ones are the same.
+CORE_API int32_t core_bytes(int32_t structure) {
+  const size_t bytes[] = {sizeof(Job), sizeof(Plan), sizeof(Limits), sizeof(SpanParameters), sizeof(EventParameters),
+                          sizeof(RuinParameters)};
+  return static_cast<int32_t>(bytes[structure]);
+}
+
+// Each search reads the plan that it begins with and overwrites it with the best one. It returns the cost of that
+// in decode steps, infinite if it found none, and sets the moves it made.
+
+// No exception may leave a C function: without memory there is no schedule.
+template <typename Search>
+double best_of(Search& search, Plan& plan, int64_t& moves) {
+  search.run();
+  moves = search.moves();
+  return search.best(plan);
+}
+
+CORE_API double core_spans(const Job* job, const SpanParameters* parameters, const Limits* limits, uint64_t seed,
+                           int32_t end, Plan* plan, int64_t* moves) try {
+  SpanSearch search(*job, *parameters, *limits, seed);
+  if (job->has_memory()) search.hold_memory(parameters->memory_share);
+  search.load(plan->start, plan->slot, end);
+  return best_of(search, *plan, *moves);
+} catch (const std::bad_alloc&) {
+  return kNever;
+}
+
+CORE_API double core_events(const Job* job, const EventParameters* parameters, const Limits* limits, uint64_t seed,
+                            int32_t, Plan* plan, int64_t* moves) try {
+  EventOrders search(*job, *parameters, *limits, seed);
+  search.load(plan->start);
+  return best_of(search, *plan, *moves);
+} catch (const std::bad_alloc&) {
+  return kNever;
+}
+
+CORE_API double core_ruin_recreate(const Job* job, const RuinParameters* parameters, const Limits* limits,
+                                   uint64_t seed, int32_t end, Plan* plan, int64_t* moves) try {
+  RuinRecreate search(*job, *parameters, *limits, seed, end);
+  search.load(plan->start, plan->stage);
+  return best_of(search, *plan, *moves);
+} catch (const std::bad_alloc&) {
+  return kNever;
+}

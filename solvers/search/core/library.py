@@ -1,0 +1,176 @@
+"""The compiled library: where it is, its structures, and calls that Ctrl-C ends."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....data.costs.cost import IntArray
+from .parameters import EventParameters, RuinParameters, SpanParameters
+
+Int32Array = npt.NDArray[np.int32]
+INTS = ctypes.POINTER(ctypes.c_int32)
+MOST = 2**29 - 1
+"""Largest number of steps or tokens that the library counts."""
+
+
+class Job(ctypes.Structure):
+    """``core::Job`` in ``common.hpp``."""
+
+    _fields_ = (
+        ("requests", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+        ("kv_capacity", ctypes.c_int64),
+        ("token_cap", ctypes.c_int64),
+        *((name, INTS) for name in ("steps", "tokens", "held", "group", "shared")),
+        ("groups", ctypes.c_int32),
+        *(
+            (name, ctypes.c_double)
+            for name in ("stage_base", "stage_floor", "per_token", "bend", "per_token_beyond", "step")
+        ),
+    )
+
+
+class Plan(ctypes.Structure):
+    """``core::Plan`` in ``common.hpp``."""
+
+    _fields_ = (("start", INTS), ("stage", INTS), ("slot", INTS))
+
+
+class LimitsStructure(ctypes.Structure):
+    """``core::Limits`` in ``common.hpp``."""
+
+    _fields_ = (
+        ("seconds", ctypes.c_double),
+        ("enough", ctypes.c_double),
+        ("moves", ctypes.c_int64),
+        ("stop", INTS),
+        ("cpu_seconds", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+Parameters = SpanParameters | EventParameters | RuinParameters
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """
+    Return the compiled library, or None where the installation could not build it.
+
+    ``BATCHBOUND_CORE`` names another build, with sanitizers say.
+    """
+    beside = [Path(__file__).with_name(f"_core{suffix}") for suffix in EXTENSION_SUFFIXES]
+    named = os.environ.get("BATCHBOUND_CORE")
+    for path in [Path(named)] if named else beside:
+        if path.exists():
+            return _checked(ctypes.CDLL(str(path.resolve())))
+    return None
+
+
+def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
+    """Return the library with the types of its functions, if it was built from these sources."""
+    doubles = ctypes.sizeof(ctypes.c_double)
+    expected = [ctypes.sizeof(structure) for structure in (Job, Plan, LimitsStructure)]
+    expected += [doubles * len(fields(kind)) for kind in (SpanParameters, EventParameters, RuinParameters)]
+    if [core.core_bytes(k) for k in range(len(expected))] != expected:
+        raise RuntimeError("the compiled search is of another version: install batchbound again")
+    for name in ("core_spans", "core_events", "core_ruin_recreate"):
+        function = getattr(core, name)
+        function.restype = ctypes.c_double
+        function.argtypes = [
+            ctypes.POINTER(Job),
+            ctypes.c_void_p,
+            ctypes.POINTER(LimitsStructure),
+            ctypes.c_uint64,
+            ctypes.c_int32,
+            ctypes.POINTER(Plan),
+            ctypes.POINTER(ctypes.c_int64),
+        ]
+    return core
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Limits of one search: seconds, moves or both, a makespan that ends it, and the seed of its moves."""
+
+    seconds: float = math.inf
+    moves: int | None = None
+    enough: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A search's best plan: first step and stage of each request; the cost is infinite if there is none."""
+
+    start: Int32Array
+    stage: Int32Array
+    cost: float
+    moves: int
+    interrupted: bool
+
+
+def pointer(column: Int32Array) -> Any:
+    """Return the address of a column as C wants it."""
+    return column.ctypes.data_as(INTS)
+
+
+def call(
+    name: str, job: Job, parameters: Parameters, allowance: Allowance, plan: Sequence[IntArray], end: int
+) -> Found:
+    """
+    Run one of the searches from a plan: first step, stage and slot of each request, and the last step.
+
+    The makespan that is enough counts in decode steps here, without what is the same in every schedule.
+
+    An interrupt ends the search, and is left to the caller to raise again.
+    """
+    core = library()
+    assert core is not None, "phases apply only where there is a library"
+    start, stage, slot = (np.array(column, dtype=np.int32) for column in plan)
+    values = astuple(parameters)
+    stop, moves = ctypes.c_int32(0), ctypes.c_int64(0)
+    # Benchmarks make limits count CPU seconds by putting one clock in the place of the other.
+    cpu = int(time.perf_counter is time.process_time)
+    limits = LimitsStructure(allowance.seconds, allowance.enough, allowance.moves or 0, ctypes.pointer(stop), cpu, 0)
+    arguments = (
+        ctypes.byref(job),
+        (ctypes.c_double * len(values))(*values),
+        ctypes.byref(limits),
+        allowance.seed,
+        end,
+        ctypes.byref(Plan(pointer(start), pointer(stage), pointer(slot))),
+        ctypes.byref(moves),
+    )
+    costs: list[float] = []
+    interrupted = _interruptible(lambda: costs.append(getattr(core, name)(*arguments)), stop)
+    return Found(start, stage, costs[0], moves.value, interrupted)
+
+
+def _interruptible(search: Callable[[], None], stop: ctypes.c_int32) -> bool:
+    """Run a search and return whether Ctrl-C ended it; Python sees a signal only outside of C."""
+    if threading.current_thread() is not threading.main_thread():
+        search()
+        return False
+    thread = threading.Thread(target=search, name="batchbound search", daemon=True)
+    interrupted = False
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            interrupted, stop.value = True, 1
+    return interrupted

@@ -1,0 +1,129 @@
+"""Jobs and schedules as the compiled searches see them, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ....data.costs.cost import IntArray
+from ....data.problem import Problem
+from ....data.schedule import Schedule
+from .library import MOST, Allowance, Found, Job, Parameters, call, pointer
+
+
+class CompiledJob:
+    """
+    A problem's requests with decode steps as C arrays; the others are added to schedules afterwards.
+
+    Parameters
+    ----------
+    problem
+        The problem; without its KV capacity if ``memory`` is false.
+    """
+
+    def __init__(self, problem: Problem, *, memory: bool) -> None:
+        self.problem = problem
+        self.members: IntArray = np.flatnonzero(problem.rounds > 0)
+        cost = problem.cost
+        group = problem.prefix_of[self.members]
+        # What is kept of shared prompts is computed once in any schedule.
+        tokens = problem.own_tokens[self.members]
+        if problem.keeps_every_prefix:
+            group = np.full_like(group, -1)
+        columns = (problem.rounds[self.members], tokens, problem.kv_at_start[self.members], group)
+        shared = problem.prefix_tokens if len(problem.prefix_tokens) else np.zeros(1)
+        self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
+        self.job = Job(
+            len(self.members),
+            problem.slots,
+            (problem.kv_capacity or 0) if memory else 0,
+            problem.prefill_token_cap or 0,
+            *map(pointer, self._columns),
+            len(problem.prefix_tokens),
+            cost.prefill_base,
+            cost.prefill_floor,
+            cost.prefill_per_token,
+            cost.prefill_bend,
+            cost.prefill_per_token_beyond,
+            cost.decode_base,
+        )
+
+    def search(self, name: str, parameters: Parameters, allowance: Allowance, schedule: Schedule) -> Found:
+        """Run a search from a schedule."""
+        starts = schedule.starts
+        stage = schedule.bin_of[self.members]
+        plan = (starts[stage], stage, schedule.slot_of[self.members])
+        end = int((starts[stage] + self.problem.rounds[self.members]).max())
+        allowance = replace(allowance, enough=self._steps(allowance.enough, schedule))
+        return call(name, self.job, parameters, allowance, plan, end)
+
+    def _steps(self, seconds: float, schedule: Schedule) -> float:
+        """Return a makespan in decode steps, without the seconds that are the same in every schedule."""
+        problem, cost = self.problem, self.problem.cost
+        _, decode = schedule.stage_seconds(problem)
+        fixed = float(decode.sum()) - cost.decode_base * len(decode)
+        fixed += cost.prefill_per_token * float(problem.prompt_pieces.sum())
+        return (seconds - fixed) / cost.decode_base
+
+    def schedule(self, found: Found) -> Schedule | None:
+        """Return the schedule that a search found, or None if it found none."""
+        if not np.isfinite(found.cost):
+            return None
+        problem, members = self.problem, self.members
+        stages, stage = np.unique(found.stage, return_inverse=True)
+        times = np.zeros(len(stages), dtype=np.int64)
+        times[stage] = found.start
+        end = int((found.start + problem.rounds[members]).max())
+        if len(members) == len(problem):
+            return Schedule.from_bins(problem, stage, np.diff(np.append(times, end)))
+        bin_of = np.full(len(problem), -1, dtype=np.int64)
+        bin_of[members] = stage
+        times = np.append(times, _add_without_steps(problem, bin_of, times, end))
+        return Schedule.from_bins(problem, bin_of, np.diff(np.append(times, end)))
+
+
+def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end: int) -> IntArray:
+    """Give the requests of no decode step, -1 in ``bin_of``, bins with room; return the times of new ones."""
+    rounds, prompts, held = problem.rounds, problem.prompt_tokens, problem.kv_at_start
+    placed = np.flatnonzero(bin_of >= 0)
+    begins = times[bin_of[placed]]
+    ends = begins + rounds[placed]
+    slots, tokens, memory = [], [], []
+    for k, time in enumerate(times.tolist()):
+        runs = (bin_of[placed] < k) & (ends > time)
+        joins = bin_of[placed] == k
+        slots.append(problem.slots - int(runs.sum() + joins.sum()))
+        tokens.append(int(prompts[placed[joins]].sum()))
+        grown = held[placed[runs]] + time - begins[runs]
+        memory.append(int(grown.sum() + prompts[placed[joins]].sum()))
+    cap, capacity = problem.prefill_token_cap, problem.kv_capacity
+    first = 0
+    waiting = np.flatnonzero(bin_of < 0)
+    for request in waiting[np.argsort(-prompts[waiting], kind="stable")].tolist():
+        more = int(prompts[request])
+        k = first
+        while k < len(slots) and not (
+            slots[k] > 0
+            and (cap is None or tokens[k] + more <= cap)
+            and (capacity is None or memory[k] + more <= capacity)
+        ):
+            # Full bins are skipped once and for all.
+            first += int(k == first and slots[k] <= 0)
+            k += 1
+        if k == len(slots):
+            slots.append(problem.slots)
+            tokens.append(0)
+            memory.append(0)
+        slots[k] -= 1
+        tokens[k] += more
+        memory[k] += more
+        bin_of[request] = k
+    return np.full(len(slots) - len(times), end, dtype=np.int64)
+
+
+def countable(problem: Problem) -> bool:
+    """Return whether all steps and tokens are numbers that the library can count."""
+    peak = int(problem.kv_peak.max()) * min(problem.slots, len(problem))
+    return max(int(problem.rounds.sum()), problem.kv_capacity or 0, peak) <= MOST
+
