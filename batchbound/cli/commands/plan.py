@@ -13,6 +13,7 @@ from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
+from ...solvers.search.core.library import library
 from ...solvers.result import Limits, StoppedBy
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
@@ -113,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
+    if plan.maker.solver == DEFAULT_SOLVER and library() is None:
+        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
     if plan.maker.message:
         note(f"{plan.maker.solver}: {plan.maker.message}")
     for place in _beyond(plan):

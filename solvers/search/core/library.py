@@ -25,6 +25,9 @@ INTS = ctypes.POINTER(ctypes.c_int32)
 MOST = 2**29 - 1
 """Largest number of steps or tokens that the library counts."""
 
+POLL_SECONDS = 0.1
+"""Seconds between looks for Ctrl-C, as a signal that another thread receives wakes no waiting one."""
+
 
 class Job(ctypes.Structure):
     """``core::Job`` in ``common.hpp``."""
@@ -165,12 +168,19 @@ def _interruptible(search: Callable[[], None], stop: ctypes.c_int32) -> bool:
     if threading.current_thread() is not threading.main_thread():
         search()
         return False
-    thread = threading.Thread(target=search, name="batchbound search", daemon=True)
-    interrupted = False
-    thread.start()
-    while thread.is_alive():
+    ended, interrupted = threading.Event(), False
+
+    def run() -> None:
         try:
-            thread.join()
+            search()
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, name="batchbound search", daemon=True).start()
+    while True:
+        try:
+            while not ended.wait(POLL_SECONDS):
+                pass
+            return interrupted
         except KeyboardInterrupt:
             interrupted, stop.value = True, 1
-    return interrupted

@@ -94,7 +94,11 @@ class CompiledSearch:
             lowered = spans.balance_share - spans.memory_share + fill
             spans = replace(spans, memory_share=fill, balance_share=lowered)
         spans = replace(spans, hot_steps=heat * spans.hot_steps, hot_stages=heat * spans.hot_stages)
-        return self._run("core_spans", spans, self._allowance(share, parameters.moves_per_work), start)
+        allowance = self._allowance(share, parameters.moves_per_work)
+        if self._curved or fill is not None:
+            # Mean prompts promise what real ones do not keep.
+            allowance = replace(allowance, enough=-math.inf)
+        return self._run("core_spans", spans, allowance, start)
 
     def orders(self, start: Schedule, share: float) -> Schedule | None:
         """Anneal orders placed backward for a share of what is left."""
