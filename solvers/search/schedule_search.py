@@ -17,8 +17,6 @@ from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .memory.beam import BeamSearch, beam_pays
 from .memory.insertion import MOST_REQUESTS, InsertionAnnealing
-from .memory.joining import MOST_JOINED, JoiningAnnealing
-from .order_search import OrderSearch
 from .prefill_only import StageExchange, evenly_packed
 from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
@@ -86,9 +84,6 @@ PACKED_SHARE = 0.3
 MOST_PACKED = 20_000
 """Requests up to which they are: of more, one packing takes half a second and longer."""
 
-JOINING_SHARE = 0.7
-"""The share of the limits in which a dozen requests are put off there, each by itself, before all else."""
-
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
 
@@ -97,12 +92,6 @@ MERGE_SHARE = 0.2
 
 BACKWARD_FEW = 0.1
 """That share where few requests are put one by one afterwards."""
-
-MOST_ORDERED, BEFORE_ORDERS = 2000, 8
-"""
-Requests up to which orders are tried there, as of more one takes half a second and longer, and backward
-constructions before the first, which takes as long as several of them.
-"""
 
 PACKING_SHARE = 0.1
 """The share of the seconds left that packing slots full takes at most."""
@@ -302,9 +291,8 @@ class ScheduleSearch:
             self._try(best.seconds + OVERTIME * best.seconds + OVERTIME_SECONDS)
 
     def _pack_stages(self) -> None:
-        """Pack the stages of a job without a decode step and exchange requests; order those that share."""
+        """Pack the prefill stages of a job without a decode step, then exchange requests between them."""
         if len(self._problem.prefix_tokens):
-            self._reorder(1.0)
             return
         best = self.incumbent
         few = len(self._problem) <= MOST_PACKED
@@ -324,10 +312,7 @@ class ScheduleSearch:
             self._put_one_by_one(BeamSearch(self._problem, self._rng), BEAM_SHARE)
         if packing_pays(self._problem):
             self._chain()
-        elif len(self._problem) <= FEW:
-            self._reorder(0.5)
-        if not self._anneal():
-            self._reorder(1.0)
+        self._anneal()
         best.seconds, best.most = limits
 
     def _beam_pays(self) -> bool:
@@ -357,28 +342,16 @@ class ScheduleSearch:
             took = best.elapsed - before
 
     def _serve_scarce_memory(self) -> None:
-        """Construct backwards and in other orders, more of what finds more; then improve on them."""
-        best = self.incumbent
-        searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
-        spent, found, first_ordered = [0.0, 0.0], [1, 1], best.steps + BEFORE_ORDERS
+        """Construct backwards, then improve on the best schedule."""
+        best, backward = self.incumbent, BackwardSearch(self._problem, self._rng)
 
         def step(_: float) -> Schedule | None:
-            ordered = len(self._problem) <= MOST_ORDERED and best.steps >= first_ordered
-            of = int(ordered and spent[1] / found[1] < spent[0] / found[0])
-            begun = self._clock
-            schedule = searches[1].step() if of else searches[0].step(self._late)
-            if schedule is None:
-                return None
-            better = schedule.makespan(self._problem) < best.makespan
-            if better:
-                schedule = self._merged(schedule)
-            spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
-            found[of] += better
-            return schedule
+            schedule = backward.step(self._late)
+            if schedule is None or schedule.makespan(self._problem) >= best.makespan:
+                return schedule
+            return self._merged(schedule)
 
         rounds_cost = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
-        if rounds_cost and len(self._problem) <= MOST_JOINED:
-            self._put_one_by_one(JoiningAnnealing(self._problem, self._rng), JOINING_SHARE)
         few, served = rounds_cost and len(self._problem) <= MOST_REQUESTS, False
         if slots_are_scarcer(self._problem):
             relaxed = self._relax((RELAXED_FEW if few else RELAXED_SHARE, 1.0))
@@ -423,7 +396,7 @@ class ScheduleSearch:
         """Return a schedule without the prefill stages that can be given up."""
         return merge_stages(self._problem, schedule.without_idle_rounds(self._problem), self._late)
 
-    def _put_one_by_one(self, walk: BeamSearch | InsertionAnnealing | JoiningAnnealing, share: float) -> None:
+    def _put_one_by_one(self, walk: BeamSearch | InsertionAnnealing, share: float) -> None:
         """Search the orders in which few requests are put one by one, for a share of what is left."""
 
         def step(done: float) -> Schedule | None:
@@ -506,20 +479,14 @@ class ScheduleSearch:
         else:
             best.offer(walk.schedule())
 
-    def _reorder(self, share: float) -> None:
-        """Search the order in which requests are taken until a share of the limits is used up."""
-        if self.incumbent.progress < share:
-            orders = OrderSearch(self._problem, self._rng)
-            self._until(share, lambda _: orders.step())
-
-    def _anneal(self) -> bool:
-        """Anneal over the stage times and return whether they were few enough; make schedules of the best."""
+    def _anneal(self) -> None:
+        """Anneal over the stage times where they are few enough; make schedules of the best."""
         costs, best = StageCosts.of(self._problem), self.incumbent
         if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
-            return True
+            return
         annealing = self._begun(costs)
         if annealing is None:
-            return False
+            return
         begun, next_rounding = best.progress, FIRST_ROUNDING
         while best.progress < 1.0 - self._reserve:
             best.steps += 1
@@ -533,7 +500,6 @@ class ScheduleSearch:
             self._realise(times, annealing)
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
         self._realise(annealing.walk.times, annealing)
-        return True
 
     def _begun(self, costs: StageCosts) -> StageAnnealing | None:
         """Return an annealing from stages that make a schedule, or from few; None if all have too many."""

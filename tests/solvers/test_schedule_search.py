@@ -395,19 +395,6 @@ def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pyte
     assert search_schedule(problem, iterations=80, seed=0).makespan == long.makespan
 
 
-def test_orders_are_searched_where_stages_are_too_many_to_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    def priced(*given: Any) -> None:
-        raise AssertionError("slots are priced all the same")
-
-    monkeypatch.setattr(schedule_search, "MOST_SPANS", 20)
-    monkeypatch.setattr(stage_annealing, "slot_price", priced)
-    problem = batch_like(4, 120, 20, prefill_token_cap=400)
-    found = search_schedule(problem, iterations=60, seed=0)
-    assert found.iterations == 60
-    assert found.schedule.check(problem) is None
-    assert found.makespan < ski_rental_schedule(problem).makespan(problem)
-
-
 def test_a_start_is_good_enough_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
