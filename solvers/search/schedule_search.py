@@ -22,11 +22,10 @@ from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
 from .stage_split import stages_capped
 from .stages.annealing import FEW, StageAnnealing
-from .stages.rounding import settled
+from .stages.rounding import shift_times
 from .stages.slot_flow import Spans, stretched, whole_slots
 from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
-from .stages.token_caps import stages_within_cap
 from .stages.within_memory import served_within_memory
 from .starts import starts
 
@@ -482,7 +481,9 @@ class ScheduleSearch:
     def _anneal(self) -> None:
         """Anneal over the stage times where they are few enough; make schedules of the best."""
         costs, best = StageCosts.of(self._problem), self.incumbent
-        if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
+        # Stage times know no token cap: the search without the cap has split stages to keep it.
+        capped = self._problem.prefill_token_cap is not None
+        if capped or costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
             return
         annealing = self._begun(costs)
         if annealing is None:
@@ -516,8 +517,7 @@ class ScheduleSearch:
             )
             if annealing is not None and len(annealing.walk.times) > most_stages + 1:
                 return None
-            # Under a cap the first times hardly ever make a schedule, and it takes a while to see that.
-            if annealing is None or self._problem.prefill_token_cap is not None:
+            if annealing is None:
                 break
             if self._realise(annealing.walk.times, annealing) or best.progress > late:
                 break
@@ -563,11 +563,8 @@ class ScheduleSearch:
         """Return a schedule of these stage times that takes whole slots, or None if none is found."""
         split, profile = annealing.split, annealing.profile
         allowed = self._rounding_seconds()
-        if self._problem.prefill_token_cap is not None:
-            capped = stages_within_cap(split.rest, times, profile, allowed)
-            return None if capped is None else split.schedule(capped, np.diff(times))
         flow = whole_slots(times, profile, self._problem.slots, allowed)
         if flow is None:
             return None
-        times, spans = settled(times, *flow, profile)
+        times, spans = shift_times(times, *flow, profile)
         return split.schedule(spans.first[spans.of_requests(flow[1], split.rest.rounds)], np.diff(times))

@@ -48,8 +48,6 @@ def spread_times(
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))
     fewest = max(1, -(-profile.requests // costs.slots))
-    if profile.starts_per_stage is not None:
-        fewest = max(fewest, int(np.ceil(profile.requests / profile.starts_per_stage)))
     tried: list[tuple[float, int, IntArray]] = []
     count = fewest
     while True:
