@@ -15,9 +15,9 @@ from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
 from .bounds.proven_bound import LEAST_LEFT, bound_within
-from .exact.enumeration import FEWEST, best_by_enumeration, can_enumerate
-from .exact.from_the_end import can_search_from_the_end
+from .exact.backward_dp import can_search_backward
 from .exact.outcome import ExactOutcome
+from .exact.small import FEWEST, can_solve_exactly, solve_small
 from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
@@ -75,8 +75,8 @@ def solve(
 def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem, seconds))
+    few = len(problem) <= FEW and seconds is not None and limits.work is None and can_solve_exactly(problem)
+    near = few and (len(problem) <= FEWEST or can_search_backward(problem, seconds))
     shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
@@ -91,7 +91,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         found = search.outcome()
         if few and seconds is not None and not ours.proves(found.makespan):
             left = max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
-            enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
+            enumerated = solve_small(problem, Limits(seconds=left), found.schedule)
             interrupted = enumerated.stopped_by is StoppedBy.INTERRUPT
     except KeyboardInterrupt:
         # Users of a solver expect the best schedule so far; without any there is nothing to hand back.
@@ -125,10 +125,10 @@ def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     # What is handed back after an interrupt before the enumeration, which then hands back its own best.
     first = ski_rental_schedule(problem) if start is None else start
-    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "packings"), trivial_bound(problem)
+    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "states"), trivial_bound(problem)
     with suppress(KeyboardInterrupt):
         ours, left = bound_within(problem, limits.seconds)
-        found = best_by_enumeration(problem, replace(limits, seconds=left), start)
+        found = solve_small(problem, replace(limits, seconds=left), start)
     bound = _bound_after(problem, found, ours)
     return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
 

@@ -215,8 +215,7 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
     [
         ("exact", "bounds.proven_bound.proven_bound"),
         ("exact", "exact.stage_states._StateSearch.run"),
-        ("exact", "exact.enumeration._Enumeration.run"),
-        ("search", "exact.from_the_end._EndSearch.run"),
+        ("search", "exact.backward_dp._EndSearch.run"),
         ("fleet", "search.schedule_search.ScheduleSearch.improve"),
         ("fleet", "fleet._FleetSearch.offer_rules"),
     ],
@@ -228,7 +227,6 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"batchbound.solvers.{interrupted}", interrupt)
-    monkeypatch.setattr("batchbound.solvers.exact.enumeration.FIRST_STATES", 1)
     few = PROBLEMS["few"]
     if solver == "fleet":
         plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))

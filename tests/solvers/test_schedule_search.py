@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from batchbound.solvers.search.constructive import Memory, ski_rental_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages.annealing import StageAnnealing
-from batchbound.solvers.search.stages.level_split import LevelSplit
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import (
     SlotPrice,

@@ -75,7 +75,7 @@ def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slo
 @pytest.mark.parametrize(
     ("solver", "maker"),
     [
-        ("exact", "batchbound.solvers.solve.best_by_enumeration"),
+        ("exact", "batchbound.solvers.solve.solve_small"),
         ("slot-free:cp-sat", "batchbound.solvers.formulated.run_in_worker"),
         ("repaired:highs", "batchbound.solvers.formulated.run_in_worker"),
     ],

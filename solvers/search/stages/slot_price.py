@@ -30,8 +30,8 @@ def slot_price(times: IntArray, profile: LengthProfile) -> SlotPrice | None:
 
     .. math:: \max_{0 = v_0 \le \dots \le v_S = 1} \sum_i \min_{(a, b):\, t_b - t_a \ge n_i} (v_b - v_a)
 
-    The linear programme solved is that of the slots, whose multipliers are the prices: what leaves a stage has
-    entered it, and spans of each length or above hold the requests that need them.
+    The linear programme solved is that of the slots, whose multipliers are the prices: what leaves a stage
+    has entered it, and spans of each length or above hold the requests that need them.
     """
     spans = Spans.between(times, profile)
     if not spans.hold(profile):

@@ -53,7 +53,7 @@ TRIED = 30
 """Ends of a search that are made schedules."""
 
 
-def can_search_from_the_end(problem: Problem, seconds: float | None = None) -> bool:
+def can_search_backward(problem: Problem, seconds: float | None = None) -> bool:
     """
     Return whether memory can run out, rounds cost something, each request takes one, and they are few.
 
@@ -75,7 +75,7 @@ def can_search_from_the_end(problem: Problem, seconds: float | None = None) -> b
     )
 
 
-def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:
+def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:
     r"""
     Return an optimal schedule, or the best one found; ``GAVE_UP`` where a relaxation is not tight.
 
@@ -116,7 +116,7 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     Parameters
     ----------
     problem
-        One that :func:`can_search_from_the_end` accepts.
+        One that :func:`can_search_backward` accepts.
     limits
         Work is in states.
     start
@@ -190,7 +190,7 @@ class _EndSearch(LimitedSearch):
         self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
         self.seconds = best.makespan(problem) - self.constant
         self.dominance = Dominance(self.sets, self.shapes, self.round)
-        self.orders = GroupOrders(self.shapes, self.sets, self.round)
+        self.orders = GroupOrders(self.shapes, self.sets, self.round, self.tick)
         self.relaxed = self.cut = np.inf
         self.kept: list[EndStates] = []
 
