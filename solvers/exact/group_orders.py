@@ -37,7 +37,7 @@ class GroupOrders:
         self._sets, self._round, self._tick = sets, seconds_per_round, tick
 
     def over(self, order: Order, groups: Groups, most: int) -> dict[int, int] | None:
-        """Return the least decode steps back at which groups are over, or None if one begins after ``most``."""
+        """Return the least steps back at which groups are over, or None if one begins after ``most``."""
         over, begins, place = dict.fromkeys(groups.values(), 0), [0] * (len(order) + 1), 0
         while place < len(order):
             request, before = order[place], order[:place]
@@ -87,8 +87,8 @@ class GroupOrders:
         """
         Return 0 if a request fits that begins in a step, else a number of steps in which it does not.
 
-        Once all other groups are over, and its own is delayed with it, nothing shrinks any more: the number is
-        then :data:`NEVER`.
+        Once all other groups are over, and its own is delayed with it, nothing shrinks any more: the number
+        is then :data:`NEVER`.
         """
         group = groups[request]
         ends = max(over[group], now + self._rounds[request])

@@ -20,7 +20,7 @@ from batchbound.solvers.exact.backward_dp import (
     best_by_backward_dp,
     can_search_backward,
 )
-from batchbound.solvers.exact.end_states import over_of, who_of
+from batchbound.solvers.exact.end_states import over_of, request_of
 from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
 from batchbound.solvers.exact.outcome import LimitReachedError
 from batchbound.solvers.exact.small import solve_small
@@ -153,7 +153,7 @@ def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
     shapes, compared = search.shapes, 0
     for states in search.kept[1:-1]:
         for row in range(0, len(states), 3):
-            over, who = over_of(states.slots[:, row]), who_of(states.slots[:, row])
+            over, who = over_of(states.slots[:, row]), request_of(states.slots[:, row])
             for request in np.flatnonzero((int(states.waiting[row]) >> np.arange(7)) & 1):
                 at = int(states.now[row])
                 while True:

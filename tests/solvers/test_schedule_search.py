@@ -16,10 +16,10 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
-from batchbound.solvers.search import schedule_search
 from batchbound.solvers.search.constructive import Memory, ski_rental_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
+from batchbound.solvers.search.stages import search as stage_search
 from batchbound.solvers.search.stages.annealing import StageAnnealing
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import (
@@ -29,7 +29,7 @@ from batchbound.solvers.search.stages.slot_price import (
     slots_by_lengths,
 )
 from batchbound.solvers.search.stages.times import StageCosts, StageTimesSearch, moved
-from batchbound.solvers.search.starts import PATIENCES
+from batchbound.solvers.search.baselines import PATIENCES
 
 SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)
 
@@ -280,7 +280,7 @@ def test_the_search_improves_on_longest_first_with_ski_rental() -> None:
     problem = batch_like(4, 120, 20)
     found = search_schedule(problem, iterations=60, seed=0)
     assert found.makespan < ski_rental_schedule(problem).makespan(problem)
-    times, makespans = zip(*found.improvements, strict=True)
+    times, makespans, _ = zip(*found.trace, strict=True)
     assert list(times) == sorted(times)
     assert list(makespans) == sorted(makespans, reverse=True)
     assert makespans[-1] == found.makespan
@@ -320,7 +320,7 @@ def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytes
         ends.append(int(times[-1]))
         return None if len(ends) <= 2 else whole_slots(times, profile, slots, seconds)
 
-    monkeypatch.setattr(schedule_search, "whole_slots", falling_short)
+    monkeypatch.setattr(stage_search, "whole_slots", falling_short)
     problem = batch_like(4, 120, 20)
     found = search_schedule(problem, iterations=60, seed=0)
     assert ends[:3] == [ends[0], ends[0] + 1, ends[0] + 2], "at least a round, then twice as many"
@@ -373,7 +373,7 @@ def test_the_last_improvement_is_a_schedule_that_decodes_in_every_round(
     problem = Problem(workload, CostModel.paper(), 4, prefill_emits_first_token=emits)
     found = search_schedule(problem, iterations=steps, seed=0)
     assert (found.schedule.active(problem) > 0).all()
-    assert found.improvements[-1][1] == found.makespan
+    assert found.trace[-1][1] == found.makespan
 
 
 def test_no_round_is_idle_before_a_last_stage_of_requests_that_never_decode() -> None:

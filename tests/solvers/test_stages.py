@@ -20,9 +20,9 @@ from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.rounding import round_flow, shift_times
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
-from batchbound.solvers.search.stages.spread import spread_times
+from batchbound.solvers.search.stages.initial_times import initial_times
 from batchbound.solvers.search.stages.times import StageCosts
-from batchbound.solvers.search.starts import PATIENCES, simulated_schedule
+from batchbound.solvers.search.baselines import PATIENCES, simulated_schedule
 
 
 def profile_of(rounds: list[int]) -> LengthProfile:
@@ -37,7 +37,7 @@ def test_spread_stages_rise_from_the_start_to_the_end_and_are_no_more_than_reque
     profile = profile_of(rounds)
     costs = StageCosts(0.02, 0.03, slots, profile.longest)
     end = max(profile.longest, -(-sum(rounds) // slots))
-    for times in spread_times(profile, costs, np.random.default_rng(0), 300):
+    for times in initial_times(profile, costs, np.random.default_rng(0), 300):
         assert times[0] == 0
         assert times[-1] == end
         assert (np.diff(times) >= 0).all()
@@ -49,7 +49,7 @@ def test_uneven_stages_need_fewer_slots_than_even_ones() -> None:
     profile = LengthProfile.of(rounds)
     end = -(-int(rounds.sum()) // 10)
     costs = StageCosts(0.02, 0.03, 10, profile.longest)
-    uneven = next(spread_times(profile, costs, np.random.default_rng(0), 400))
+    uneven = next(initial_times(profile, costs, np.random.default_rng(0), 400))
     even = np.rint(np.linspace(0, end, len(uneven))).astype(np.int64)
     prices = [slot_price(times, profile) for times in (uneven, even)]
     assert prices[0] is not None
@@ -185,4 +185,4 @@ def test_thousands_of_stages_are_not_listed_pair_by_pair() -> None:
     times = np.arange(1_000_000)
     assert Spans.number_between(times, LengthProfile.of(np.array([1, 3]))) == 2_999_994
     costs = StageCosts(1.0, 1.0, 1, 2)
-    assert not list(spread_times(LengthProfile.of(np.full(5000, 2)), costs, np.random.default_rng(0), 1000))
+    assert not list(initial_times(LengthProfile.of(np.full(5000, 2)), costs, np.random.default_rng(0), 1000))

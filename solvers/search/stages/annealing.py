@@ -11,10 +11,10 @@ import numpy as np
 from ....data.costs.cost import IntArray
 from ....data.problem import Problem
 from ..constructive import ski_rental_schedule
+from .initial_times import initial_times
 from .level_split import LevelSplit
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
-from .spread import spread_times
 from .times import StageCosts, StageTimesSearch
 
 HOT, COLD = 0.5, 0.04
@@ -92,7 +92,7 @@ class StageAnnealing:
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.rounds)
         about, widest = most_spans
-        spread = spread_times(profile, costs, rng, about)
+        spread = initial_times(profile, costs, rng, about)
         most = min(widest, about + about // 2), widest
         start = _start_times(split.rest, profile, costs, spread, late, most)
         return None if start is None else cls(problem, costs, rng, split, profile, start)

@@ -9,9 +9,9 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.solvers.exact.small import solve_small
-from batchbound.solvers.search.chains import ChainAnnealing, packing_pays
+from batchbound.solvers.search.slot_sequences import SlotSequences, packing_pays
 from batchbound.solvers.search.schedule_search import search_schedule
-from batchbound.solvers.search.starts import simulated_schedule
+from batchbound.solvers.search.baselines import simulated_schedule
 
 CHEAP_STAGES = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 
@@ -21,7 +21,7 @@ def job(rounds: list[int], slots: int, cost: CostModel = CHEAP_STAGES) -> Proble
 
 
 def best_of(problem: Problem, steps: int, seed: int = 0) -> float:
-    walk = ChainAnnealing(problem, np.random.default_rng(seed), np.inf)
+    walk = SlotSequences(problem, np.random.default_rng(seed), np.inf)
     best = np.inf
     for step in range(steps):
         schedule = walk.step(step / steps)

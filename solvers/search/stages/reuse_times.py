@@ -19,7 +19,7 @@ STRETCHED, STRETCHES = 2e-3, 6
 """Share of all rounds by which stages are first moved apart where whole slots are too few, and how often."""
 
 
-def with_stages_of(problem: Problem, other: Schedule, seconds: float) -> Schedule | None:
+def reuse_times(problem: Problem, other: Schedule, seconds: float) -> Schedule | None:
     """
     Return a schedule at about the stages of another, or None if there is none or limits are in its way.
 

@@ -27,7 +27,7 @@ UNEVEN = 0.5
 """How far a stage is from its place among evenly spread ones at most, in their distances."""
 
 
-def spread_times(
+def initial_times(
     profile: LengthProfile, costs: StageCosts, rng: np.random.Generator, most_spans: int
 ) -> Iterator[IntArray]:
     """
