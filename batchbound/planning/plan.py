@@ -45,7 +45,7 @@ def make_plan(
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
-    result = solve(problem, solver, limits=limits, start=start)
+    result = solve(problem, solver, limits=limits, initial=start)
     if result.schedule is None:
         said = f": {result.message}" if result.message else ""
         raise PlanningError(

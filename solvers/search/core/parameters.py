@@ -202,16 +202,14 @@ class CoreParameters:
     """Share of the time for spans where slots bind."""
     spans_curved_share: float = 0.6
     """That share with a token cap or a bend, where prompts differ."""
-    spans_memory_shares: tuple[float, ...] = (0.5, 0.4, 0.4)
+    spans_memory_shares: tuple[float, ...] = (0.45, 0.5)
     """Shares of what is left for spans under memory; each attempt fills less of it."""
-    memory_step: float = 0.03
+    memory_step: float = 0.06
     """Share of the KV capacity that the next attempt leaves free."""
+    heat_again: float = 0.27
+    """Factor on the temperature of the next attempt."""
     events_requests: int = 200
     """Requests up to which orders are placed backward."""
-    events_share: float = 0.6
-    """Share of the time that this takes."""
-    memory_heats: tuple[float, float] = (1.0, 0.27)
-    """Factors on the temperature of the first of them, and of the others."""
     moves_per_work: int = 20_000
     """Moves of spans that a unit of ``Limits.work`` stands for."""
     ruins_per_work: int = 1000
