@@ -32,6 +32,9 @@ MOST_PACKED = 20_000
 PACKING_SHARE = 0.1
 """Most of the seconds left that packing slots or stages takes."""
 
+FEW_STAGES = 10
+"""Requests a slot up to which stage times are annealed with a linear programme besides spans."""
+
 PLACED_SECONDS = 1e-6
 """Least seconds for each pair of a slot's requests that placing them in stages takes."""
 
@@ -131,6 +134,10 @@ def _slots_alone_bind(problem: Problem) -> bool:
     return _decodes(problem) and not problem.memory_can_run_out and problem.prefill_token_cap is None
 
 
+def _orders_slots(problem: Problem) -> bool:
+    return _slots_alone_bind(problem) and packing_pays(problem) and requests_are_few(problem)
+
+
 def _order_slots(run: SearchRun, budget: Budget) -> None:
     """Pack the slots full, and anneal over which requests follow one another if they are few."""
     problem, best = run.problem, run.best
@@ -174,8 +181,9 @@ def _in_python(applies: Callable[[Problem], bool]) -> Callable[[Problem], bool]:
     return lambda job: not core.is_compiled(job) and applies(job)
 
 
-def _beam_in_core(problem: Problem) -> bool:
-    return _beam_applies(problem)
+def _has_few_stages(problem: Problem) -> bool:
+    """Return whether a programme places stages better than spans do: few of them, of many requests each."""
+    return _anneals_stages(problem) and len(problem) <= FEW_STAGES * problem.slots
 
 
 PHASES = (
@@ -189,10 +197,10 @@ PHASES = (
     ),
     Phase("backward", _in_python(lambda job: _is_scarce(job) and len(job) > FEW), _search_backward),
     Phase("drop_stages", _in_python(lambda job: _is_scarce(job) and len(job) > FEW), _drop_stages),
-    Phase("beam", _beam_in_core, _search_beams),
+    Phase("beam", _beam_applies, _search_beams),
     Phase("insertion", _in_python(_few_under_memory), _anneal_insertion),
-    Phase("slot_sequences", lambda job: _slots_alone_bind(job) and packing_pays(job), _order_slots),
-    Phase("stage_times", _anneals_stages, anneal_stage_times),
+    Phase("slot_sequences", _orders_slots, _order_slots),
+    Phase("stage_times", _has_few_stages, anneal_stage_times),
     Phase("relax_cap", _in_python(_is_capped_alone), relax_cap),
     Phase("python_ruin_recreate", _in_python(_repairs), _ruin_and_recreate),
     Phase("spans", core.only_slots_bind, core.anneal_spans),

@@ -73,7 +73,8 @@ def ruin_and_recreate(run: SearchRun, budget: Budget, parameters: RuinParameters
 
 def _is_curved(problem: Problem) -> bool:
     """Return whether what a stage costs depends on which prompts are in it."""
-    return problem.prefill_token_cap is not None or problem.reaches_bend
+    computes_again = len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
+    return problem.prefill_token_cap is not None or problem.reaches_bend or computes_again
 
 
 def _spans(
