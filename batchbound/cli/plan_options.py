@@ -20,9 +20,9 @@ from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.sweep import device_hours, slots_to_try, sweep
 from ..planning.uncertain import make_robust_plan
+from ..solvers.params import ParamsError, SearchParams
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
-from ..solvers.params import ParamsError, SearchParams
 from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
 from .inputs import Inputs, positive, refuse_given, seconds
 from .output import note

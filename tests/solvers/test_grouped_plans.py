@@ -147,15 +147,6 @@ def test_plans_of_tiny_grouped_problems_are_valid_and_mostly_the_optimum(
     assert optimal >= 10
 
 
-def test_what_an_enumeration_proves_of_a_group_is_derived_again(optimal_makespan: Optimum) -> None:
-    problem = grouped(prefix_cache=100)
-    found = solve(problem, "exact", limits=Limits(work=100_000))
-    assert found.makespan == pytest.approx(optimal_makespan(problem))
-    assert found.bound is not None
-    assert found.bound.proves(found.makespan or 0)
-    assert verify_bound(problem, found.bound) is None
-
-
 def test_a_certificate_that_counts_a_shared_prompt_for_each_request_is_refuted() -> None:
     problem = grouped()
     alone = replace(problem, workload=replace(problem.workload, shared_tokens=np.zeros(5, dtype=np.int64)))

@@ -34,9 +34,9 @@ from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits, solve
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import StoppedBy
+from batchbound.solvers.search.baselines import IN_ONE_PASS, baselines, simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import ScheduleSearch
-from batchbound.solvers.search.baselines import IN_ONE_PASS, baselines, simulated_schedule
 
 BENT = CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3)
 PROBLEMS = {

@@ -16,9 +16,9 @@ from batchbound.heuristics.registry import POLICIES
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
+from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.ruin_recreate import RuinRecreate
-from batchbound.solvers.search.baselines import simulated_schedule
 
 COST = CostModel.paper()
 BENT = CostModel(0.02, 1e-4, 0.03, 1e-4, prefill_bend=30.0, prefill_per_token_beyond=1e-3)

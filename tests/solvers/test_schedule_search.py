@@ -16,6 +16,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.solvers.search.baselines import PATIENCES
 from batchbound.solvers.search.constructive import Memory, ski_rental_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
@@ -29,7 +30,6 @@ from batchbound.solvers.search.stages.slot_price import (
     slots_by_lengths,
 )
 from batchbound.solvers.search.stages.times import StageCosts, StageTimesSearch, moved
-from batchbound.solvers.search.baselines import PATIENCES
 
 SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)
 

@@ -9,9 +9,9 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.solvers.exact.small import solve_small
-from batchbound.solvers.search.slot_sequences import SlotSequences, packing_pays
-from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.baselines import simulated_schedule
+from batchbound.solvers.search.schedule_search import search_schedule
+from batchbound.solvers.search.slot_sequences import SlotSequences, packing_pays
 
 CHEAP_STAGES = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 

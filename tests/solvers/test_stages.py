@@ -16,13 +16,13 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.programme import Programme
+from batchbound.solvers.search.baselines import PATIENCES, simulated_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
+from batchbound.solvers.search.stages.initial_times import initial_times
 from batchbound.solvers.search.stages.rounding import round_flow, shift_times
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
-from batchbound.solvers.search.stages.initial_times import initial_times
 from batchbound.solvers.search.stages.times import StageCosts
-from batchbound.solvers.search.baselines import PATIENCES, simulated_schedule
 
 
 def profile_of(rounds: list[int]) -> LengthProfile:
