@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
     from .planning.steps import known_lengths
-    from .running.options import ModelOptions, RunOptions
-    from .running.run import RunResult, run
-    from .running.server import ServerOptions
-    from .running.server_result import ServerResult
-    from .running.steps import StepResult, run_step
+    from .run_job.on_servers import ServerOptions
+    from .run_job.options import ModelOptions, RunOptions
+    from .run_job.run import RunResult, run
+    from .run_job.server_result import ServerResult
+    from .run_job.steps import StepResult, run_step
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -106,19 +106,19 @@ _HOMES = {
     "IterationPlan": ".data.iteration_plan",
     "Limits": ".solvers.result",
     "MixedJob": ".planning.mixed_job",
-    "ModelOptions": ".running.options",
+    "ModelOptions": ".run_job.options",
     "Partial": ".executor.partial",
     "Plan": ".data.plan",
     "PlannedSteps": ".executor.planned_steps",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
-    "RunOptions": ".running.options",
-    "RunResult": ".running.run",
+    "RunOptions": ".run_job.options",
+    "RunResult": ".run_job.run",
     "Schedule": ".data.schedule",
-    "ServerOptions": ".running.server",
-    "ServerResult": ".running.server_result",
-    "StepResult": ".running.steps",
+    "ServerOptions": ".run_job.on_servers",
+    "ServerResult": ".run_job.server_result",
+    "StepResult": ".run_job.steps",
     "StepsPlan": ".data.lengths.steps_plan",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
@@ -136,8 +136,8 @@ _HOMES = {
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
-    "run": ".running.run",
-    "run_step": ".running.steps",
+    "run": ".run_job.run",
+    "run_step": ".run_job.steps",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

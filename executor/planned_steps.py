@@ -15,13 +15,13 @@ from ..heuristics.rollouts.lengths import NOTHING, Known
 from ..heuristics.rollouts.queues import group_numbers, place_in_group
 from ..heuristics.rollouts.steps import StepsRun
 from .engines.huggingface import vocabulary_of
+from .jobs.steps_job import Ended, LiveSteps, StepsJob
 from .llm import LLM, Completion, Prompt, each_asked
 from .models.endings import Ending
 from .models.faults import RunStoppedError
 from .models.request_rules import ended_by_tokens
 from .models.tokenizers import end_tokens
 from .rollout import Rollout, RolloutSettings, refuse_other_model
-from .runs.steps_job import Ended, LiveSteps, StepsJob
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import calibration_of
-from ..running.server_result import ServerResult
+from ..run_job.server_result import ServerResult
 from .output import note
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from batchbound.data.readers.completions import (
 )
 from batchbound.data.readers.openai_batch import each_sample, read_batch
 from batchbound.data.trace import Trace
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 from batchbound.planning.history import earlier_completions
 
 pytest.importorskip("torch", reason="the engine extra is not installed")

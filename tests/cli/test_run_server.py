@@ -22,13 +22,13 @@ from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.completions import read_completions
 from batchbound.data.readers.server_batch import ServerRequest, read_server_batch
 from batchbound.data.readers.server_run import ServerRun
-from batchbound.executor.engines import server_client
-from batchbound.executor.engines.server_client import Kind, Reply, ServerClient
-from batchbound.executor.engines.server_dispatch import Dispatch, Patience
-from batchbound.executor.runs.journal import Journal
-from batchbound.executor.runs.server_job import ServerJob
-from batchbound.running.run import run
-from batchbound.running.server import ServerOptions
+from batchbound.executor.jobs.journal import Journal
+from batchbound.executor.server import client as server_client
+from batchbound.executor.server.client import Kind, Reply, ServerClient
+from batchbound.executor.server.dispatch import Dispatch, Patience
+from batchbound.executor.server.server_job import ServerJob
+from batchbound.run_job.on_servers import ServerOptions
+from batchbound.run_job.run import run
 
 
 def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
@@ -60,7 +60,7 @@ def text_of(row: Mapping[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait milliseconds where a user would wait seconds; and no proxy stands between us and ourselves."""
-    from batchbound.executor.engines import server_dispatch
+    from batchbound.executor.server import dispatch as server_dispatch
 
     waits = server_dispatch.Patience.wait
     monkeypatch.setattr(server_dispatch.Patience, "wait", lambda *given: waits(*given) / 50)
@@ -203,7 +203,7 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
 def test_a_mistake_of_ours_ends_the_run_instead_of_stopping_it_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from batchbound.executor.engines.server_client import ServerClient
+    from batchbound.executor.server.client import ServerClient
 
     async def send(*_: object) -> None:
         raise ArithmeticError("a mistake")
@@ -233,7 +233,7 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
         if step == "trace":
             patched.setattr(ServerRun, "save", cut_off)
         elif step == "completions":
-            patched.setattr("batchbound.running.server.write_completions", cut_off)
+            patched.setattr("batchbound.run_job.on_servers.write_completions", cut_off)
         else:
             patched.setattr(Journal, "remove", cut_off)
         assert main(run_words(batch, server, "--slots", "4")) == 130
@@ -455,8 +455,8 @@ def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.Captu
 def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int
 ) -> None:
-    from batchbound.executor.engines.server_probe import Watch
-    from batchbound.executor.runs import server_job
+    from batchbound.executor.server import server_job
+    from batchbound.executor.server.probe import Watch
 
     monkeypatch.setattr(server_job, "Watch", lambda client, on_read: Watch(client, 0.01, on_read))
     batch = write_batch(tmp_path / "in.jsonl", [50] * 200)
@@ -470,7 +470,7 @@ def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_m
 def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None:
     """Kill the command with SIGKILL a few completions after each of its starts, then let it end."""
     code = (
-        "import sys; from batchbound.executor.engines import server_dispatch as d; w = d.Patience.wait;"
+        "import sys; from batchbound.executor.server import dispatch as d; w = d.Patience.wait;"
         " d.Patience.wait = lambda *a: w(*a) / 50; from batchbound.cli import main;"
         " sys.exit(main(sys.argv[1:]))"
     )

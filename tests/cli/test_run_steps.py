@@ -22,8 +22,8 @@ from batchbound.data.readers.completions import lengths_by_name
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_sharing
 from batchbound.heuristics.rollouts.steps import simulate_steps
 from batchbound.planning.steps import known_lengths
-from batchbound.running.options import ModelOptions, RunOptions
-from batchbound.running.steps import StepResult, run_step
+from batchbound.run_job.options import ModelOptions, RunOptions
+from batchbound.run_job.steps import StepResult, run_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -169,7 +169,7 @@ def test_a_step_is_over_before_what_to_expect_is_stated_anew(
 
     path, output = written(tmp_path), tmp_path / "answers.jsonl"
     with monkeypatch.context() as patched:
-        patched.setattr("batchbound.running.steps.update_steps_plan", stopped)
+        patched.setattr("batchbound.run_job.steps.update_steps_plan", stopped)
         with pytest.raises(KeyboardInterrupt):
             run_step(path, "tiny:llama", output=output)
     second = run_step(path, "tiny:llama", output=output)
@@ -187,7 +187,7 @@ def test_what_the_steps_came_to_is_stated_though_the_last_was_cut_off_before(
     for _ in range(2):
         run_step(path, "tiny:llama", output=output)
     with monkeypatch.context() as patched:
-        patched.setattr("batchbound.running.steps.update_steps_plan", stopped)
+        patched.setattr("batchbound.run_job.steps.update_steps_plan", stopped)
         with pytest.raises(KeyboardInterrupt):
             run_step(path, "tiny:llama", output=output)
     capsys.readouterr()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchbound.data.files.disk import InputError
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 
 RUN = {"plan": "abc", "model": "tiny"}
 
@@ -44,7 +44,7 @@ def test_a_journal_is_kept_where_files_cannot_be_locked(
     def without_locks(stream: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("batchbound.executor.runs.journal.fcntl.flock", without_locks)
+    monkeypatch.setattr("batchbound.executor.jobs.journal.fcntl.flock", without_locks)
     with Journal(tmp_path / "journal", RUN) as journal:
         journal.append("a", {"text": "mine"})
     assert "cannot be locked (No locks available)" in caplog.text
@@ -136,7 +136,7 @@ def written(path: Path, names: str) -> bytes:
 def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: None)
+    monkeypatch.setattr("batchbound.executor.jobs.journal.os.fsync", lambda _: None)
     path = tmp_path / "journal"
     whole = written(path, "abcd")
     expected = {name: {"text": name * 10} for name in "abcd"}
@@ -194,8 +194,8 @@ def test_answers_are_synced_at_the_interval_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, synced = [100.0], []
-    monkeypatch.setattr("batchbound.executor.runs.journal.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: synced.append(now[0]))
+    monkeypatch.setattr("batchbound.executor.jobs.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchbound.executor.jobs.journal.os.fsync", lambda _: synced.append(now[0]))
     journal = Journal(tmp_path / "journal", RUN)
     begun = len(synced)
     for step in range(10):

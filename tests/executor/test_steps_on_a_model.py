@@ -20,10 +20,10 @@ from batchbound.data.lengths.steps_progress import StepsProgress
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
+from batchbound.executor.jobs.steps_job import Ended, LiveSteps, StepsJob
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.planned_steps import PlannedSteps, ServedStep, planned_rollout_function
-from batchbound.executor.runs.steps_job import Ended, LiveSteps, StepsJob
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths, without_sharing
 from batchbound.heuristics.rollouts.steps import StepsRun, StepsServing
 from batchbound.heuristics.simulator import Progress, Simulator

@@ -16,10 +16,10 @@ from ...data.files.kinds import is_of_kind
 from ...data.lengths.steps_plan import StepsPlan
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
-from ...running.options import RunOptions
-from ...running.run import RunResult
-from ...running.run import run as run_plan
-from ...running.steps import StepsFiles, run_step
+from ...run_job.options import RunOptions
+from ...run_job.run import RunResult
+from ...run_job.run import run as run_plan
+from ...run_job.steps import StepsFiles, run_step
 from .. import INTERRUPTED
 from ..inputs import positive
 from ..interrupts import terminating
@@ -34,8 +34,8 @@ from ..server_options import add_server, refuse_without_server, server_options
 
 if TYPE_CHECKING:
     from ...data.trace import Stage
-    from ...executor.runs.journal import Journal
-    from ...executor.runs.plan_clock import Follower
+    from ...executor.jobs.journal import Journal
+    from ...executor.jobs.plan_clock import Follower
 
 
 TRACE = "trace.jsonl"
@@ -154,7 +154,7 @@ def _serving(args: argparse.Namespace) -> Callable[[argparse.Namespace, list[Jou
 
 def _step_on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
     """Serve the step of a plan that is due, and return the requests failed, which are none, and all."""
-    from ...executor.runs.watchdog import Watchdog
+    from ...executor.jobs.watchdog import Watchdog
 
     refuse_without_server(args)
     refuse_planning(args)
@@ -261,8 +261,8 @@ def _options(args: argparse.Namespace) -> RunOptions:
 @contextmanager
 def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[Stage, int], None]]:
     """Yield what is told of each stage: progress, and a watchdog."""
-    from ...executor.runs.plan_clock import Follower
-    from ...executor.runs.watchdog import Watchdog
+    from ...executor.jobs.plan_clock import Follower
+    from ...executor.jobs.watchdog import Watchdog
 
     with (
         Watchdog(seconds, lambda: _abandon(journal, seconds)) as watchdog,
@@ -315,7 +315,7 @@ def _show_run(result: RunResult, args: argparse.Namespace) -> None:
 @contextmanager
 def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
     """Yield what is told each stage and the requests finished: by the plan, or by requests for a fleet."""
-    from ...executor.runs.plan_clock import Follower, PlanClock
+    from ...executor.jobs.plan_clock import Follower, PlanClock
 
     names = plan.workload.ids.tolist()
     left = [i for i, name in enumerate(names) if name not in journal.finished]
@@ -340,7 +340,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 def _tokens(row: Mapping[str, Any]) -> int:
     """Return the tokens of a completion by its line, or UNKNOWN of one that failed."""
-    from ...executor.runs.learned_lengths import UNKNOWN
+    from ...executor.jobs.learned_lengths import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}
     return int(body.get("usage", {}).get("completion_tokens", UNKNOWN))

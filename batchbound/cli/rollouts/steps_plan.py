@@ -28,7 +28,7 @@ from .hidden_lengths import add_way, longest_stated
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
-    from ...running.steps import StepResult, StepsFiles
+    from ...run_job.steps import StepResult, StepsFiles
 
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (

@@ -14,8 +14,8 @@ from ..data.problem import limit_of
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
+    from ..executor.jobs.job import Job
     from ..executor.processes.engine_spec import EngineSpec
-    from ..executor.runs.job import Job
 
 
 @dataclass(frozen=True, slots=True)

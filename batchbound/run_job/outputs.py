@@ -14,12 +14,12 @@ from ..data.files.disk import InputError
 from ..data.plan import Plan
 from ..data.readers.completions import read_completions
 from ..data.trace import PLANNED, Trace
-from .job import sampling_asked
+from .load import sampling_asked
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
-    from ..executor.runs.job import Job
-    from ..executor.runs.steps_job import StepsJob
+    from ..executor.jobs.job import Job
+    from ..executor.jobs.steps_job import StepsJob
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
@@ -179,7 +179,7 @@ def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -
 
 def is_whole(output: Path, names: Sequence[str]) -> bool:
     """Return whether an output holds the completions of these requests, and no run goes on with it."""
-    from ..executor.runs.job import journal_path
+    from ..executor.jobs.job import journal_path
 
     if journal_path(output).exists() or not output.is_file():
         return False

@@ -20,10 +20,10 @@ from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST, numbered
-from ..engines.server_client import Kind, Reply, ServerClient
-from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
-from ..engines.server_probe import ServerFacts, Watch, probe
-from .journal import Journal
+from ..jobs.journal import Journal
+from .client import Kind, Reply, ServerClient
+from .dispatch import Dispatch, Patience, Served, in_flight_of
+from .probe import ServerFacts, Watch, probe
 
 
 @dataclass(frozen=True, slots=True, eq=False)

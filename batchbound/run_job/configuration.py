@@ -27,7 +27,7 @@ from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..data.costs.layer_profile import LayerProfile
-    from ..executor.runs.job import Job, Outcome
+    from ..executor.jobs.job import Job, Outcome
 
 
 def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
@@ -62,8 +62,8 @@ def serving(
     """Return what serves a plan's job: its configuration if it has one (and no policy), or the job."""
     if plan.configuration is None or options.policy is not None:
         return job.run
+    from ..executor.jobs.configuration_run import run_configuration
     from ..executor.processes.tensor_parallel import check_shared
-    from ..executor.runs.configuration_run import run_configuration
 
     spec = source.spec(job)
     worker = replace(spec, device=options.encode_device or spec.device)
@@ -98,7 +98,7 @@ def _changed(
     iterations: IntArray,
 ) -> PlannedConfiguration | None:
     """Return the configuration for the lengths observed, and say so; None to keep the running one."""
-    from ..executor.runs.configuration_run import MOST_GROWTH
+    from ..executor.jobs.configuration_run import MOST_GROWTH
 
     begun = time.perf_counter()
     drift = LengthDrift.of(running, iterations)

@@ -27,15 +27,15 @@ from ..data.readers.completions import (
 )
 from ..heuristics.rollouts.queues import group_numbers
 from ..planning.steps import history_of, update_steps_plan
-from .job import load_steps_job, prompts_path, sampling_asked
+from .load import load_steps_job, prompts_path, sampling_asked
 from .options import ModelOptions, RunOptions
 from .outputs import model_identity
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
+    from ..executor.jobs.journal import Journal
+    from ..executor.jobs.steps_job import Ended, LiveSteps, StepsJob
     from ..executor.models.prompts import Prompts
-    from ..executor.runs.journal import Journal
-    from ..executor.runs.steps_job import Ended, LiveSteps, StepsJob
 
 Watching = Callable[[int, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
 """Around a step, told what is left and its journal: yields what is told each stage and how many finished."""
@@ -223,8 +223,8 @@ class _Step:
 
     def run(self, identity: Mapping[str, object], watching: Watching | None) -> StepResult | None:
         """Serve it, and write what is to be kept."""
-        from ..executor.runs.journal import Journal
-        from ..executor.runs.steps_job import LiveSteps
+        from ..executor.jobs.journal import Journal
+        from ..executor.jobs.steps_job import LiveSteps
 
         steps, place = LiveSteps(self._job, self._progress), self._places()
         if steps.over:
@@ -271,7 +271,7 @@ class _Step:
 
     def _keep(self, journal: Journal, one: Ended) -> None:
         """Put a finished completion on disk."""
-        from ..executor.runs.job import answer_of
+        from ..executor.jobs.job import answer_of
 
         record = self._prompts.records[one.request]
         line: dict[str, Any] = answer_of(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from ...data.readers.server_batch import ServerRequest
-from .server_client import Kind, Reply, ServerClient
+from .client import Kind, Reply, ServerClient
 
 _BREAKS_BEFORE_ALONE = 3
 """Broken connections of a server without a completion in between, after which requests go one at a time."""

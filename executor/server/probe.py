@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...data.readers.server_metrics import ServerMetrics, parse_metrics
-from .server_client import ServerClient
+from .client import ServerClient
 
 
 @dataclass(frozen=True, slots=True)

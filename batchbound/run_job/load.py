@@ -25,10 +25,10 @@ from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
+    from ..executor.jobs.job import Job
+    from ..executor.jobs.steps_job import StepsJob
     from ..executor.models.prompts import Prompts
     from ..executor.models.tokenizers import Tokenizer
-    from ..executor.runs.job import Job
-    from ..executor.runs.steps_job import StepsJob
 
 _SEVERAL = "cannot be served by workers of several processes"
 _ONE = "Remove it, or plan for one replica and one process."
@@ -62,10 +62,10 @@ def load_job(
         If the prompts changed since they were planned, or plan, prompts and model do not go together.
     """
     from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts
     from ..executor.models.sampling import Sampler
     from ..executor.models.tokenizers import load_tokenizer
-    from ..executor.runs.job import Job
 
     planned = plan.provenance.prompts
     prompts_at = prompts_path(plan.provenance, path, options)
@@ -125,9 +125,9 @@ def load_steps_job(
         As there, or if the history has changed since.
     """
     from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.jobs.steps_job import StepsJob
     from ..executor.models.prompts import Prompts
     from ..executor.models.tokenizers import load_tokenizer
-    from ..executor.runs.steps_job import StepsJob
 
     planned, workload = plan.provenance.prompts, plan.fleet.workload
     prompts_at = prompts_path(plan.provenance, path, options)

@@ -34,14 +34,14 @@ from ..planning.release import (
     named_release,
     plan_order,
 )
-from .job import refuse_changed
+from .load import refuse_changed
 from .outputs import is_whole, run_digest
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
-    from ..executor.engines.server_probe import ServerFacts
-    from ..executor.runs.journal import Journal
-    from ..executor.runs.server_job import ServerJob
+    from ..executor.jobs.journal import Journal
+    from ..executor.server.probe import ServerFacts
+    from ..executor.server.server_job import ServerJob
     from ..executor.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
@@ -200,10 +200,10 @@ def run_on_servers(
     RunStoppedError
         If the run cannot go on; what is finished is kept.
     """
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
-    from ..executor.runs.job import journal_path
-    from ..executor.runs.journal import Journal
-    from ..executor.runs.server_job import ServerJob
+    from ..executor.server.server_job import ServerJob
 
     output, trace = outputs
     is_parquet_name(output)
@@ -280,7 +280,7 @@ def _run_of(trace: Path) -> str | None:
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-    from ..executor.engines.server_client import base_url
+    from ..executor.server.client import base_url
 
     for number, url in enumerate(urls):
         if not _is_address(url):
@@ -328,7 +328,7 @@ def _as_planned(
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
     """Return how many requests ask the prompt of another, where that may tell how long they become."""
-    from ..executor.runs.server_job import prompt_groups
+    from ..executor.server.server_job import prompt_groups
 
     work = batch.work()
     if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):

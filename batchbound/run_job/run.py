@@ -20,16 +20,16 @@ from ..data.trace import Trace
 from ..judging import report
 from ..planning.fleet import shared_out
 from .configuration import refuse_unused, serving
-from .job import load_job, prompts_path
+from .load import load_job, prompts_path
+from .on_servers import ServerOptions, ServerWatching, run_on_servers
 from .options import ModelOptions, RunOptions
 from .outputs import RunFiles, finished_before, run_digest, run_identity
-from .server import ServerOptions, ServerWatching, run_on_servers
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
-    from ..executor.runs.job import Job, Outcome
-    from ..executor.runs.journal import Journal
+    from ..executor.jobs.job import Job, Outcome
+    from ..executor.jobs.journal import Journal
 
 Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
 """Around the serving of a plan into a journal: yields what is told each stage and the requests finished."""
@@ -167,8 +167,8 @@ def _run_on_model(
     watching: Watching | None,
     remark: Callable[[str], None],
 ) -> RunResult:
-    from ..executor.runs.job import journal_path
-    from ..executor.runs.journal import Journal
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
 
     output, trace = outputs
     is_parquet_name(output)
@@ -237,7 +237,7 @@ def _serving(
     """Return what serves a plan's job: replicas on Ray, a configuration's workers, or this process."""
     if len(plan.fleet.replicas) == 1:
         return serving(plan, job, source, options, remark)
-    from ..executor.runs.fleet_run import run_on_replicas
+    from ..executor.jobs.fleet_run import run_on_replicas
 
     return partial(
         run_on_replicas,
