@@ -73,6 +73,8 @@ class ServerResult:
         except ValueError as error:
             remark(f"no bound: {error}")
             return {}
+        if audit.broken is not None:
+            remark(audit.broken)
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
@@ -90,7 +92,7 @@ class ServerResult:
             "bound_source": audit.bound.source,
             "bound_certificate": dict(audit.bound.certificate),
             "bound_slots": audit.limits.sequences,
-            "gap": None if audit.counted is None else audit.bound.gap(audit.counted),
+            "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
             "losses": audit.losses,
         }
