@@ -1,8 +1,8 @@
 """
 A plan in verl: the column of priorities, and the replica of each prompt.
 
-verl is imported when a class of its own is asked for; this is tested with the classes of verl 0.9.1. The
-engine itself as a rollout of verl is in :mod:`.verl_rollout`.
+verl is imported when one of its classes is needed. Tested with the classes of verl 0.9.1. The engine as a
+rollout of verl is ``examples/verl_rollout.py``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "batchbound.integrations.verl_rollout"
+NAME = "verl_rollout"
 ROLLOUT = "actor_rollout_ref.rollout"
 LONGEST_PROMPT, LONGEST = 16, 12
 

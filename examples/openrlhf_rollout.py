@@ -8,8 +8,8 @@ Done before ``openrlhf.cli.train_ppo_ray`` is imported, its trainer generates wi
 one process with the whole model; weights come through Ray (``--vllm.sync_with_ray``). OpenRLHF is imported
 when engines are made.
 
-This is tested with OpenRLHF 0.11.2 on a CPU: its samples generator and agent executors, and weights
-broadcast by Ray. Its training workers need a GPU, and nobody has run it on one.
+Tested with OpenRLHF 0.11.2 on a CPU: samples generator, agent executors, and weights broadcast by Ray. Its
+training workers need a GPU; it has not run on one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..data.readers.sampling import LogprobsMode, Sampling
-from ..executor.gathering import Gathering
-from ..executor.llm import LLM, Completion
+from batchbound.data.readers.sampling import LogprobsMode, Sampling
+from batchbound.executor.gathering import Gathering
+from batchbound.executor.llm import LLM, Completion
 
 _OF_TEXT = (
     "skip_special_tokens",

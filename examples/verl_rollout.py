@@ -1,13 +1,13 @@
 """
 batchbound's engine as a rollout of verl: ``actor_rollout_ref.rollout.name=batchbound``.
 
-verl imports this module, in each of its processes, where ``VERL_USE_EXTERNAL_MODULES`` names it. Options of
-:meth:`.LLM.from_pretrained` are read from ``actor_rollout_ref.rollout.engine_kwargs.batchbound``. A replica
-is one process with the whole model: prompts and completions are token ids, without images, and there is no
-OpenAI endpoint. Keys and values are not moved out of the trainer's way between steps.
+Put this folder on ``PYTHONPATH`` and set ``VERL_USE_EXTERNAL_MODULES=verl_rollout``: verl then imports this
+module in each of its processes. ``actor_rollout_ref.rollout.engine_kwargs.batchbound`` holds options of
+``LLM.from_pretrained``. A replica is one process with the whole model. Prompts and completions are token ids,
+without images; there is no OpenAI endpoint. The KV cache stays on the device between steps.
 
-This is tested with verl 0.9.1 on a CPU: its servers, load balancer, agent loops, weight updates, and its GRPO
-trainer on a platform for CPUs that the test gives it. Nobody has run it on a GPU.
+Tested with verl 0.9.1 on a CPU: servers, load balancer, agent loops, weight updates and the GRPO trainer. It
+has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from ..executor.gathering import Gathering
-from ..executor.llm import LLM
+from batchbound.executor.gathering import Gathering
+from batchbound.executor.llm import LLM
 
 NAME = "batchbound"
 
