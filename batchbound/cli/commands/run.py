@@ -7,19 +7,15 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ...data.files.disk import InputError, WriteError
-from ...data.files.kinds import is_of_kind
-from ...data.lengths.steps_plan import StepsPlan
+from ...data.files.disk import WriteError
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
 from ...run_job.options import RunOptions
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
-from ...run_job.steps import StepsFiles, run_step
 from .. import INTERRUPTED
 from ..inputs import positive
 from ..interrupts import terminating
@@ -27,7 +23,6 @@ from ..model import add_model, model_options, silence
 from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
-from ..rollouts.steps_plan import show_served, show_step
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
 from ..server_options import add_server, refuse_without_server, server_options
@@ -49,8 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="plan.json",
         metavar="PLAN",
-        help="or the prompts: the model is measured and they are planned first; of a plan of several steps"
-        " the one that is due is served (default %(default)s)",
+        help="or the prompts: the model is measured and they are planned first (default %(default)s)",
     )
     parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
     add_model(parser, required=False)
@@ -110,8 +104,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         default="answers.jsonl",
         metavar="FILE",
-        help="completions: OpenAI's JSONL, or a table if it ends in .parquet; of a plan of several steps"
-        " those of the first go to answers.1.jsonl, and so on (default %(default)s)",
+        help="completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
     )
     parser.add_argument("--trace", default=TRACE, metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -126,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         # To its end: outputs that are being written are no better a moment to die without a word.
         with terminating():
-            failed, count = _serving(args)(args, under_way)
+            failed, count = (_on_servers if args.server else _on_model)(args, under_way)
     except (RunStoppedError, TerminatedError) as error:
         _say_stopped(str(error), under_way)
         return 1
@@ -143,61 +136,6 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         warn(f"{args.output}: {failed} of {count} requests failed; their lines say why")
     return 1 if failed else 0
-
-
-def _serving(args: argparse.Namespace) -> Callable[[argparse.Namespace, list[Journal]], tuple[int, int]]:
-    """Return what serves the plan, by where and by its kind."""
-    if args.server:
-        return _on_servers
-    return _step_on_model if is_of_kind(args.plan, StepsPlan.JSON_HEADER[0]) else _on_model
-
-
-def _step_on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
-    """Serve the step of a plan that is due, and return the requests failed, which are none, and all."""
-    from ...executor.jobs.watchdog import Watchdog
-
-    refuse_without_server(args)
-    refuse_planning(args)
-    if args.trace != TRACE:
-        raise InputError("--trace has no effect on a plan of several steps", hint="Leave it out.")
-    if args.pinned:
-        raise InputError(
-            "--pinned needs lengths, and the plan has none", file=args.plan, hint="Leave it out."
-        )
-    silence()
-
-    @contextmanager
-    def watching(left: int, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-        under_way.append(journal)
-        _say_kept(journal, args.output, "completions")
-        stall = args.stall_seconds
-        with (
-            Watchdog(stall, lambda: _abandon(journal, stall)) as watchdog,
-            progress(left, "requests") as advance,
-        ):
-
-            def on_stage(stage: Stage, done: int) -> None:
-                watchdog.alive()
-                advance(len(journal.finished))
-
-            yield on_stage
-
-    result = run_step(
-        args.plan,
-        model_options(args),
-        replace(_options(args), patience=None),
-        output=args.output,
-        overwrite=args.overwrite,
-        watching=watching,
-        remark=note,
-    )
-    if result is None:
-        note(f"{args.plan}: all steps are served; --overwrite begins anew")
-        if args.json:
-            show_served(StepsFiles(Path(args.output)))
-        return 0, 0
-    show_step(result, as_json=args.json)
-    return 0, len(result.completions)
 
 
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:

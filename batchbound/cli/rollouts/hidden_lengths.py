@@ -62,17 +62,17 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
     )
-    add_way(group)
+    _add_way(group)
 
 
-def add_way(group: argparse._ArgumentGroup, *, at_most: str = "") -> None:
+def _add_way(group: argparse._ArgumentGroup) -> None:
     """Add the options that say when a step ends, and what becomes of what is not complete then."""
     group.add_argument(
         "--ahead",
         type=at_least_zero,
         metavar="SHARE",
         help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
-        " (APRIL; default 0: a barrier)" + (f", {at_most}" if at_most else ""),
+        " (APRIL; default 0: a barrier)",
     )
     group.add_argument(
         "--keep", type=positive, metavar="K", help="completions of each group that are kept, the first to end"
@@ -205,7 +205,7 @@ def _several(
     }
 
 
-def longest_stated(inputs: Inputs) -> int | None:
+def _longest_stated(inputs: Inputs) -> int | None:
     """Return the tokens that no completion is longer than, by the option and by what requests state."""
     caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
     stated = [cap for cap in caps if cap is not None]
@@ -218,7 +218,7 @@ def longest_stated(inputs: Inputs) -> int | None:
 
 def _longest(inputs: Inputs) -> int | None:
     """Return the decode steps after which every completion is cut, if anybody says."""
-    most = longest_stated(inputs)
+    most = _longest_stated(inputs)
     return None if most is None else max(1, most - int(inputs.problem.prefill_emits_first_token))
 
 
