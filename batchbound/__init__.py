@@ -16,29 +16,26 @@ if TYPE_CHECKING:
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.iteration_plan import IterationPlan
     from .data.iterations import EngineLimits
-    from .data.lengths.steps_plan import StepsPlan
     from .data.plan import Plan
     from .data.readers.requests import read_workload
     from .data.report import Report
     from .data.trace import Trace
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
-    from .executor.planned_steps import PlannedSteps, planned_rollout_function
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
     from .heuristics.simulate import simulate
     from .judging import report, verify
     from .models.exegpt.configuration import Targets
+    from .planning.history import known_lengths
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
-    from .planning.steps import known_lengths
     from .run_job.on_servers import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult, run
     from .run_job.server_result import ServerResult
-    from .run_job.steps import StepResult, run_step
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -58,7 +55,6 @@ __all__ = [
     "ModelOptions",
     "Partial",
     "Plan",
-    "PlannedSteps",
     "Problem",
     "Report",
     "Result",
@@ -67,8 +63,6 @@ __all__ = [
     "Schedule",
     "ServerOptions",
     "ServerResult",
-    "StepResult",
-    "StepsPlan",
     "Targets",
     "Trace",
     "Until",
@@ -80,14 +74,12 @@ __all__ = [
     "make_iteration_plan",
     "make_plan",
     "plan",
-    "planned_rollout_function",
     "policy_named",
     "read_mixed_job",
     "read_workload",
     "report",
     "rollout_function",
     "run",
-    "run_step",
     "search",
     "simulate",
     "solve",
@@ -109,7 +101,6 @@ _HOMES = {
     "ModelOptions": ".run_job.options",
     "Partial": ".executor.partial",
     "Plan": ".data.plan",
-    "PlannedSteps": ".executor.planned_steps",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
@@ -118,26 +109,22 @@ _HOMES = {
     "Schedule": ".data.schedule",
     "ServerOptions": ".run_job.on_servers",
     "ServerResult": ".run_job.server_result",
-    "StepResult": ".run_job.steps",
-    "StepsPlan": ".data.lengths.steps_plan",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
     "Until": ".executor.partial",
     "Workload": ".data.workload",
     "audit": ".auditing",
     "compare": ".comparing.runner",
-    "known_lengths": ".planning.steps",
+    "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
     "make_plan": ".planning.plan",
     "plan": ".planning.plan:make_plan",
-    "planned_rollout_function": ".executor.planned_steps",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
     "run": ".run_job.run",
-    "run_step": ".run_job.steps",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

@@ -10,24 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
-from ..data.lengths.steps_plan import StepsPlan
 from ..data.plan import Plan, PromptSource, Provenance
 from ..data.prompts.table import prompts_digest
-from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
 from ..data.readers.request_fields import FieldError
 from ..data.readers.sampling import Sampling, refuse_unused
-from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..executor.jobs.job import Job
-    from ..executor.jobs.steps_job import StepsJob
-    from ..executor.models.prompts import Prompts
     from ..executor.models.tokenizers import Tokenizer
 
 _SEVERAL = "cannot be served by workers of several processes"
@@ -102,83 +94,6 @@ def load_job(
         refused=not_carried,
     )
     return _with_rules(job, asked, prompts_at)
-
-
-def load_steps_job(
-    plan: StepsPlan,
-    path: Path,
-    source: ModelOptions,
-    options: RunOptions,
-    remark: Callable[[str], None],
-) -> tuple[StepsJob, Prompts]:
-    """
-    Return a job of several steps with model, tokenizer and prompts loaded, and the prompts.
-
-    Parameters
-    ----------
-    plan, path, source, options, remark
-        As of :func:`load_job`.
-
-    Raises
-    ------
-    InputError
-        As there, or if the history has changed since.
-    """
-    from ..executor.engines.huggingface import vocabulary_of
-    from ..executor.jobs.steps_job import StepsJob
-    from ..executor.models.prompts import Prompts
-    from ..executor.models.tokenizers import load_tokenizer
-
-    planned, workload = plan.provenance.prompts, plan.fleet.workload
-    prompts_at = prompts_path(plan.provenance, path, options)
-    known = known_lengths(plan)
-    model = source.load()
-    if planned is None or prompts_at is None:
-        tokenizer = load_tokenizer(options.tokenizer or source.model)
-        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
-        prompts = Prompts.random(workload, vocabulary, source.seed or 0)
-        asked = _asked((), len(workload), source, options)
-        caps: list[int | None] = [None] * len(workload)
-    else:
-        counted = _tokenizer_of(planned.tokenizer, path, source, options)
-        tokenizer = load_tokenizer(options.tokenizer or counted)
-        records = _with_declared(_planned_records(planned, prompts_at), model, None, source.model, remark)
-        records = _ended_by_tokens(records, model, tokenizer)
-        asked = _asked(records, len(records), source, options)
-        check = partial(_unknown_tokens, vocabulary=vocabulary_of(model))
-        _refused_fields(records, asked, check, prompts_at, record_failures=False)
-        prompts = Prompts.encode(records, tokenizer)
-        caps = [record.max_tokens for record in records]
-    _refuse_unused(asked, options)
-    job = StepsJob(
-        plan,
-        prompts.tokens,
-        # Each completion is a request of its own.
-        [replace(one, n=1) for one in asked],
-        _most_tokens(plan, caps, prompts, model, path),
-        model,
-        tokenizer,
-        known,
-        source.tier_of(model),
-        options.kv_tokens,
-    )
-    return job, prompts
-
-
-def _most_tokens(
-    plan: StepsPlan, caps: Sequence[int | None], prompts: Prompts, model: Any, path: Path
-) -> IntArray:
-    """Return the tokens after which each completion of several steps ends, shape (requests,)."""
-    from ..executor.models.source import position_limit
-
-    limit = position_limit(model.config)
-    capped = LengthSource("cap", longest=plan.longest).capped(caps)
-    if limit is None and None in capped:
-        hint = "Plan again with --longest-completion."
-        raise InputError("nothing says when a completion ends at the latest", file=path, hint=hint)
-    room = [(limit or 0) - len(tokens) for tokens in prompts.tokens]
-    most = [left if cap is None else cap for cap, left in zip(capped, room, strict=True)]
-    return np.array(most, dtype=np.int64)
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:

@@ -19,7 +19,6 @@ from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..executor.jobs.job import Job
-    from ..executor.jobs.steps_job import StepsJob
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
@@ -142,7 +141,7 @@ def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions
     }
 
 
-def model_identity(job: Job | StepsJob, source: ModelOptions) -> dict[str, object]:
+def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
     """Return what completions depend on of a model and its tokenizer."""
     from ..executor.models.fingerprint import files_fingerprint
 

@@ -9,13 +9,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...data.files.disk import InputError
-from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
+from ...data.lengths.interval import COVERAGE, Interval
+from ...data.lengths.steps import BARRIER, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
-from ...planning.hidden import (
+from ...planning.history import History, earlier_completions
+from ...planning.unknown_lengths import (
     bound_of_runs,
     drawn_makespans,
     shared_variance,
@@ -23,7 +25,6 @@ from ...planning.hidden import (
     simulate_hidden_steps,
     simulate_told,
 )
-from ...planning.history import History, earlier_completions
 from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs, refuse_given
 from ..output import note
 from ..reporting import print_rows
