@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .data.readers.requests import read_workload
     from .data.report import Report
     from .data.trace import Trace
+    from .executor.jobs.params import Patience, RunParams
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
     from .executor.rollout import rollout_function
@@ -54,11 +55,13 @@ __all__ = [
     "MixedJob",
     "ModelOptions",
     "Partial",
+    "Patience",
     "Plan",
     "Problem",
     "Report",
     "Result",
     "RunOptions",
+    "RunParams",
     "RunResult",
     "Schedule",
     "ServerOptions",
@@ -100,11 +103,13 @@ _HOMES = {
     "MixedJob": ".planning.mixed_job",
     "ModelOptions": ".run_job.options",
     "Partial": ".executor.partial",
+    "Patience": ".executor.jobs.params",
     "Plan": ".data.plan",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
     "RunOptions": ".run_job.options",
+    "RunParams": ".executor.jobs.params",
     "RunResult": ".run_job.run",
     "Schedule": ".data.schedule",
     "ServerOptions": ".run_job.on_servers",

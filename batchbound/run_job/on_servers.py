@@ -25,6 +25,7 @@ from ..data.readers.completions import is_parquet_name, read_completions, write_
 from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
 from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun
+from ..executor.jobs.params import RunParams
 from ..planning.release import (
     FILE_ORDER,
     LONGEST_FIRST,
@@ -35,6 +36,7 @@ from ..planning.release import (
     plan_order,
 )
 from .load import refuse_changed
+from .options import file_of, params_of
 from .outputs import is_whole, run_digest
 from .server_result import ServerResult
 
@@ -83,13 +85,15 @@ class ServerOptions:
     batched_tokens
         Most tokens of an iteration; if left out, 2048 in the simulation and no limit in the bound.
     timeout
-        Seconds a request may take; 3600 if left out.
+        Seconds a request may take; as ``params`` if left out.
     attempts
-        At a request that the server calls busy or fails with a 5xx; 8 if left out.
+        Attempts at a request whose server is busy or answers with a 5xx; as ``params`` if left out.
     outage
-        Seconds no server may be reachable before the run stops; 600 if left out.
+        Seconds without any reachable server before the run stops; as ``params`` if left out.
     seed
-        Of shuffled orders and of the waits between attempts.
+        Seed of shuffled orders and of the waits between attempts.
+    params
+        Parameters that tune the run, or a TOML file of them.
 
     Raises
     ------
@@ -110,6 +114,7 @@ class ServerOptions:
     attempts: int | None = None
     outage: float | None = None
     seed: int = 0
+    params: RunParams | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not self.urls or isinstance(self.urls, str):
@@ -117,9 +122,18 @@ class ServerOptions:
         if self.order not in get_args(Order):
             raise ValueError(f"the order {self.order!r} is none of {', '.join(get_args(Order))}")
 
+    @property
+    def tuned(self) -> RunParams:
+        """The parameters, with the options of time and retries in place of theirs."""
+        params = params_of(self.params)
+        known = {"attempts": self.attempts, "outage_seconds": self.outage}
+        patience = replace(params.patience, **{name: one for name, one in known.items() if one is not None})
+        seconds = params.request_seconds if self.timeout is None else self.timeout
+        return replace(params, patience=patience, request_seconds=seconds)
+
     def files(self) -> Iterator[Path]:
-        """Yield the files that a run with these options reads beside the batch."""
-        for text in filter(None, (self.prompts, self.lengths)):
+        """Yield the files that a run with these options reads, except the batch."""
+        for text in filter(None, (self.prompts, self.lengths, file_of(self.params))):
             for name in {text, text.rpartition(":")[2]}:
                 if Path(name).is_file():
                     yield Path(name)
@@ -238,7 +252,7 @@ def run_on_servers(
         options = replace(options, order="plan")
     release = _release(options, batch, limits, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None)
-    with Journal(journal_path(output), identity | served) as journal:
+    with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs(outputs, overwrite or journal.ending, read)
         resumed = len(journal.finished)
         left = sum(request.custom_id not in journal.finished for request in batch.requests)
@@ -340,11 +354,6 @@ def _ordered(
     job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
 ) -> ServerJob:
     """Return the job in the order chosen, with what the caller says of time and failures."""
-    patience = replace(
-        job.patience,
-        attempts=options.attempts or job.patience.attempts,
-        outage=options.outage or job.patience.outage,
-    )
     return replace(
         job,
         order=release.order.tolist(),
@@ -352,8 +361,7 @@ def _ordered(
         in_flight=options.in_flight,
         order_name=release.name if planned is None else f"{release.name}, mended by lengths seen",
         planned=planned,
-        timeout=options.timeout or job.timeout,
-        patience=patience,
+        params=options.tuned,
         seed=options.seed,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..data.problem import limit_of
+from ..executor.jobs.params import RunParams
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
@@ -145,6 +146,8 @@ class RunOptions:
         Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
     tensor_parallel
         Processes that share each of the model's layers, for an RRA plan of ``search``.
+    params
+        Parameters that tune the run, or a TOML file of them.
 
     Raises
     ------
@@ -167,15 +170,33 @@ class RunOptions:
     encode_device: str | None = None
     replan: str | None = None
     tensor_parallel: int = 1
+    params: RunParams | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))
 
+    @property
+    def tuned(self) -> RunParams:
+        """The parameters, read from their file if one is named."""
+        return params_of(self.params)
+
     def files(self) -> Iterator[Path]:
         """Yield the files that a run with these options reads."""
-        for name in (self.prompts, self.tokenizer, self.replan):
+        for name in (self.prompts, self.tokenizer, self.replan, file_of(self.params)):
             if name is not None and Path(name).is_file():
                 yield Path(name)
+
+
+def params_of(given: RunParams | str | os.PathLike[str] | None) -> RunParams:
+    """Return the parameters given: defaults, or those of a TOML file."""
+    if isinstance(given, RunParams):
+        return given
+    return RunParams() if given is None else RunParams.from_file(given)
+
+
+def file_of(given: RunParams | str | os.PathLike[str] | None) -> str | None:
+    """Return the name of a file of parameters, None if they are no file."""
+    return None if given is None or isinstance(given, RunParams) else os.fspath(given)
 
 
 def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | None]) -> None:

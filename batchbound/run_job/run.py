@@ -190,7 +190,7 @@ def _run_on_model(
         written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
         return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
-    with Journal(journal_path(files.output), identity) as journal:
+    with Journal(journal_path(files.output), identity, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs(files.all, overwrite or journal.ending, read)
         with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
             outcome = serve(journal, on_stage=on_stage)

@@ -15,44 +15,41 @@ from typing import Self
 from ...data.files.disk import InputError, unwritable
 
 JOURNAL_VERSION = 2
-SYNC_SECONDS = 1.0
-"""A completion this long after the last sync is synced with all before it, so is the end of a run."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Journal:
     """
-    A file of finished completions, one JSON line each, that survives the process being killed at any moment.
+    A file of finished completions, one JSON line each, that survives a kill of the process at any moment.
 
-    Its first line says which run it belongs to. Each line ends in a checksum: one that the end of the process
-    cut short, or a power cut or a disk damaged, is dropped, and its completion is made again. As a context
-    manager, it leaves no file in which no completion stands.
+    Its first line identifies the run. Each line ends in a checksum: a line cut short by a kill, or damaged by
+    a power cut or the disk, is dropped, and its completion is made again. As a context manager, it deletes a
+    file without completions.
 
     Parameters
     ----------
     path
         The file; made if it does not exist, else continued.
     run
-        What the run depends on, as plain JSON values: a journal of another run is refused.
+        Everything that the completions depend on, as plain JSON values: a journal of another run is refused.
+    sync_seconds
+        Seconds between syncs; a larger value is faster and loses more at a power failure.
 
     Attributes
     ----------
     finished
-        The completions it holds, by request.
+        Its completions, by request.
     dropped
-        Lines that were damaged, counted from one: what they held is not among the finished.
+        Damaged lines, counted from one; their completions are not among the finished.
     ending
         Whether all was completed and the run had begun to write its other outputs.
-
-    Raises
-    ------
-    InputError
-        If the file is no journal, belongs to another run, which may be under way, or cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, object]) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], run: Mapping[str, object], sync_seconds: float = 1.0
+    ) -> None:
+        self.path, self._sync_seconds = Path(path), sync_seconds
         self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
         self.finished: dict[str, dict[str, object]] = {}
         self.dropped: tuple[int, ...] = ()
@@ -80,14 +77,7 @@ class Journal:
             self.remove()
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
-        """
-        Put one finished completion on disk.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be written (a WriteError if the disk is full); what it held is still whole.
-        """
+        """Write one finished completion; after an error the earlier ones are still whole."""
         before = self._stream.seek(0, os.SEEK_END)
         try:
             self.finished[name] = dict(answer)
@@ -98,36 +88,36 @@ class Journal:
             if whole == before or os.pread(self._stream.fileno(), 1, whole - 1) != b"\n":
                 self.finished.pop(name, None)
             raise
-        if time.monotonic() - self._synced >= SYNC_SECONDS:
+        if time.monotonic() - self._synced >= self._sync_seconds:
             self._sync()
 
     def end(self) -> None:
-        """Note that all is completed: from here on, the run's outputs are its own to write again."""
+        """Record that all is completed: from now on the run may write its outputs again."""
         if not self.ending:
             self._write({"ending": True})
             self.ending = True
         self._sync()
 
     def close(self) -> None:
-        """Close the file and leave it, synced."""
+        """Sync and close the file."""
         if not self._stream.closed:
             self._sync()
         self._stream.close()
 
     def remove(self) -> None:
-        """Close the file and delete it: its completions stand elsewhere now."""
+        """Close and delete the file."""
         self._stream.close()
         self.path.unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Keep the file to this process: two runs that append to it would each do the other's work again."""
+        """Lock the file: two runs that append to it would each repeat the other's work."""
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             hint = "Wait for it, or choose another output."
-            raise InputError("is written by a run under way", file=self.path, hint=hint) from None
+            raise InputError("is written by another run", file=self.path, hint=hint) from None
         except OSError as error:
-            # Some network file systems have no locks; a run goes on without, as two into one file are rare.
+            # Some network file systems have no locks; two runs into one file are rare.
             _LOG.warning("%s cannot be locked (%s)", self.path, error.strerror)
 
     def _recover(self) -> None:
@@ -136,7 +126,7 @@ class Journal:
         first = lines[0][: len(_BEGINNING)]
         if not _BEGINNING.startswith(first) or (len(lines) > 1 and first != _BEGINNING):
             hint = "Move it away, or choose another output."
-            raise InputError("is not a journal: it is left as it is", file=self.path, hint=hint)
+            raise InputError("is not a journal, so it is left unchanged", file=self.path, hint=hint)
         whole = sum(len(line) + 1 for line in lines[:-1])
         if whole == 0:
             self._start()
@@ -150,7 +140,7 @@ class Journal:
             changed = sorted(
                 key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)
             )
-            hint = "Go on with what that run was started with, delete the file, or choose another output."
+            hint = "Use that run's options, delete the file, or choose another output."
             raise InputError(
                 f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, hint=hint
             )
@@ -166,7 +156,7 @@ class Journal:
                 self.dropped += (number,)
 
     def _start(self) -> None:
-        """Begin the file; that it exists is synced, too."""
+        """Write the first line, and sync file and folder."""
         self._stream.truncate(0)
         self._write(self._run)
         self._sync()
@@ -185,7 +175,7 @@ class Journal:
         if line.startswith(_BEGINNING + b"1,"):
             what, hint = "was written by an earlier version", "Finish it with that version, or delete it."
         else:
-            what = "is damaged where it says which run it belongs to"
+            what = "is damaged in the line that identifies its run"
             hint = "Delete it to start over, or choose another output."
         raise InputError(what, file=self.path, where="line 1", hint=hint)
 
@@ -217,7 +207,7 @@ _CHECKSUM = b', "crc32": '
 
 
 def _checked(line: bytes) -> dict[str, object] | None:
-    """Return what a line holds, None if its checksum is not that of the rest."""
+    """Return a line's object, None if its checksum is wrong."""
     body, found, checksum = line.rpartition(_CHECKSUM)
     if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
         return None

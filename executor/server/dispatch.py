@@ -9,25 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from ...data.readers.server_batch import ServerRequest
+from ..jobs.params import RunParams
 from .client import Kind, Reply, ServerClient
 
-_BREAKS_BEFORE_ALONE = 3
-"""Broken connections of a server without a completion in between, after which requests go one at a time."""
-
-_BREAKS_ALONE = 3
-"""Connections that a request breaks while it is alone on its server, after which it is given up."""
-
-_TIMEOUTS = 2
-"""Attempts at a request that run out of time, after which it is given up."""
-
 _LONG = 10**6
-"""Tokens a completion is taken to have where nobody says."""
-
-_SLACK = 16
-"""Iterations for which the requests that wait in a server's queue should last it."""
-
-_HOPELESS = 20
-"""Requests that fail before any succeeds, after which a run stops: something is wrong with all of them."""
+"""Tokens of a completion whose length is unknown."""
 
 
 def in_flight_of(slots: int) -> int:
@@ -38,33 +24,6 @@ def in_flight_of(slots: int) -> int:
     a few that wait in the server's queue fill it at once.
     """
     return slots + max(4, slots // 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """
-    How long to go on with a request, and with servers, that fail.
-
-    Parameters
-    ----------
-    attempts
-        Attempts at a request that its server calls busy or lets time out.
-    backoff, longest_backoff
-        Seconds to wait after the first attempt that failed, doubled after each further one, and at most; each
-        wait is cut to between half of it and all of it at random.
-    outage
-        Seconds for which no server may be reachable before the run stops.
-    """
-
-    attempts: int = 8
-    backoff: float = 0.5
-    longest_backoff: float = 60.0
-    outage: float = 600.0
-
-    def wait(self, failures: int, rng: random.Random) -> float:
-        """Return the seconds to wait after so many failures in a row (at least one)."""
-        whole = min(self.longest_backoff, self.backoff * 2.0 ** min(failures - 1, 30))
-        return whole * (0.5 + 0.5 * rng.random())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +51,10 @@ class Served:
 
 
 class _Server:
-    def __init__(self, client: ServerClient, room: int, slots: int | None) -> None:
+    def __init__(self, client: ServerClient, room: int, slots: int | None, params: RunParams) -> None:
         self.client, self.most, self.held, self.flying = client, room, 0, 0
-        self.slots, self.ever, self.sent = slots, 4 * room, dict[int, int]()
+        self.slots, self.ever, self.sent = slots, params.most_in_flight * room, dict[int, int]()
+        self._params = params
         self.down = self.was_down = False
         self.paused_until = self.broke_at = self.told_until = 0.0
         self.breaks = 0
@@ -102,7 +62,7 @@ class _Server:
     @property
     def alone(self) -> bool:
         """Whether requests go one at a time, to find the one that breaks the server."""
-        return self.breaks >= _BREAKS_BEFORE_ALONE
+        return self.breaks >= self._params.patience.breaks_before_alone
 
     def takes(self, weight: int, now: float) -> bool:
         """Return whether a request of that many completions can be sent now."""
@@ -116,7 +76,7 @@ class _Server:
         if self.slots is None or self.held < self.most:
             return False
         # In the order they were sent, those beyond the slots wait.
-        return sum(list(self.sent.values())[self.slots :]) < _SLACK * self.slots
+        return sum(list(self.sent.values())[self.slots :]) < self._params.queue_iterations * self.slots
 
 
 class Dispatch:
@@ -133,8 +93,8 @@ class Dispatch:
     in_flight
         Completions in flight on each; up to four times as many where ``slots`` is given and those that wait
         are so short that they would be done before others come.
-    patience
-        With failures.
+    params
+        Retries, and the length of a server's queue.
     rng
         Of the waits.
     proven
@@ -151,16 +111,16 @@ class Dispatch:
         requests: Sequence[ServerRequest],
         clients: Sequence[ServerClient],
         in_flight: int,
-        patience: Patience,
+        params: RunParams,
         rng: random.Random,
         *,
         proven: bool = False,
         slots: int | None = None,
         on_wait: Callable[[int, Reply, float], None] | None = None,
     ) -> None:
-        self._requests, self._patience, self._rng = requests, patience, rng
+        self._requests, self._patience, self._rng = requests, params.patience, rng
         self._on_wait = on_wait
-        self._servers = [_Server(client, in_flight, slots) for client in clients]
+        self._servers = [_Server(client, in_flight, slots, params) for client in clients]
         self._ready: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
         self._rank: dict[int, int] = {}
@@ -202,11 +162,11 @@ class Dispatch:
                 if served is not None:
                     left -= 1
                     self._tell(served, on_served, last=not left)
-                if len(self._held_back) >= _HOPELESS:
+                if len(self._held_back) >= self._patience.hopeless_requests:
                     why = self._held_back[-1].reply.message
-                    return f"the first {_HOPELESS} requests all failed: {why}"
+                    return f"the first {len(self._held_back)} requests all failed: {why}"
                 out = loop.time() - self._reached
-                if out > self._patience.outage and all(server.down for server in self._servers):
+                if out > self._patience.outage_seconds and all(server.down for server in self._servers):
                     return f"no server could be reached for {out:.0f} s"
         finally:
             for task in self._tasks:
@@ -337,14 +297,15 @@ class Dispatch:
         elif kind is Kind.BROKEN:
             if server.alone and server.flying == 0:
                 broke = self._broke[request] = self._broke.get(request, 0) + 1
-                if broke >= _BREAKS_ALONE:
+                if broke >= self._patience.breaks_alone:
                     return served
             if sent >= server.broke_at:
                 server.breaks, server.broke_at = server.breaks + 1, now
             wait = self._patience.wait(1, self._rng)
         else:
             failed = self._failed[request] = self._failed.get(request, 0) + 1
-            if failed >= (self._patience.attempts if kind is Kind.BUSY else _TIMEOUTS):
+            patience = self._patience
+            if failed >= (patience.attempts if kind is Kind.BUSY else patience.timed_out_attempts):
                 return served
             if reply.wait is None:
                 wait = self._patience.wait(failed, self._rng)
@@ -365,7 +326,7 @@ class Dispatch:
 
     def _tell_wait(self, k: int, reply: Reply, now: float, wait: float) -> None:
         """Tell of a long wait that a server asks for, unless one until about then was told of."""
-        server, long = self._servers[k], self._patience.longest_backoff
+        server, long = self._servers[k], self._patience.longest_backoff_seconds
         if self._on_wait is not None and wait > long and now + wait > server.told_until + long:
             server.told_until = now + wait
             self._on_wait(k, reply, wait)

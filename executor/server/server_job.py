@@ -21,8 +21,9 @@ from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST, numbered
 from ..jobs.journal import Journal
+from ..jobs.params import RunParams
 from .client import Kind, Reply, ServerClient
-from .dispatch import Dispatch, Patience, Served, in_flight_of
+from .dispatch import Dispatch, Served, in_flight_of
 from .probe import ServerFacts, Watch, probe
 
 
@@ -68,10 +69,8 @@ class ServerJob:
         How the order came to be, in a word.
     model
         Goes in the place of every body's ``model``; None to leave them.
-    timeout
-        Seconds a request may take.
-    patience
-        With failures.
+    params
+        Time limits and retries.
     seed
         Of the random waits between attempts.
     planned
@@ -87,8 +86,7 @@ class ServerJob:
     in_flight: int | None = None
     order_name: str = "plan"
     model: str | None = None
-    timeout: float = 3600.0
-    patience: Patience = field(default_factory=Patience)
+    params: RunParams = field(default_factory=RunParams)
     seed: int = 0
     planned: IntArray | None = None
 
@@ -102,7 +100,7 @@ class ServerJob:
 
         async def ask() -> tuple[ServerFacts, ...]:
             async with contextlib.AsyncExitStack() as stack:
-                clients = [ServerClient(url, timeout=self.timeout) for url in self.urls]
+                clients = [ServerClient(url, timeout=self.params.request_seconds) for url in self.urls]
                 for client in clients:
                     stack.push_async_callback(client.close)
                 return tuple(await asyncio.gather(*map(probe, clients)))
@@ -163,21 +161,24 @@ class ServerJob:
             clients = []
             for fact in facts:
                 default = fact.models[0] if fact.models else None
-                client = ServerClient(fact.url, timeout=self.timeout, model=self.model, default_model=default)
+                client = ServerClient(
+                    fact.url, timeout=self.params.request_seconds, model=self.model, default_model=default
+                )
                 stack.push_async_callback(client.close)
                 clients.append(client)
             dispatch = Dispatch(
                 self.requests,
                 clients,
                 self.flying,
-                self.patience,
+                self.params,
                 random.Random(self.seed),
                 proven=any(completed(line) for line in journal.finished.values()),
                 slots=self.slots if self.in_flight is None else None,
                 on_wait=told,
             )
             watches = [
-                Watch(client, on_read=partial(self._watched, dispatch, k)) for k, client in enumerate(clients)
+                Watch(client, self.params.metrics_seconds, partial(self._watched, dispatch, k))
+                for k, client in enumerate(clients)
             ]
             before = await asyncio.gather(*(watch.read() for watch in watches))
             readers = [asyncio.create_task(watch.run()) for watch in watches]
@@ -200,7 +201,7 @@ class ServerJob:
     def _mending(self, journal: Journal) -> _Mending | None:
         if self.planned is None:
             return None
-        mending = _Mending(self.requests, self.order, self.planned)
+        mending = _Mending(self.requests, self.order, self.planned, self.params.reorder_share)
         for position, request in enumerate(self.requests):
             line = journal.finished.get(request.custom_id)
             if line is not None and completed(line):
@@ -210,7 +211,7 @@ class ServerJob:
     def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
         """Keep more in flight where nobody said how much, and a server's queue ran empty."""
         if self.in_flight is None and metrics.waiting == 0:
-            dispatch.queue_ran_empty(k, 4 * self.flying)
+            dispatch.queue_ran_empty(k, self.params.most_in_flight * self.flying)
 
     def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
         served = sorted(served, key=lambda one: one.sent)
@@ -237,8 +238,10 @@ class ServerJob:
 class _Mending:
     """The order of the requests, longest first by what is known of their prompts by now."""
 
-    def __init__(self, requests: Sequence[ServerRequest], order: Sequence[int], planned: IntArray) -> None:
-        self._requests, group = requests, prompt_groups(requests)
+    def __init__(
+        self, requests: Sequence[ServerRequest], order: Sequence[int], planned: IntArray, share: float
+    ) -> None:
+        self._requests, self._share, group = requests, share, prompt_groups(requests)
         self._repair = LengthRepair(group, planned)
         self._rank = np.empty(len(order), dtype=np.int64)
         self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
@@ -259,8 +262,8 @@ class _Mending:
             self._since += 1
 
     def due(self, left: int) -> bool:
-        """Return whether enough was seen to put ``left`` requests in order again: half a percent of them."""
-        return 200 * self._since >= left
+        """Return whether enough completions came since the last order of the ``left`` requests."""
+        return self._since >= self._share * left
 
     def order(self) -> list[int]:
         """Return the order by what is known now."""

@@ -23,9 +23,10 @@ from batchbound.data.readers.completions import read_completions
 from batchbound.data.readers.server_batch import ServerRequest, read_server_batch
 from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.jobs.journal import Journal
+from batchbound.executor.jobs.params import Patience, RunParams
 from batchbound.executor.server import client as server_client
 from batchbound.executor.server.client import Kind, Reply, ServerClient
-from batchbound.executor.server.dispatch import Dispatch, Patience
+from batchbound.executor.server.dispatch import Dispatch
 from batchbound.executor.server.server_job import ServerJob
 from batchbound.run_job.on_servers import ServerOptions
 from batchbound.run_job.run import run
@@ -60,10 +61,8 @@ def text_of(row: Mapping[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait milliseconds where a user would wait seconds; and no proxy stands between us and ourselves."""
-    from batchbound.executor.server import dispatch as server_dispatch
-
-    waits = server_dispatch.Patience.wait
-    monkeypatch.setattr(server_dispatch.Patience, "wait", lambda *given: waits(*given) / 50)
+    waits = Patience.wait
+    monkeypatch.setattr(Patience, "wait", lambda *given: waits(*given) / 50)
     monkeypatch.setenv("NO_PROXY", "*")
 
 
@@ -343,7 +342,8 @@ def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
     requests = read_server_batch(write_batch(tmp_path / "in.jsonl", [2] * 6))
     said: list[str] = []
     with FakeServer(4, faults={"r0": [429]}, retry_after="0.2") as server:
-        job = ServerJob(requests, range(6), [server.url], 4, patience=Patience(longest_backoff=0.1))
+        params = RunParams(patience=Patience(longest_backoff_seconds=0.1))
+        job = ServerJob(requests, range(6), [server.url], 4, params=params)
         with Journal(tmp_path / "journal", {}) as journal:
             assert job.run(journal, job.probe(), remark=said.append).failed == 0
     assert said == [f"{server.url}: HTTP 429: fault 429; it asks to wait 0 s, and the run does"]
@@ -351,10 +351,10 @@ def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
 
 def test_all_that_a_server_asks_to_wait_at_once_is_told_once() -> None:
     told: list[float] = []
-    busy, patience = Reply(Kind.BUSY, 429), Patience(longest_backoff=60.0)
+    busy, params = Reply(Kind.BUSY, 429), RunParams(patience=Patience(longest_backoff_seconds=60.0))
     client = ServerClient("http://127.0.0.1:9", timeout=1.0)
     dispatch = Dispatch(
-        [], [client], 1, patience, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
+        [], [client], 1, params, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
     )
     for now, wait in ((0.0, 3600.0), (2.0, 3599.0), (3.0, 59.0), (3600.0, 1800.0)):
         dispatch._tell_wait(0, busy, now, wait)
@@ -453,12 +453,11 @@ def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize(("words", "most"), [([], 32), (["--in-flight", "8"], 8)])
 def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int
+    tmp_path: Path, words: list[str], most: int
 ) -> None:
-    from batchbound.executor.server import server_job
-    from batchbound.executor.server.probe import Watch
-
-    monkeypatch.setattr(server_job, "Watch", lambda client, on_read: Watch(client, 0.01, on_read))
+    params = tmp_path / "params.toml"
+    params.write_text("[run]\nmetrics_seconds = 0.01\n")
+    words = [*words, "--params", str(params)]
     batch = write_batch(tmp_path / "in.jsonl", [50] * 200)
     # It has more slots than it is taken to have, so that nothing ever waits.
     with FakeServer(99) as server:
@@ -470,7 +469,7 @@ def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_m
 def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None:
     """Kill the command with SIGKILL a few completions after each of its starts, then let it end."""
     code = (
-        "import sys; from batchbound.executor.server import dispatch as d; w = d.Patience.wait;"
+        "import sys; from batchbound.executor.jobs import params as d; w = d.Patience.wait;"
         " d.Patience.wait = lambda *a: w(*a) / 50; from batchbound.cli import main;"
         " sys.exit(main(sys.argv[1:]))"
     )

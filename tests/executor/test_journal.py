@@ -32,7 +32,7 @@ def test_a_journal_that_a_run_is_writing_is_refused_to_another(tmp_path: Path) -
     path = tmp_path / "journal"
     with Journal(path, RUN) as first:
         first.append("a", {"text": "mine"})
-        with pytest.raises(InputError, match=r"journal: is written by a run under way\. Wait for it"):
+        with pytest.raises(InputError, match=r"journal: is written by another run\. Wait for it"):
             Journal(path, RUN)
         first.append("b", {"text": "mine, too"})
     assert list(finished(path)) == ["a", "b"]
@@ -147,7 +147,7 @@ def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
         path.unlink()  # or some file systems write each change to the disk at once
         path.write_bytes(damaged)
         if bit // 8 <= header:
-            with pytest.raises(InputError, match=r"is damaged where|is not a journal|earlier version"):
+            with pytest.raises(InputError, match=r"is damaged in the line|is not a journal|earlier version"):
                 Journal(path, RUN)
             assert path.read_bytes() == damaged
             continue
@@ -176,7 +176,7 @@ def test_zeros_in_the_middle_lose_only_what_stood_there(tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"is not a journal: it is left as it is\. Move it away"):
+    with pytest.raises(InputError, match=r"is not a journal, so it is left unchanged\. Move it away"):
         Journal(path, RUN)
     assert path.read_bytes() == content
 

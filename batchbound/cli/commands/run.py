@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.files.disk import WriteError
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
-from ...run_job.options import RunOptions
+from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
 from .. import INTERRUPTED
@@ -87,10 +87,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stall-seconds",
         type=positive,
-        default=1800,
         metavar="S",
-        help="stop if no stage ends for so long, as a hung device call would have it; a replica of several is"
-        " given up after half of it (default %(default)s)",
+        help="stop after this many seconds without a finished stage (a hung device call); one of several"
+        " replicas is given up after half of them (default 1800)",
+    )
+    parser.add_argument(
+        "--params", metavar="FILE", help="TOML file whose table [run] tunes journal, watchdog and retries"
     )
     parser.add_argument(
         "--on-error",
@@ -151,7 +153,7 @@ def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, 
     def watching(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
         under_way.append(journal)
         _say_kept(journal, args.output, "completions")
-        with _watched(plan, journal, args.stall_seconds) as on_stage:
+        with _watched(plan, journal, _stall_seconds(args)) as on_stage:
             yield on_stage
 
     result = run_plan(
@@ -193,11 +195,16 @@ def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int
 
 def _options(args: argparse.Namespace) -> RunOptions:
     named = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    return RunOptions(**named, patience=args.stall_seconds / 2)
+    return RunOptions(**named, patience=_stall_seconds(args) / 2)
+
+
+def _stall_seconds(args: argparse.Namespace) -> float:
+    """Return the seconds without a finished stage after which the run stops."""
+    return float(args.stall_seconds or params_of(args.params).stall_seconds)
 
 
 @contextmanager
-def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[Stage, int], None]]:
+def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[[Stage, int], None]]:
     """Yield what is told of each stage: progress, and a watchdog."""
     from ...executor.jobs.plan_clock import Follower
     from ...executor.jobs.watchdog import Watchdog
