@@ -1,4 +1,4 @@
-"""A plan's job with all that serves it loaded: prompts, tokenizer, model, and what each request asks."""
+"""Load a plan's job: prompts, tokenizer, model, and the sampling of each request."""
 
 from __future__ import annotations
 
@@ -36,23 +36,7 @@ def load_job(
     options: RunOptions,
     remark: Callable[[str], None],
 ) -> Job:
-    """
-    Return the plan's job with model, tokenizer and prompts loaded; for several replicas, without weights.
-
-    Parameters
-    ----------
-    plan, path
-        The plan, and where it stands: its prompts are named as seen from there.
-    source, options
-        The model, and how the plan is carried out.
-    remark
-        Told what the model asks for and no request does.
-
-    Raises
-    ------
-    InputError
-        If the prompts changed since they were planned, or plan, prompts and model do not go together.
-    """
+    """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts

@@ -126,8 +126,11 @@ class ServerOptions:
     def tuned(self) -> RunParams:
         """The parameters, with the options of time and retries in place of theirs."""
         params = params_of(self.params)
-        known = {"attempts": self.attempts, "outage_seconds": self.outage}
-        patience = replace(params.patience, **{name: one for name, one in known.items() if one is not None})
+        patience = params.patience
+        if self.attempts is not None:
+            patience = replace(patience, attempts=self.attempts)
+        if self.outage is not None:
+            patience = replace(patience, outage_seconds=self.outage)
         seconds = params.request_seconds if self.timeout is None else self.timeout
         return replace(params, patience=patience, request_seconds=seconds)
 
@@ -193,27 +196,7 @@ def run_on_servers(
     watching: ServerWatching | None,
     remark: Callable[[str], None],
 ) -> ServerResult:
-    """
-    Send what of a plan or a batch file has no completion yet, and write completions and trace.
-
-    Parameters
-    ----------
-    outputs
-        The files of the completions and of the trace.
-    overwrite
-        Whether outputs that exist are replaced.
-    watching
-        Entered around the sending.
-    remark
-        Told what the servers say of themselves, and what the order promises.
-
-    Raises
-    ------
-    InputError
-        If plan, prompts, servers and options do not go together, or an output would be lost.
-    RunStoppedError
-        If the run cannot go on; what is finished is kept.
-    """
+    """Send what of a plan or a batch file has no completion yet, and write completions and trace."""
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError

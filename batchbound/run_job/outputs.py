@@ -22,29 +22,14 @@ if TYPE_CHECKING:
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
-    """
-    Return where the traces of a run stand.
-
-    Parameters
-    ----------
-    trace
-        What ``run --trace`` names: ``trace.jsonl`` itself for one machine, and for a fleet
-        ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
-    """
+    """Return where the traces of a run stand."""
     return (
         [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
     )
 
 
 def shared_plan_path(trace: str) -> Path:
-    """
-    Return where a run on several replicas keeps how it shared out a plan for one.
-
-    Parameters
-    ----------
-    trace
-        What ``run --trace`` names, or one replica's trace.
-    """
+    """Return where a run on several replicas keeps how it shared out a plan for one."""
     return Path(run_trace(trace)).with_suffix(".plan.json")
 
 

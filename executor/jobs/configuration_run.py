@@ -44,42 +44,7 @@ def run_configuration(
     tensor_parallel: int = 1,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
-    """
-    Serve every request of a job whose completion is not in the journal yet, as a configuration says.
-
-    Parameters
-    ----------
-    job
-        The requests with their model; its plan's schedule is not looked at.
-    configuration
-        The strategy and its numbers.
-    journal
-        Takes each completion as it finishes.
-    worker
-        What other processes load: the job's model and sampling, under WAA maybe on another device.
-    replanning
-        Finds another configuration when completions drift from the lengths planned for; its encoding batch is
-        at most :data:`MOST_GROWTH` times the first one's. Without it the configuration stays.
-    tensor_parallel
-        Processes that share each of the model's layers, under RRA: this one, whose model holds its share from
-        then on, and others.
-    on_stage
-        Called after each stage with its record and the number of requests finished in this run.
-
-    Returns
-    -------
-    Outcome
-        What was done, with readings of the machine's speed unless layers are shared. Under WAA a prefill
-        stage of the trace is the taking up of a batch, and ``prefilled`` is when its encoding began.
-
-    Raises
-    ------
-    RunStoppedError
-        If the engine cannot go on, or another process is gone.
-    ValueError
-        If the strategy is WAA or layers are shared, and no worker is given; if layers are to be shared under
-        WAA or with re-planning, where processes would not stay in step.
-    """
+    """Serve every request of a job whose completion is not in the journal yet, as a configuration says."""
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
     left = job.left(journal)

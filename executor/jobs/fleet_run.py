@@ -34,24 +34,8 @@ def run_on_replicas(
     """
     Serve every request of a job whose completion is not in the journal yet, on as many replicas as planned.
 
-    Parameters
-    ----------
-    job
-        The requests; its model is looked at, not run.
-    address
-        Of a running Ray cluster; None for a Ray of this machine that ends with the run.
-    patience
-        Seconds of silence after which a replica is given up if another lives; None for never.
-    on_stage
-        Called after each stage of any replica with its record and the number of requests finished so far.
-
-    Raises
-    ------
-    RunStoppedError
-        If every replica died, or the model fails on a request and the job records no failures; the journal
-        holds what is finished.
-    ImportError
-        If Ray is not installed.
+    ``address``: of a running Ray cluster; None for a Ray of this machine that ends with the run.
+    ``patience``: seconds of silence after which a replica is given up if another lives; None for never.
     """
     from ..processes.ray_fleet import Listener, RayFleet
 
@@ -96,10 +80,7 @@ def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
     """
     Return the fleet and the schedule of some of a plan's requests, each where it was planned.
 
-    Parameters
-    ----------
-    left
-        The requests that are left, ascending.
+    ``left``: the requests that are left, ascending.
     """
     schedules: list[Schedule | None] = []
     for k, schedule in enumerate(plan.shares.schedules):

@@ -87,12 +87,6 @@ class Job:
         else the run stops.
     refused
         Why requests, as positions in the plan, are answered with an error whatever the model says.
-
-    Raises
-    ------
-    InputError
-        If the plan and the prompts do not belong together, or a completion may outgrow the model: any, or
-        with ``record_failures`` each of them.
     """
 
     plan: Plan
@@ -148,24 +142,7 @@ class Job:
         return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
-        """
-        Serve every request whose completion is not in the journal yet.
-
-        Parameters
-        ----------
-        on_stage
-            Called after each stage with its record and the number of requests finished in this run.
-
-        Returns
-        -------
-        Outcome
-            What was done; where requests failed, the trace is of what was served after the last of them.
-
-        Raises
-        ------
-        RunStoppedError
-            If the run cannot go on; the journal holds what is finished.
-        """
+        """Serve every request whose completion is not in the journal yet."""
         resumed = len(journal.finished)
         self.answer_refused(journal)
         left, in_a_row = self.left(journal), 0
@@ -255,16 +232,7 @@ class Job:
             yield lines[0] if len(lines) == 1 else joined_line(lines)
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
-        """
-        Return the output line of a finished request.
-
-        Parameters
-        ----------
-        index
-            The request's position in the plan.
-        tokens
-            Its completion, an end-of-sequence token included if that ended it.
-        """
+        """Return the output line of a finished request."""
         record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
         rule, told = self.sampler, None
         if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
@@ -324,21 +292,7 @@ def answer_of(
     ends: frozenset[int] | None,
     told: Sequence[TokenLogprob] | None = None,
 ) -> dict[str, object]:
-    """
-    Return the output line of a finished request.
-
-    Parameters
-    ----------
-    record, prompt_tokens
-        The request, and the tokens of its prompt.
-    tokens
-        Its completion, an end-of-sequence token included if that ended it.
-    ends
-        The :func:`end tokens <batchbound.executor.models.tokenizers.end_tokens>` of both; None where its
-        length was given. Finding them looks at every module of the model, so they are found once a run.
-    told
-        Log-probabilities of its tokens, if it asks for them.
-    """
+    """Return the output line of a finished request."""
     ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
     text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(

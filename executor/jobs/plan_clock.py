@@ -13,7 +13,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
 from ...heuristics.simulate import remaining_schedule
-from .learned_lengths import LearnedLengths
+from .length_estimator import LengthEstimator
 
 EACH = 1e-4
 """Seconds for each request after which lengths are looked at again: a hundredth of that is spent on it."""
@@ -105,7 +105,7 @@ class PlanClock:
         self._before = max(0.0, self._planned - self._rest)
         self._ends = np.append(np.sort(schedule.finishes(problem)), self._rest)
         self._at = self._modelled = self._charged = 0.0
-        self._lengths = LearnedLengths(problem, schedule)
+        self._lengths = LengthEstimator(problem, schedule)
         self._position = {int(request): k for k, request in enumerate(kept)}
         self._ended, self._due, self._foretold = ended, 0.0, -1.0
 
@@ -119,14 +119,7 @@ class PlanClock:
         self._lengths.begun([self._position[int(request)] for request in np.asarray(requests)])
 
     def after(self, stage: Stage, finished: int) -> Standing:
-        """
-        Return where the run stands after a stage.
-
-        Parameters
-        ----------
-        finished
-            Requests that this run has finished.
-        """
+        """Return where the run stands after a stage."""
         self._modelled += stage.model_seconds(self._cost, overheads=False)
         self._charged += stage.model_seconds(self._cost)
         reached = float(self._ends[finished - 1]) if finished else 0.0

@@ -81,11 +81,6 @@ def sequences_of(run: ServerRun) -> Sequences:
 
     Failed requests are left out. Where prompts may have shared keys and values, all of a prompt but one token
     counts as cached.
-
-    Raises
-    ------
-    ValueError
-        If no request was completed, or a completion's tokens are unknown.
     """
     done = np.flatnonzero(run.failed == 0)
     choices, total = run.choices[done], run.completion_tokens[done]
@@ -104,21 +99,7 @@ def sequences_of(run: ServerRun) -> Sequences:
 
 
 def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
-    """
-    Return what became of a run's iterations.
-
-    Parameters
-    ----------
-    limits
-        Of its servers together, as planned.
-    budget_known
-        Whether ``limits.batched_tokens`` is the servers' own; else the bound does without it.
-
-    Raises
-    ------
-    ValueError
-        As :func:`sequences_of`.
-    """
+    """Return what became of a run's iterations."""
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
     # A server that was seen with more requests under way than planned has more slots.
@@ -139,16 +120,7 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
 
 
 def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:
-    """
-    Return what orders of some sequences come to, where nobody counted the iterations of one.
-
-    Parameters
-    ----------
-    sequences, limits
-        What is computed, in the order it was sent, and on which engine.
-    proven
-        The engine's limits as far as they are known, for the bound.
-    """
+    """Return what orders of some sequences come to, where nobody counted the iterations of one."""
     return IterationAudit(
         counted=None,
         bound=iteration_bound(sequences, proven),

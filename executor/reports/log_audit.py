@@ -41,14 +41,7 @@ class LogAudit:
 
 
 def audit_log(log: IterationLog, sequences: int) -> LogAudit:
-    """
-    Return where the slots of an engine stood empty.
-
-    Raises
-    ------
-    ValueError
-        If more requests were under way in an iteration than there are slots.
-    """
+    """Return where the slots of an engine stood empty."""
     rows = log.chunks + log.decodes
     if int(rows.max()) > sequences:
         raise ValueError(f"{int(rows.max())} requests were under way in an iteration, more than {sequences}")

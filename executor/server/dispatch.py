@@ -136,17 +136,7 @@ class Dispatch:
         self.retries = 0
 
     async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
-        """
-        Serve requests, and return why it stopped early, or None when each has its outcome.
-
-        Parameters
-        ----------
-        order
-            Positions of the requests, first to be sent first.
-        on_served
-            Called with each outcome as it comes; failures before the first completion are held back until it
-            is there, and dropped if they are all there is (wrong address, wrong model).
-        """
+        """Serve requests, and return why it stopped early, or None when each has its outcome."""
         loop = asyncio.get_running_loop()
         self._begun = self._reached = loop.time()
         self._ready = [(rank, request) for rank, request in enumerate(order)]
@@ -179,13 +169,6 @@ class Dispatch:
         Keep more in flight on a server that was seen without a request waiting while some are left to send.
 
         The way to the client and back takes it longer than its queue lasts, so that slots stand empty.
-
-        Parameters
-        ----------
-        k
-            Position of the server.
-        most
-            Completions that are ever kept in flight on it.
         """
         server = self._servers[k]
         if self._ready and not server.down and server.held >= server.most < most:
@@ -193,15 +176,7 @@ class Dispatch:
             self._replies.put_nowait(None)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """
-        Send what is left in another order.
-
-        Parameters
-        ----------
-        order
-            Positions of the requests, first to be sent first; of those that were sent, their place if they
-            have to be sent again.
-        """
+        """Send what is left in another order."""
         self._rank = {request: rank for rank, request in enumerate(order)}
         self._ready = [(self._rank[request], request) for _, request in self._ready]
         heapq.heapify(self._ready)

@@ -115,20 +115,7 @@ class ServerJob:
         on_served: Callable[[int], None] | None = None,
         remark: Callable[[str], None] | None = None,
     ) -> ServerOutcome:
-        """
-        Send every request that has no outcome in the journal yet.
-
-        Parameters
-        ----------
-        journal
-            Takes each completion, and each final failure, as it comes.
-        facts
-            What :meth:`probe` found.
-        on_served
-            Called with the number of requests this run is done with.
-        remark
-            Told what a server makes the run wait for.
-        """
+        """Send every request that has no outcome in the journal yet."""
         return asyncio.run(self._run(journal, facts, on_served, remark))
 
     async def _run(

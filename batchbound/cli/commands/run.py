@@ -285,7 +285,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 def _tokens(row: Mapping[str, Any]) -> int:
     """Return the tokens of a completion by its line, or UNKNOWN of one that failed."""
-    from ...executor.jobs.learned_lengths import UNKNOWN
+    from ...executor.jobs.length_estimator import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}
     return int(body.get("usage", {}).get("completion_tokens", UNKNOWN))
@@ -303,9 +303,9 @@ def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
         warn("no completion was finished")
 
 
-def _abandon(journal: Journal, seconds: int) -> None:
+def _abandon(journal: Journal, seconds: float) -> None:
     """End the process from outside the call that hangs: each finished completion is on disk."""
-    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", [journal])
+    _say_stopped(f"no stage ended for {seconds:g} s, a device call may hang (see --stall-seconds)", [journal])
     os._exit(1)
 
 

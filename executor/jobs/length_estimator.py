@@ -60,7 +60,7 @@ class Stretch:
         return lengths
 
 
-class LearnedLengths:
+class LengthEstimator:
     """
     What has begun and ended of a plan, and what is left by the lengths seen.
 
