@@ -1,4 +1,4 @@
-"""A plan of a configuration search carried out: its workers, and its change when lengths drift."""
+"""Serve the plan of a configuration search: its workers, and its change when lengths drift."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
         raise InputError("--ray-address is for several replicas", hint="Leave it out, or give --replicas N.")
     handed_over = plan.configuration is not None and plan.configuration.handed_over
     if options.encode_device is not None and not (handed_over and options.policy is None):
-        message = "--encode-device is for a plan whose prompts another worker encodes (WAA)"
+        message = "--encode-device is for a WAA plan, in which another worker encodes the prompts"
         raise InputError(message, file=path, hint="Leave it out.")
     if options.replan is not None and (plan.configuration is None or options.policy is not None):
         message = "--replan is for a plan of `batchbound search`, carried out without a --policy"

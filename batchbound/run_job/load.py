@@ -26,7 +26,7 @@ _SEVERAL = "cannot be served by workers of several processes"
 _ONE = "Remove it, or plan for one replica and one process."
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""What the caller says of the choice of tokens for all requests, and a batch file for each."""
+"""Sampling fields that options set for all requests, and a batch file for each."""
 
 
 def load_job(
@@ -93,11 +93,11 @@ def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Pat
 
 
 def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
-    """Return what the caller says of the choice of tokens, by name; None where it says nothing."""
-    return {**_said(options), "seed": source.seed}
+    """Return the sampling options by name; None for those not given."""
+    return {**_sampling(options), "seed": source.seed}
 
 
-def _said(options: RunOptions) -> dict[str, Any]:
+def _sampling(options: RunOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in SAMPLING if name != "seed"}
 
 
@@ -149,7 +149,7 @@ def _asked(
 def _refuse_unused(asked: Sequence[Sampling], options: RunOptions) -> None:
     """Raise InputError if the options say of the draw of tokens what no request needs, as none draws."""
     try:
-        refuse_unused(_said(options), asked)
+        refuse_unused(_sampling(options), asked)
     except ValueError as error:
         hint = "Give --temperature above 0 as well, or leave it out."
         raise InputError(f"--{str(error).replace('_', '-', 1)}", hint=hint) from None

@@ -1,4 +1,4 @@
-"""A batch completed by servers that speak OpenAI's protocol, in the order of fewest iterations."""
+"""Run a batch on servers that speak OpenAI's protocol, in the order of fewest iterations."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from ..executor.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
-"""Around the sending: is told how many requests are left and their journal, yields what counts those done."""
+"""Context manager around the sending of the remaining requests; yields a callback for each outcome."""
 
 Order = Literal["auto", "plan", "longest", "file"]
 
 _NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
 
 _UNSTATED_BUDGET = 2048
-"""Tokens of an iteration taken where nobody says: vLLM's default on most devices."""
+"""Tokens of an iteration if unknown: vLLM's default on most devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def run_on_servers(
     limits = _limits(options, slots, len(facts), metrics, batch.iterations)
     again = _asked_again(options, batch, limits)
     if again:
-        remark(f"{again:,} requests ask a prompt again: the order is mended by the lengths that come out")
-        # Only this order says what to do with a length that turns out otherwise.
+        remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
+        # Only this order can adapt to the lengths seen.
         options = replace(options, order="longest")
     elif batch.iterations is not None and options.order == "auto":
         options = replace(options, order="plan")
@@ -257,7 +257,7 @@ def run_on_servers(
 def _finished_before(
     batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
 ) -> ServerResult | None:
-    """Return what a run came to that had written all of its outputs before; None if none had."""
+    """Return the result of an earlier run that wrote all of its outputs; None if there is none."""
     output, trace = outputs
     if _run_of(trace) != run or not is_whole(output, [one.custom_id for one in batch.requests]):
         return None
@@ -269,7 +269,7 @@ def _finished_before(
 
 
 def _run_of(trace: Path) -> str | None:
-    """Return the run that a trace names, or None if there is no trace of one."""
+    """Return the run named in a trace, or None without a trace."""
     try:
         return ServerRun.load(trace).run if trace.is_file() else None
     except InputError:
@@ -299,7 +299,7 @@ def _is_address(url: str) -> bool:
 def _as_planned(
     options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]
 ) -> ServerOptions:
-    """Return the options with what a plan for servers says beside; tell where the servers are others."""
+    """Return the options completed by a plan for servers; remark on servers that differ from it."""
     plan = batch.iterations
     if plan is None:
         return options
@@ -324,7 +324,7 @@ def _as_planned(
 
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
-    """Return how many requests ask the prompt of another, where that may tell how long they become."""
+    """Return the number of requests that repeat a prompt, if an order by lengths seen may use that."""
     from ..executor.server.server_job import prompt_groups
 
     work = batch.work()
@@ -336,13 +336,13 @@ def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) ->
 def _ordered(
     job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
 ) -> ServerJob:
-    """Return the job in the order chosen, with what the caller says of time and failures."""
+    """Return the job in the order chosen, with the parameters of time and retries."""
     return replace(
         job,
         order=release.order.tolist(),
         slots=slots,
         in_flight=options.in_flight,
-        order_name=release.name if planned is None else f"{release.name}, mended by lengths seen",
+        order_name=release.name if planned is None else f"{release.name}, adapted to lengths seen",
         planned=planned,
         params=options.tuned,
         seed=options.seed,
@@ -350,13 +350,13 @@ def _ordered(
 
 
 def _read(path: Path, options: ServerOptions) -> _Batch:
-    """Return the batch that a plan names, or a batch file itself."""
+    """Return the batch named by a plan, or a batch file itself."""
     if options.columns is not None or not _is_plan(path):
         if options.prompts is not None:
             raise InputError("--prompts is for a plan", hint="Leave it out.")
         if options.order == "plan":
             hint = "Plan first with `batchbound plan`, or choose another order."
-            raise InputError("there is no plan whose order could be kept", file=path, hint=hint)
+            raise InputError("--order plan needs a plan", file=path, hint=hint)
         requests = read_server_batch(path, options.columns)
         output, _ = planned_lengths(requests, options.lengths)
         return _Batch(path, requests, output, None, None)
@@ -414,8 +414,8 @@ def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) 
     told = next((fact.slots for fact in facts if fact.slots is not None), None)
     slots = options.slots or batch.slots or told
     if slots is None:
-        hint = "Say --slots, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
-        raise InputError("nobody says how many requests the server works on at a time", hint=hint)
+        hint = "Add --slots N, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
+        raise InputError("max_num_seqs of the server is unknown", hint=hint)
     return int(slots)
 
 
@@ -429,7 +429,7 @@ def _check_facts(
         remark(f"{fact.url}: {name}{serves}; it does not say {', '.join(fact.unknown)}")
         if fact.metrics is not None and fact.metrics.running:
             remark(
-                f"{fact.url}: {fact.metrics.running} requests of others are under way: counts include them"
+                f"{fact.url}: {fact.metrics.running} requests of others are running: the counts include them"
             )
         named = {model} if model is not None else {request.body.get("model") for request in batch.requests}
         missing = sorted(str(one) for one in named - {None} if one not in fact.models)

@@ -1,4 +1,4 @@
-"""What a caller says of a run: the model and how it is loaded, the choice of tokens, the workers."""
+"""Options of a run: the model and its loading, sampling, workers."""
 
 from __future__ import annotations
 

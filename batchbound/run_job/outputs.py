@@ -1,4 +1,4 @@
-"""The files of a run: where they stand, what names the run in them, and whether an earlier run wrote them."""
+"""The files of a run: their paths, the run's name in them, and the check for an earlier run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunFiles:
 
     @classmethod
     def of(cls, output: Path, trace: Path, plan: Plan, *, shared: bool) -> RunFiles:
-        """Return the files of a run of a plan, which may have been shared out anew."""
+        """Return the files of a run of a plan; ``shared`` if it was shared out over other replicas."""
         count = len(plan.fleet.replicas)
         picture = trace.with_suffix(".perfetto.json") if count > 1 else None
         traces = tuple(trace_paths(str(trace), count))
@@ -112,14 +112,14 @@ class RunFiles:
 
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
-    """Return what the completions depend on: a journal goes on only where all of it is the same."""
+    """Return everything that the completions depend on; a journal resumes only if all of it is equal."""
     from ..executor.models.sampling import Sampler
 
     return {
         "plan": plan.digest(),
         **model_identity(job, source),
         "pinned": options.pinned,
-        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
+        # Each request's own fields are in the prompts, whose digest the plan holds.
         "sampling": (
             asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
         ),
@@ -127,7 +127,7 @@ def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions
 
 
 def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
-    """Return what completions depend on of a model and its tokenizer."""
+    """Return everything that completions depend on in a model and its tokenizer."""
     from ..executor.models.fingerprint import files_fingerprint
 
     return {
@@ -142,12 +142,12 @@ def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
 
 
 def run_digest(identity: Mapping[str, object]) -> str:
-    """Return what names a run in its traces."""
+    """Return the name of a run in its traces."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _run_of(path: Path) -> object:
-    """Return the run that a trace names, or None if there is no trace."""
+    """Return the run named in a trace, or None without a trace."""
     try:
         return Trace.load(path).engine.get("run") if path.is_file() else None
     except InputError:
@@ -162,7 +162,7 @@ def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -
 
 
 def is_whole(output: Path, names: Sequence[str]) -> bool:
-    """Return whether an output holds the completions of these requests, and no run goes on with it."""
+    """Return whether an output holds the completions of all requests, and has no journal."""
     from ..executor.jobs.job import journal_path
 
     if journal_path(output).exists() or not output.is_file():

@@ -1,4 +1,4 @@
-"""A plan carried out on a model, from its prompts to completions, traces and a report, with nothing lost."""
+"""Run a plan on a model: from prompts to completions, traces and a report."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from ..executor.jobs.journal import Journal
 
 Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
-"""Around the serving of a plan into a journal: yields what is told each stage and the requests finished."""
+"""Context manager around the serving of a plan; yields a callback for each stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
     """
-    What a run came to.
+    Result of a run on a model.
 
     Parameters
     ----------
@@ -109,9 +109,9 @@ def run(
     remark: Callable[[str], None] | None = None,
 ) -> RunResult | ServerResult:
     """
-    Complete what of a plan has no completion yet, and write completions and traces.
+    Run a plan on a model or on servers, and write completions and traces.
 
-    Each completion is on disk when it is finished: after a stop, the same call goes on.
+    Each completion is on disk when it is finished. After a stop, the same call resumes the run.
 
     Parameters
     ----------
@@ -129,14 +129,14 @@ def run(
     watching
         Entered around the serving: progress, a watchdog.
     remark
-        Told what is worth knowing beside the result.
+        Receives remarks, such as changes to the plan.
 
     Raises
     ------
     InputError
         If plan, prompts, model and options do not go together, or an output would be lost.
     RunStoppedError
-        If the run cannot go on; what is finished is kept.
+        If the run cannot continue; finished completions are kept.
     """
     remark = remark or (lambda _: None)
     if isinstance(model, ServerOptions):

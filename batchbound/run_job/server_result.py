@@ -1,4 +1,4 @@
-"""What a run on servers came to, and its figures beside the bound on iterations."""
+"""Result of a run on servers, with its figures and the bound on iterations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerResult:
     """
-    What a run on servers came to.
+    Result of a run on servers.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ class ServerResult:
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
-                    f"{server.url}: {server.most_running} requests were under way at a time, more than"
+                    f"{server.url}: {server.most_running} requests ran at a time, more than"
                     f" --slots {run.slots}: the bound is taken for as many"
                 )
             elif server.plateau is not None and server.plateau < run.slots:
                 remark(
-                    f"{server.url}: at most {server.plateau} requests were seen under way while others"
+                    f"{server.url}: at most {server.plateau} requests were seen running while others"
                     f" waited: slots or room for KV cache are fewer than --slots {run.slots}"
                 )
         return {

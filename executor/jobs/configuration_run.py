@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..processes.engine_spec import EngineSpec
 
 MOST_GROWTH = 2
-"""Of the encoding batch within a run."""
+"""Largest growth of the encoding batch within a run, as a factor."""
 
 
 def run_configuration(
@@ -44,7 +44,7 @@ def run_configuration(
     tensor_parallel: int = 1,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
-    """Serve every request of a job whose completion is not in the journal yet, as a configuration says."""
+    """Serve every request without a completion in the journal, by a configuration."""
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
     left = job.left(journal)

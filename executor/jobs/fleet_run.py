@@ -32,7 +32,7 @@ def run_on_replicas(
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
     """
-    Serve every request of a job whose completion is not in the journal yet, on as many replicas as planned.
+    Serve every request without a completion in the journal, on the planned replicas.
 
     ``address``: of a running Ray cluster; None for a Ray of this machine that ends with the run.
     ``patience``: seconds of silence after which a replica is given up if another lives; None for never.

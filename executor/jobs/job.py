@@ -1,4 +1,4 @@
-"""One run of a plan on a model: from prompts to completions on disk, with nothing lost on the way."""
+"""A job on disk: from a plan's prompts to its completions, resumable at any moment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """
-    What a run of a plan came to.
+    Outcome of a run of a plan.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ class Job:
         Decode every completion to the plan's length, whatever its tokens are; else a completion ends at an
         end-of-sequence token or at its request's ``max_tokens``.
     tier
-        The layout of keys and values; chosen when the job runs if left out.
+        Layout of the KV cache; chosen when the job runs if left out.
     kv_tokens
-        The most tokens of keys and values to allocate on the device; None for as many as the slots need.
+        Tokens of KV cache to allocate on the device; None for as many as the slots need.
     policy
         A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
         instead of the plan's schedule.
@@ -137,12 +137,12 @@ class Job:
 
     @property
     def decoding(self) -> DecodeOptions:
-        """How the engine decodes: what ends a completion, how tokens are chosen, what the device holds."""
+        """Options of the engine: ends of completions, sampling, KV cache on the device."""
         ends = NO_EOS if self.pinned else self._ends
         return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
-        """Serve every request whose completion is not in the journal yet."""
+        """Serve every request without a completion in the journal."""
         resumed = len(journal.finished)
         self.answer_refused(journal)
         left, in_a_row = self.left(journal), 0
@@ -221,7 +221,7 @@ class Job:
         return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
-        """Write every completion in the plan's order, whole or not at all, and let go of the journal."""
+        """Write every completion in the plan's order, whole or not at all, and delete the journal."""
         write_completions(path, self.lines(journal))
         journal.remove()
 

@@ -1,4 +1,4 @@
-"""The completions of a run as they finish, on disk before the run goes on."""
+"""Journal of finished completions, each on disk before the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long completions turn out beside their planned lengths, learned as a run goes on, and what is left."""
+"""Estimate of the remaining work, from the completions seen so far in a run."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ...data.schedule import Schedule
 from ...data.trace import Stage
 
 UNKNOWN = -1
-"""Stands for the tokens of a completion that none are known of."""
+"""Value for an unknown number of tokens."""
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, without their whole parts, are spread evenly, however many there are."""
 
 AS_PLANNED = 0.02
-"""How far, relatively, a completion's length may be off its plan and count as planned."""
+"""Relative deviation up to which a length counts as planned."""
 
 
 class Stretch:
     """
     The distribution of lengths as multiples of the planned ones: the product-limit estimate (Kaplan-Meier).
 
-    Completions under way count for what they have reached. What none has ended beyond is put at the planned
-    length, or, once that is passed, beyond the longest: as far again if none ended, less the more did.
+    Running completions are censored at their current length. Mass beyond every end lies at the planned length
+    or, past that, beyond the longest: twice as far if none ended, less the more did.
 
     Parameters
     ----------
     ended
         Length over planned length of each completion that ended.
     reached
-        The same so far of each one under way.
+        The same so far for each running one.
     """
 
     def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
@@ -62,7 +62,7 @@ class Stretch:
 
 class LengthEstimator:
     """
-    What has begun and ended of a plan, and what is left by the lengths seen.
+    Requests begun and ended of a plan, and an estimate of the rest from the lengths seen.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class LengthEstimator:
 
     @property
     def longer(self) -> int:
-        """Completions under way that are beyond their planned lengths."""
+        """Running completions beyond their planned lengths."""
         running = self._running
         return int(np.count_nonzero(self._reached(running) > self._planned[running] * (1 + AS_PLANNED)))
 
@@ -114,7 +114,7 @@ class LengthEstimator:
         return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer
 
     def seconds_left(self) -> float:
-        """Return the model seconds that what is left takes if lengths go on as they were."""
+        """Return the model seconds of the remaining work, if lengths stay distributed as seen."""
         known, running = np.flatnonzero(self._tokens > 0), self._running
         reached = np.zeros(len(self._planned))
         reached[running] = self._reached(running) / self._planned[running]

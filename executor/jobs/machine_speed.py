@@ -1,4 +1,4 @@
-"""How fast a machine is right now: the seconds of a fixed piece of work."""
+"""Current speed of a machine: the seconds of a fixed piece of work."""
 
 from __future__ import annotations
 

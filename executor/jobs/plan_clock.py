@@ -1,4 +1,4 @@
-"""Where a run stands in its plan, and when it will be done."""
+"""Progress of a run in its plan, and its predicted end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...heuristics.simulate import remaining_schedule
 from .length_estimator import LengthEstimator
 
 EACH = 1e-4
-"""Seconds for each request after which lengths are looked at again: a hundredth of that is spent on it."""
+"""Seconds a request between two forecasts; larger costs less time and reacts later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """
-    Where a run stands.
+    Progress of a run.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Standing:
         How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
         has left the plan, or nothing is proven.
     longer
-        Completions under way that are beyond their planned lengths.
+        Running completions beyond their planned lengths.
     """
 
     done: float
@@ -50,7 +50,7 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class Follower:
     """
-    Is told of a run as it goes on.
+    Callbacks of a run.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class PlanClock:
 
     @property
     def begin(self) -> Standing:
-        """Where the run stands before its first stage."""
+        """Progress before the first stage."""
         return Standing(self._before, self._planned, 1.0, self._rest, None)
 
     def begun(self, requests: npt.ArrayLike) -> None:
@@ -139,7 +139,7 @@ class PlanClock:
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 
     def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
-        """Return where a run stands whose lengths are not the planned ones."""
+        """Return the progress of a run with other lengths than planned."""
         left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
         if longer and stage.end:

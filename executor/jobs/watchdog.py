@@ -1,4 +1,4 @@
-"""Notices when a run stands still: a device call that never comes back raises nothing by itself."""
+"""Watchdog of a run: a device call that hangs raises nothing by itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Self
 
 class Watchdog:
     """
-    Calls for help once if too long passes without a sign of life.
+    Calls ``on_stall`` once after too many seconds without a sign of life.
 
     The call comes from a thread of its own: the main one may be inside a device call that no exception
-    reaches, so all that helps is to end the process.
+    reaches, so only the end of the process helps.
     """
 
     def __init__(self, seconds: float, on_stall: Callable[[], None]) -> None:

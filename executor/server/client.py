@@ -1,4 +1,4 @@
-"""One server that speaks OpenAI's protocol: a request sent, and what came back told apart."""
+"""Client of a server that speaks OpenAI's protocol: send a request, classify the reply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class Kind(Enum):
-    """What became of one attempt at a request."""
+    """Outcome of one attempt at a request."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
@@ -48,7 +48,7 @@ class Reply:
     status
         HTTP status, or None where no response came.
     body
-        The response's JSON object, or what stands for it.
+        The response's JSON object, or a substitute.
     request_id
         The server's name of the request, or empty.
     wait
@@ -108,7 +108,7 @@ class ServerClient:
 
     async def reachable(self) -> bool:
         """
-        Return whether the server answers at all, other than with an error of its own.
+        Return whether the server responds without an error of its own.
 
         Offline, ``transformers serve`` fails to list its models, and completes requests all the same.
         """

@@ -1,4 +1,4 @@
-"""Requests released to servers in a plan's order, and kept going when servers fail."""
+"""Dispatch of requests to servers in a plan's order, with retries and failover."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONG = 10**6
 
 def in_flight_of(slots: int) -> int:
     """
-    Return how many completions to keep in flight on a server of so many slots.
+    Return the number of completions to keep in flight on a server.
 
     As many as there are slots would leave each slot empty from one completion until the next request comes;
     a few that wait in the server's queue fill it at once.
@@ -84,7 +84,7 @@ class Dispatch:
     Sends requests in order, the next one wherever there is room, until each has its outcome.
 
     A request that failed goes back to its place in the order. A server that cannot be reached gets no request
-    until it answers again; those it had go to the others, or back to it.
+    until it is reachable again; its requests go to the others, or back to it.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class Dispatch:
 
     @property
     def interrupted(self) -> list[bool]:
-        """Whether each server could not be reached at some time, and may have started anew."""
+        """Whether each server was unreachable at some time, and may have restarted."""
         return [server.was_down for server in self._servers]
 
     def _tell(self, served: Served, on_served: Callable[[Served], None], *, last: bool) -> None:
@@ -226,7 +226,7 @@ class Dispatch:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # A mistake of ours, which nobody would see otherwise: the run would wait for a reply for ever.
+            # A bug of ours: without this, the run would wait for a reply for ever.
             self._mistake = task.exception()
             self._replies.put_nowait(None)
 
@@ -295,12 +295,12 @@ class Dispatch:
     def _hold(self, server: _Server, reply: Reply, until: float) -> None:
         """Send a server nothing for a while where its status says so."""
         if reply.status in (502, 504) or (reply.status == 503 and reply.wait is None):
-            self._mark_down(server)  # a proxy whose server is gone
+            self._mark_down(server)  # a proxy without its server
         elif reply.status in (429, 503, 529):
             server.paused_until = max(server.paused_until, until)
 
     def _tell_wait(self, k: int, reply: Reply, now: float, wait: float) -> None:
-        """Tell of a long wait that a server asks for, unless one until about then was told of."""
+        """Report a long wait that a server asks for, unless one of about that end was reported."""
         server, long = self._servers[k], self._patience.longest_backoff_seconds
         if self._on_wait is not None and wait > long and now + wait > server.told_until + long:
             server.told_until = now + wait

@@ -1,4 +1,4 @@
-"""What a server tells of itself before a job, and while one runs."""
+"""Probe of a server: its facts before a job, and its counters during one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .client import ServerClient
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """
-    What could be found out about a server; None for the rest.
+    Facts about a server; None if unknown.
 
     Parameters
     ----------
     url
         Where it is.
     reachable
-        Whether it answers.
+        Whether it responds.
     engine
         ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
     models
         Names it serves.
     slots
-        Completions it works on at a time, where it says so.
+        Requests that it runs at a time.
     metrics
-        Its counters, or None if it shows none.
+        Its counters.
     """
 
     url: str
@@ -42,7 +42,7 @@ class ServerFacts:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What could not be found out, in words."""
+        """Unknown facts, in words."""
         metrics = self.metrics or ServerMetrics()
         missing = {
             "which engine it is": None if self.engine == "unknown" else self.engine,
@@ -57,7 +57,7 @@ class ServerFacts:
 
 
 async def probe(client: ServerClient) -> ServerFacts:
-    """Return what a server tells, without sending it a request to complete."""
+    """Return the facts about a server, without sending it a request to complete."""
     models, metrics, version, props = await asyncio.gather(
         *(client.text(path) for path in ("/v1/models", "/metrics", "/version", "/props"))
     )

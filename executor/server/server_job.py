@@ -1,4 +1,4 @@
-"""One run of a batch on servers that people already have: from bodies to completions on disk."""
+"""A batch on existing servers: from request bodies to completions on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .probe import ServerFacts, Watch, probe
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerOutcome:
     """
-    What a run on servers came to.
+    Outcome of a run on servers.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class ServerJob:
         Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to four
         times as many where a server's queue is seen to run empty.
     order_name
-        How the order came to be, in a word.
+        Name of the order.
     model
         Goes in the place of every body's ``model``; None to leave them.
     params
@@ -196,7 +196,7 @@ class ServerJob:
         return mending if mending.useful else None
 
     def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
-        """Keep more in flight where nobody said how much, and a server's queue ran empty."""
+        """Keep more in flight after a server's queue ran empty, unless the number is fixed."""
         if self.in_flight is None and metrics.waiting == 0:
             dispatch.queue_ran_empty(k, self.params.most_in_flight * self.flying)
 
@@ -233,7 +233,7 @@ class _Mending:
         self._rank = np.empty(len(order), dtype=np.int64)
         self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
         first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]
-        # Of each prompt one goes first, to tell of the others.
+        # One request of each prompt goes first: its length predicts the others.
         self._scout = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
         self._since = 0
 
@@ -303,7 +303,7 @@ def _count(
     if first is None or last is None:
         return known
 
-    # Counters of a server that started anew leave out what it did before.
+    # A restarted server counts from zero.
     anew = interrupted if last.started is None else first.started != last.started
 
     def during(name: str) -> int | None:

@@ -166,7 +166,7 @@ def test_the_empty_slots_of_a_log_are_told_apart(tmp_path: Path, capsys: pytest.
     assert list(found["seconds of the engine"].values()) == pytest.approx([0.007, 0.002, 0.001])
     assert audited(capsys, str(log), "--iterations", "2:3")["iterations (4 slots)"]["counted"] == 2
     assert main(["audit", str(log), "--slots", "1"]) == 2
-    assert "2 requests were under way in an iteration, more than 1" in capsys.readouterr().err
+    assert "2 requests ran in an iteration, more than 1" in capsys.readouterr().err
 
 
 def test_lengths_alone_tell_what_an_order_would_give(

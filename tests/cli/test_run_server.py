@@ -106,7 +106,7 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     assert (run.servers[0].engine, run.servers[0].iterations) == ("vllm", counted["auto"])
 
 
-def test_the_order_is_mended_by_the_lengths_of_the_same_prompts(
+def test_the_order_adapts_to_the_lengths_of_the_same_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 20 prompts, four completions each, about as long as one another; nothing says so beforehand.
@@ -129,8 +129,8 @@ def test_the_order_is_mended_by_the_lengths_of_the_same_prompts(
     with FakeServer(4, total=80, lengths=true) as server:
         assert main(run_words(batch, server, "--slots", "4")) == 0
     captured = capsys.readouterr()
-    assert "60 requests ask a prompt again" in captured.err
-    assert json.loads(captured.out)["order"] == "longest first, mended by lengths seen"
+    assert "60 requests repeat a prompt" in captured.err
+    assert json.loads(captured.out)["order"] == "longest first, adapted to lengths seen"
     # One of each prompt first, in the order of the file; then the longest prompts.
     assert [name.partition("-")[0] for name in sent[:20]] == [f"p{k}" for k in range(20)]
     last, middle = sent[-20:], sent[28:48]
@@ -524,8 +524,8 @@ def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path:
         (["--pinned"], "--pinned has no effect on a server"),
         (["--temperature", "0.5"], "--temperature has no effect on a server"),
         (["--model", "other"], "does not serve 'other', only fake"),
-        (["--order", "plan"], "no plan whose order"),
-        ([], "nobody says how many requests"),
+        (["--order", "plan"], "--order plan needs a plan"),
+        ([], "max_num_seqs of the server is unknown"),
     ],
 )
 def test_what_a_server_cannot_heed_is_refused(
