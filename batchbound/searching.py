@@ -35,7 +35,7 @@ _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),
     True: (Strategy.WAA_C, Strategy.WAA_M),
 }
-"""Whether prompts are handed over, and the strategies that do or do not."""
+"""Strategies with (True) and without a hand-over of prompts."""
 
 _APART = 0.01
 """Share by which a point of the frontier has more throughput than the one before it."""
@@ -207,7 +207,7 @@ def search(
     link: Link | None = None,
 ) -> ConfigurationSearch:
     """
-    Return the configurations of most throughput whose latency stays under a bound.
+    Return the configurations of most throughput under a latency bound.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a comparison of solvers found: a table, performance profiles, and curves over time."""
+"""Results of a comparison of solvers: a table, performance profiles, curves over time."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:
 
 
 _LEAST_SECONDS = 1e-3
-"""Where the log axis of seconds begins."""
+"""Start of the log axis, in seconds."""
 
 
 def _plain_ticks(axis: Axis) -> None:

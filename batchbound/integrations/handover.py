@@ -1,4 +1,4 @@
-"""What an engine can take of a plan: an order, priorities, a replica for each request, its own settings."""
+"""A plan in the terms of an engine: order, priorities, replicas, settings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _HANDOVERS = {"vllm": _vllm, "sglang": _sglang, "verl": _verl, "openrlhf": _open
 
 
 def _slots(plan: IterationPlan) -> int:
-    """Return the most requests that a server should have under way: fewer where the plan holds some back."""
+    """Return the most requests that a server should run: fewer if the plan holds some back."""
     return max(share.held_back or share.limits.sequences for share in plan.shares)
 
 

@@ -1,4 +1,4 @@
-"""What an engine can take of a plan, as files: batches with priorities for servers, an order for trainers."""
+"""Files of a plan for an engine: batches with priorities for servers, an order for trainers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINES = (*SERVERS, "verl", "openrlhf", "trl")
 
 
 def handover_paths(plan_path: str | os.PathLike[str], engine: str, replicas: int) -> tuple[Path, ...]:
-    """Return the files a plan is handed over in: beside it, named after it and the engine."""
+    """Return the files of a plan for its engine, next to the plan and named after both."""
     stem = Path(plan_path).with_suffix("")
     if engine not in SERVERS:
         return (stem.with_name(f"{stem.name}.{engine}.json"),)

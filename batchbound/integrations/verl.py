@@ -23,7 +23,7 @@ _BALANCERS = (
     ("verl.workers.rollout.llm_server", "GlobalRequestLoadBalancer"),
     ("verl.experimental.agent_loop.agent_loop", "GlobalRequestLoadBalancer"),
 )
-"""Where versions of verl keep the class."""
+"""Modules that hold the class, by version of verl."""
 
 
 def priorities(lengths: Sequence[int] | IntArray) -> IntArray:

@@ -51,7 +51,7 @@ def make_fleet_plan(
     provenance: Provenance | None = None,
 ) -> Plan:
     """
-    Return one plan for all replicas: who serves what and when, and the bound proven for the fleet.
+    Return one plan for all replicas: each one's requests and schedule, and the bound of the fleet.
 
     A fleet of one that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
     """
@@ -156,7 +156,7 @@ def _dispatched(fleet: Fleet, rule: str, groups: Groups) -> IntArray:
 
 
 def shared_out(plan: Plan, replicas: int) -> Plan:
-    """Return the plan of one machine's job on several of its kind, shared out anew."""
+    """Share out one machine's plan over several replicas of its kind."""
     return make_fleet_plan(Fleet.of(plan.problem, replicas), provenance=plan.provenance)
 
 
@@ -166,7 +166,7 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
 
     ``spec``: a number of replicas, or a JSON file ``{"replicas": [{...}, ...]}`` that says of each what
     differs from the problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``,
-    ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several alike.
+    ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several equal ones.
     """
     workload = problem.workload
     if prompts and (workload.group < 0).all():
@@ -207,7 +207,7 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
 
 @dataclass(frozen=True, slots=True)
 class _Differing:
-    """What a file says of a replica that differs from the problem, or of several alike."""
+    """Overrides of the problem for a replica, or for several equal ones."""
 
     speed: float = 1.0
     count: Positive = 1
@@ -231,6 +231,6 @@ def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:
 
 
 def _faster(cost: CostModel, speed: float) -> CostModel:
-    """Return the costs of a replica so many times as fast."""
+    """Return the costs of a replica ``speed`` times as fast."""
     seconds = {entry.name: getattr(cost, entry.name) / speed for entry in fields(cost)}
     return CostModel(**seconds)

@@ -29,7 +29,7 @@ class SweepPoint:
     makespan
         Of the plan, seconds.
     bound
-        Seconds that no plan beats with so many slots and replicas; None if none was proven.
+        Lower bound of the seconds with these slots and replicas; None if none was proven.
     """
 
     slots: int
@@ -39,7 +39,7 @@ class SweepPoint:
 
 
 def device_hours(replicas: int, seconds: float) -> float:
-    """Return the hours that devices, one a replica, are held until so many seconds are over."""
+    """Return the device-hours of replicas that are held for some seconds, one device each."""
     return replicas * seconds / HOUR
 
 

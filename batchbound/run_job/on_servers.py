@@ -414,7 +414,9 @@ def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) 
     told = next((fact.slots for fact in facts if fact.slots is not None), None)
     slots = options.slots or batch.slots or told
     if slots is None:
-        hint = "Add --slots N, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
+        hint = (
+            "Add --slots N, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
+        )
         raise InputError("max_num_seqs of the server is unknown", hint=hint)
     return int(slots)
 

@@ -1,4 +1,4 @@
-"""Where the slots' time went: work, and bubbles by cause."""
+"""The slots' time: work, and bubbles by cause."""
 
 from __future__ import annotations
 

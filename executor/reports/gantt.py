@@ -48,7 +48,7 @@ WORDS: Final = {
     NO_ARRIVAL: "idle, none has arrived",
     BETWEEN: "between stages",
 }
-"""What a slot's time goes into, in the words of a legend."""
+"""Uses of a slot's time, in the words of a legend."""
 _LABELLED: Final = 80
 """Up to this many requests the bars carry the requests' names, where those fit."""
 _OUTLINED: Final = 200

@@ -60,7 +60,7 @@ class IterationAudit:
         """
         Iterations above the bound by cause, none negative; they add up to those counted (or simulated).
 
-        Causes are not told apart where the run took fewer iterations than its simulation.
+        Causes are not separated if the run took fewer iterations than its simulation.
         """
         if self.broken:
             return {}
@@ -79,7 +79,7 @@ def sequences_of(run: ServerRun) -> Sequences:
     """
     Return what a run's servers computed, a row per completion, in the order the requests were sent.
 
-    Failed requests are left out. Where prompts may have shared keys and values, all of a prompt but one token
+    Failed requests are left out. If prompts may have shared KV cache, all of a prompt but one token
     counts as cached.
     """
     done = np.flatnonzero(run.failed == 0)
@@ -102,7 +102,7 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
     """Return what became of a run's iterations."""
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
-    # A server that was seen with more requests under way than planned has more slots.
+    # A server seen running more requests than planned has more slots.
     proven = replace(
         limits,
         sequences=max(limits.sequences, observed),
@@ -120,7 +120,7 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
 
 
 def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:
-    """Return what orders of some sequences come to, where nobody counted the iterations of one."""
+    """Return the simulated iterations of orders, without a count."""
     return IterationAudit(
         counted=None,
         bound=iteration_bound(sequences, proven),

@@ -1,4 +1,4 @@
-"""Where the slots of an engine stood empty, by its own log of iterations."""
+"""Empty slots of an engine by cause, from its own log of iterations."""
 
 from __future__ import annotations
 

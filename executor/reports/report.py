@@ -124,7 +124,7 @@ def fleet_report(
 
 
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:
-    """Return the bound that holds of a run: where requests were put back, one that allows for it."""
+    """Return the bound of a run; with evictions, one that allows for them."""
     if not any(trace.evictions for trace in traces):
         return run_bound
     served = served_part(fleet, traces)
@@ -207,7 +207,7 @@ def _computed(workload: Workload) -> int:
 
 
 def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:
-    """Return the report of what replicas did together, of a job of so many requests."""
+    """Return the joint report of replicas, for a job of ``requests`` requests."""
     traces = [part.trace for part in parts]
     planned = np.concatenate([part.planned for part in parts])
     actual = np.concatenate([part.trace.tokens[part.served] for part in parts])
@@ -280,7 +280,7 @@ def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> f
     """
     Return the seconds a cost model gives what a run did.
 
-    Every stage costs what the model says of its tokens, active slots and the keys and values it read; a stage
+    Every stage costs what the model says of its tokens, active slots and the KV cache it read; a stage
     that prefills a request waits until that has arrived.
     """
     edges = _model_edges(cost, trace, overheads=overheads)
@@ -366,10 +366,10 @@ def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     r"""
     Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full rounds' seconds over the makespan.
 
-    As the hybrid paper counts it (section V), where a full round takes t(J) = 71 ms at J = 200 slots. Such
-    a round holds J times the keys and values that an active slot held on average. The makespan is in model
-    seconds as well: a share of measured seconds would be more or less than all by the model's error. Over
-    replicas it is the mean by slots.
+    As the hybrid paper counts it (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots.
+    Such a round holds J times the keys and values that an active slot held on average. The makespan is in
+    model seconds as well: a share of measured seconds would be more or less than all by the model's error.
+    Over replicas it is the mean by slots.
     """
     slots = sum(part.trace.slots for part in parts)
     seconds = sum(part.trace.slots * _full_round_seconds(part) for part in parts)
@@ -406,7 +406,7 @@ def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | 
 
 
 def _padding(parts: Sequence[_Part]) -> tuple[float, float]:
-    """Return the share of the keys and values read that was padding, and the model seconds of reading it."""
+    """Return the share of the KV cache reads that was padding, and the model seconds of reading it."""
     whole, seconds, padding = 0, 0.0, 0
     for part in parts:
         decodes = [stage for stage in part.trace.stages if stage.kind == "decode"]
