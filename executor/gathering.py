@@ -1,4 +1,4 @@
-"""Requests that a trainer's many tasks make one by one, served by the engine in calls of many."""
+"""Single requests of many tasks, gathered into calls of the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A request, and who waits for it."""
+    """A request, and the future of its completion."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -55,27 +55,11 @@ class Gathering:
 
     @property
     def unfinished(self) -> int:
-        """How many requests wait or are served."""
+        """Number of requests that wait or run."""
         return self._unfinished
 
     async def complete(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> Completion:
-        """
-        Return a completion of a prompt.
-
-        Parameters
-        ----------
-        max_tokens
-            Tokens after which the completion ends.
-        **sampling
-            Fields of :class:`~.sampling.Sampling`; without ``seed``, each request is drawn anew.
-
-        Raises
-        ------
-        InputError
-            If a request of the same call cannot be served.
-        ValueError
-            If a field is out of its range, or there is more than one completion to draw.
-        """
+        """Return a completion of a prompt."""
         if Sampling(**sampling).n != 1:
             raise ValueError("n is more than 1: ask once for each completion")
         loop = asyncio.get_running_loop()
@@ -90,7 +74,7 @@ class Gathering:
             self._unfinished -= 1
 
     async def pause(self) -> None:
-        """Let the call that runs come to its end, and begin no other before :meth:`resume`."""
+        """Wait for the running call, and begin no other before :meth:`resume`."""
         self._open.clear()
         async with self._one_at_a_time:
             pass
@@ -100,19 +84,7 @@ class Gathering:
         self._open.set()
 
     async def load(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """
-        Take over weights once no call runs.
-
-        Parameters
-        ----------
-        weights
-            Names, as in the model's ``state_dict``, and tensors.
-
-        Raises
-        ------
-        ValueError
-            If the model has no weight of this name and shape.
-        """
+        """Take over weights once no call runs."""
         async with self._one_at_a_time:
             own = unwrapped(self.engine.model).state_dict()
             for name, weight in weights:
@@ -139,7 +111,7 @@ class Gathering:
                 await asyncio.to_thread(self._call, called, loop)
 
     def _call(self, called: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
-        """Serve requests in one call; whatever it fails of, all that wait for it are told."""
+        """Serve requests in one call; its error goes to every future."""
         seed = seed_of_call(self._seed, 0, 0, next(self._calls))
         try:
             for completion in self.engine.generate(
@@ -154,7 +126,7 @@ class Gathering:
 
 
 def _settle(answer: asyncio.Future[Completion], outcome: Completion | Exception) -> None:
-    """Tell who waits, unless they were told before or have gone."""
+    """Settle a future, unless it is done or cancelled."""
     if answer.done():
         return
     if isinstance(outcome, Exception):

@@ -37,10 +37,10 @@ from .partial import Partial, Until
 from .reports.report import report
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
-"""Text, token ids, the messages of a chat, or a completion of an earlier call to go on with."""
+"""Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
 
 MOST_REMEMBERED = 4096
-"""Completions of earlier calls whose lengths are kept, at most."""
+"""Largest number of lengths kept from earlier calls."""
 
 DEFAULT_MAX_TOKENS = 256
 """Tokens after which a completion ends if the caller does not say."""
@@ -101,9 +101,9 @@ class LLM:
     slots
         The most requests that decode together.
     tier
-        Layout of keys and values: ``auto``, ``window`` or ``ragged``.
+        Layout of the KV cache: ``auto``, ``window`` or ``ragged``.
     kv_tokens
-        The most tokens of keys and values on the device; None for as many as the slots need.
+        Most tokens of KV cache on the device; None for as many as the slots need.
     share_prompts
         Whether a prompt that comes several times, or is to be completed several times, is computed once.
         What of it is kept for later takes as much memory again as the slots at most; on a GPU or with
@@ -165,13 +165,13 @@ class LLM:
 
     @property
     def tier(self) -> Tier:
-        """The layout of keys and values, chosen anew where the model's forward has changed."""
+        """The layout of the KV cache, chosen again after a change of the model's forward."""
         self._look_again()
         return self._tier
 
     @property
     def kv_tokens(self) -> int | None:
-        """The most tokens of keys and values on the device; None for as many as the slots need."""
+        """Most tokens of KV cache on the device; None for as many as the slots need."""
         return self._kv_tokens
 
     @property
@@ -280,7 +280,7 @@ class LLM:
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
         prompts = list(prompts)
-        asked = each_asked(
+        asked = sampling_per_prompt(
             sampling,
             fields,
             declared_sampling(self.model) if sampling is None else {},
@@ -326,7 +326,7 @@ class LLM:
         return report(problem, trace, None, None, run_bound=best_bound(served))
 
     def _look_again(self) -> None:
-        """Refuse a model that has been sharded since, compare completions anew if its forward changed."""
+        """Refuse a model sharded since; repeat the self-check if its forward changed."""
         forward = vars(unwrapped(self.model)).get("forward")
         if forward is not self._forward:
             self._tier = choose_tier(self.model, self._wanted_tier)
@@ -396,7 +396,7 @@ class LLM:
         )
 
     def _learning(self, call: _Call, problem: Problem) -> Policy:
-        """Return the policy of a call whose lengths are not stated."""
+        """Return the policy of a call without stated lengths."""
         longest = max(1, int(call.most.max()) - 1)
         past = self._past[1] if self._past is not None and self._past[0] == longest else None
         workload = replace(
@@ -425,7 +425,7 @@ class LLM:
         workload = Workload.from_lengths(lengths + begun, np.maximum(1, call.expected - begun))
         workload = replace(workload, ids=call.names(workload.ids.tolist()))
         if self._share:
-            # What goes on from tokens of its own has no prompt in common with others.
+            # A continued completion shares no prompt with others.
             group = np.where(begun > 0, -1, numbered(call.prompts))
             workload = replace(workload, group=group).with_shared_prompts()
         slots = min(self._slots, len(call.prompts))
@@ -537,7 +537,7 @@ def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
             )
 
 
-def each_asked(
+def sampling_per_prompt(
     sampling: Sampling | Sequence[Sampling] | None,
     fields: Mapping[str, Any],
     declared: Mapping[str, Any],
@@ -593,7 +593,7 @@ class _Call:
         return lambda index, token: on_token(position[index], token)
 
     def groups(self) -> IntArray:
-        """Return a number for each completion, the same for the same prompt; what goes on is alone."""
+        """Return a number for each completion, equal for equal prompts; a continued one is alone."""
         group = numbered(self.prompts)
         begun = np.array([one is not None for one in self.partial])
         alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)

@@ -1,4 +1,4 @@
-"""Calls that end before every completion does, and what is left of them for a later one."""
+"""Calls that end early, and their unfinished completions for a later call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .models.recording import TokenLogprob
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
     """
-    When a call ends though completions are unfinished: as soon as one of these is reached.
+    End of a call before all completions are finished: as soon as one of these is reached.
 
     Parameters
     ----------
@@ -88,10 +88,10 @@ class Until:
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
     """
-    An unfinished completion: given as a prompt, it is gone on with as it was asked for.
+    An unfinished completion; as a prompt of a later call it continues with the same sampling.
 
-    Its keys and values are computed anew, by the weights of then. If they are those of before, its tokens
-    are those that it would have had without a break.
+    Its KV cache is computed again by the current weights. If these have not changed, its tokens are those of
+    a run without a break.
 
     Parameters
     ----------

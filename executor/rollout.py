@@ -31,7 +31,7 @@ _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Settings that TRL's configurations have under the names of :class:`~.sampling.Sampling`."""
 
 _OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": None, "min_new_tokens": "min_tokens"}
-"""What of transformers' generation settings is called otherwise here."""
+"""Names of transformers' generation settings that differ here."""
 
 
 def rollout_function(
@@ -89,7 +89,7 @@ def rollout_function(
     if history is not None and expected_tokens is not None:
         raise ValueError("expected_tokens would have no effect beside history: give one of them")
     if history is not None:
-        # Not after a whole call, whose completions would be lost.
+        # Before the call: after it, its completions would be lost.
         refuse_outputs([history], True)
     calls = count()
 
@@ -145,7 +145,7 @@ class RolloutSettings:
     sampling, max_tokens
         How completions are drawn, and after how many tokens they end.
     chat_options
-        What the chat template is told.
+        Arguments of the chat template.
     process, step
         Which of the trainer's processes this is, and at which step it is.
     """

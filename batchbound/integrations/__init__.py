@@ -1,1 +1,1 @@
-"""What other engines can take of a plan; nothing here imports an engine before it is used."""
+"""Plans for other engines; an engine is imported only when it is used."""

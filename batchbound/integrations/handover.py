@@ -1,4 +1,4 @@
-"""What an engine can take of a plan: an order, priorities, a replica for each request, its own settings."""
+"""A plan in the terms of an engine: order, priorities, replicas, settings."""
 
 from __future__ import annotations
 
@@ -39,21 +39,7 @@ class Handover:
 
 
 def hand_over(plan: IterationPlan, *, max_position: int | None = None) -> Handover:
-    """
-    Return a plan in the terms of the engine or trainer that it is for.
-
-    Parameters
-    ----------
-    plan
-        For one engine or several.
-    max_position
-        Most tokens of a prompt and its completion, if the server is to be started with such a limit.
-
-    Raises
-    ------
-    ValueError
-        If the engine is none of :data:`ENGINES`.
-    """
+    """Return a plan in the terms of the engine or trainer that it is for."""
     if plan.engine not in ENGINES:
         raise ValueError(f"engine is {plan.engine!r}; it must be one of {', '.join(ENGINES)}")
     return _HANDOVERS[plan.engine](plan, max_position)
@@ -132,7 +118,7 @@ _HANDOVERS = {"vllm": _vllm, "sglang": _sglang, "verl": _verl, "openrlhf": _open
 
 
 def _slots(plan: IterationPlan) -> int:
-    """Return the most requests that a server should have under way: fewer where the plan holds some back."""
+    """Return the most requests that a server should run: fewer if the plan holds some back."""
     return max(share.held_back or share.limits.sequences for share in plan.shares)
 
 

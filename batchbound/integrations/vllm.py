@@ -29,7 +29,7 @@ def expected_tokens(request: Any) -> int:
 
 class LongestFirstQueue:
     """
-    The requests that wait: those put back first, then the longest first, equals in the order they came.
+    Waiting requests: evicted ones first, then the longest first, ties in order of arrival.
 
     It has the methods of vLLM's ``RequestQueue``.
     """
@@ -53,11 +53,11 @@ class LongestFirstQueue:
         return self._front[0] if self._front else self._heap[0][2]
 
     def prepend_request(self, request: Any) -> None:
-        """Put a request back before all others."""
+        """Insert an evicted request before all others."""
         self._front.appendleft(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
-        """Put requests back, the last of them before all others, as vLLM's own queue does."""
+        """Insert evicted requests, the last one first, as vLLM's own queue does."""
         self._front.extendleft(requests)
 
     def remove_request(self, request: Any) -> None:
@@ -85,7 +85,7 @@ class LongestFirstQueue:
 
 @cache
 def longest_first() -> type:
-    """Return a vLLM scheduler whose waiting requests begin longest first."""
+    """Return a vLLM scheduler that begins waiting requests longest first."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.request_queue import RequestQueue
 

@@ -17,11 +17,11 @@ from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
 from ..data.iterations import EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
-from ..executor.engines.server_dispatch import in_flight_of
 from ..executor.profiling.fitted_audit import proven_rates
 from ..executor.profiling.iteration_fit import PricedDevice
 from ..executor.profiling.replay import ComposedDevice
 from ..executor.profiling.seconds_audit import needed_work
+from ..executor.server.dispatch import in_flight_of
 from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
 from ..models.bounds.iterations import iteration_bound
@@ -35,7 +35,7 @@ from .release import Releasable, named_orders
 from .release_search import search_release
 
 UNSTATED = 2**40
-"""Tokens of an iteration that a bound allows for where nobody says how many there may be."""
+"""Token budget of an iteration in a bound if unknown."""
 
 
 ROOMY = "no KV capacity is stated: the engine is taken to hold whatever is under way"
@@ -142,7 +142,7 @@ def make_iteration_plan(
     Raises
     ------
     ValueError
-        If a request needs more keys and values than its engine has, or no affine function lies under the
+        If a request needs more KV cache than its engine has, or no affine function lies under the
         profile's costs.
     PlanningError
         If the plan contradicts itself.
@@ -301,7 +301,7 @@ def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
         sequences, orders = work.sequences(), named_orders(work, None).values()
         runs = [predict(sequences, limits, work.expanded(order), lag=1, prices=prices) for order in orders]
         known = [run.iterations if run.seconds is None else run.seconds for run in runs if run is not None]
-        # Of a job too large to simulate: seconds of none are told apart.
+        # A job too large to simulate has no seconds by order.
         unknown = iteration_bound(sequences, limits, summed=True).iterations if prices is None else math.inf
         each.append(min(known, default=unknown))
     return max(each)
@@ -337,7 +337,7 @@ _FEW = 50_000
 """Completions up to which every rule shares them out; more even out by Graham's alone."""
 
 _SIMULATED = 2000
-"""Completions up to which the rules' shares are simulated; those of more are told apart by their bounds."""
+"""Completions up to which the rules' shares are simulated; larger ones are compared by their bounds."""
 
 _SHARING = 0.4
 """The share of the time after which no further rule is simulated."""

@@ -159,7 +159,7 @@ def _sent(
     *,
     prefix_caching: bool,
 ) -> MixedJob:
-    from ..executor.runs.server_job import prompt_groups
+    from ..executor.server.server_job import prompt_groups
 
     prompts = [_tokens(request, tokenizer, name) for request in requests]
     counts = [
@@ -191,7 +191,7 @@ def _sent(
 
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
-    """Return a prompt's token ids, or None where nobody can tell them."""
+    """Return a prompt's token ids, or None if unknown."""
     prompt = request.says
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return prompt

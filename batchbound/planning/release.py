@@ -15,10 +15,10 @@ from ..models.bounds.iterations import iteration_bound
 LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
 
 _NEAR = 1.003
-"""Of the bound: an order that comes so close is not improved upon."""
+"""Iterations over the bound below which an order is not improved further."""
 
 PACKING_SECONDS = 1.0
-"""Of packing requests into slots, at most."""
+"""Largest packing time of requests into slots, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +52,7 @@ class Releasable:
         """
         Return the requests of some completions.
 
-        Parameters
-        ----------
-        rows
-            The completions, those of one request side by side.
-        request
-            A number for each one's request, equal where it is the same, shape (completions,).
-        exact
-            As of the class.
+        ``request``: a number for each one's request, equal where it is the same, shape (completions,).
         """
         starts = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
         choices = np.diff(np.append(starts, len(rows)))
@@ -73,7 +66,7 @@ class Releasable:
         if self.rows is not None:
             return self.rows
         prompt = np.repeat(self.prompt, self.choices)
-        # A prompt's second completion may take its keys and values from the first.
+        # A prompt's second completion may reuse the KV cache of the first.
         first = np.zeros(len(prompt), dtype=bool)
         first[self._starts()] = True
         return Sequences(prompt, np.repeat(self.output, self.choices), np.where(first, 0, prompt - 1))
@@ -127,20 +120,13 @@ def best_release(
     """
     Return the order of fewest simulated iterations.
 
-    Where keys and values can run out, shuffled orders are tried as well; where slots are the limit and no
+    Where the KV cache can run out, shuffled orders are tried as well; where slots are the limit and no
     named order comes close to the bound, requests whose lengths are known are packed into slots, and each
     slot's begin in turn. (Where lengths are predictions, longest first is the better one: what it has left
     for the end is short, whichever requests turn out longer.)
 
-    Parameters
-    ----------
-    planned
-        The order of a plan, or None.
-    seed
-        Of the shuffling and the packing.
-    in_flight
-        Completions that the client has under way at a time; None for as many as keep the queue from running
-        empty.
+    ``in_flight``: completions that the client keeps in flight; None for as many as keep the queue
+    from running empty.
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):

@@ -18,7 +18,7 @@ from ..solvers.result import Limits, StoppedBy
 from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
 
 _HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
-"""Multiples of the mean number under way that a client tries where fewer at a time may put fewer back."""
+"""Multiples of the mean number running that are tried in flight, as fewer may cause fewer evictions."""
 
 _LATE = 20
 """Orders after which one as bad as before is no longer gone on from."""
@@ -61,21 +61,14 @@ def search_release(
     Return an order that no simple rule beats, improved upon in simulation.
 
     File order, longest first and most tokens first come before anything else. Then requests are packed into
-    slots where those are the limit, or orders shuffled where keys and values are; and where lengths are
+    slots where those are the limit, or orders shuffled where the KV cache is; and where lengths are
     known, requests change places one after another: whatever is no worse is kept.
 
     Without prices, an order is better that takes fewer iterations than every simple rule, then the one of
     least work (iterations and tokens computed again). With them, that takes fewer seconds than every simple
     rule, then no more iterations than the best of them, then the fewest seconds.
 
-    Parameters
-    ----------
-    prices
-        Tell the seconds of iterations.
-    budget
-        When to stop; work is counted in orders simulated after the simple rules.
-    enough
-        Iterations below which nothing is gained, as another engine takes as many.
+    ``prices``: tell the seconds of iterations.
     """
     search = _Search(work, limits, prices, budget or Limits(), enough)
     try:
@@ -155,7 +148,7 @@ class _Search:
 
     def _improve(self) -> None:
         """
-        Let requests change places, and go on from what is no worse than now, or than a while ago.
+        Swap requests; accept an order no worse than the current one, or than that some steps ago.
 
         Late acceptance (Burke and Bykov, EJOR 258, 2017): it leaves orders whose neighbours are all worse.
         """

@@ -1,1 +1,1 @@
-"""What a run was worth: reports, tables, charts, traces for viewers."""
+"""Reports of runs: tables, charts, audits, traces for viewers."""

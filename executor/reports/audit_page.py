@@ -1,4 +1,4 @@
-"""An audit as one page for a browser: what was lost to what, and how many requests were under way when."""
+"""An audit as one page for a browser: losses by cause, and running requests over time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ td + td { text-align: right; font-variant-numeric: tabular-nums; }
 @dataclass(frozen=True, slots=True, eq=False)
 class Occupancy:
     """
-    How many requests were under way in the course of a run.
+    Running requests of a run over time.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Occupancy:
 @dataclass(frozen=True, slots=True)
 class Losses:
     """
-    What was measured, what is proven to be needed, and what the difference went into.
+    A measured quantity, its lower bound, and the difference by cause.
 
     Parameters
     ----------
@@ -85,17 +85,7 @@ def save_audit_page(
     """
     Write an audit as one self-contained HTML file, whole or not at all.
 
-    Parameters
-    ----------
-    runs
-        Drawn on one clock.
-    clock
-        What the clock of the runs counts: ``iterations`` or ``seconds``.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+    ``clock``: what the clock of the runs counts: ``iterations`` or ``seconds``.
     """
     parts = [f"<h1>{escape(title)}</h1>"]
     for one in losses:
@@ -104,8 +94,8 @@ def save_audit_page(
         )
         parts += [f"<h2>{escape(heading)}</h2>", _waterfall(one)]
     if runs:
-        note = "What a line lacks of the top are slots that nobody used."
-        parts += [f"<h2>Requests under way, by {escape(clock)}</h2>", _lines(runs), f"<p>{note}</p>"]
+        note = "The gap between a line and the top is unused slots."
+        parts += [f"<h2>Running requests, by {escape(clock)}</h2>", _lines(runs), f"<p>{note}</p>"]
     for name, rows in tables.items():
         shown = "".join(
             f"<tr><td>{escape(key)}</td><td>{escape(_value(value))}</td></tr>" for key, value in rows.items()
@@ -162,7 +152,7 @@ def _lines(runs: Sequence[Occupancy]) -> str:
             f"{_number(end * share)}</text>"
         )
     drawn.append(f'<text x="4" y="{base - y * most + 5:.0f}">{_number(most)}</text>')
-    return _svg(_HEIGHT, "requests under way", drawn)
+    return _svg(_HEIGHT, "running requests", drawn)
 
 
 def _thinned(run: Occupancy) -> tuple[FloatArray, FloatArray]:

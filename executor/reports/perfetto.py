@@ -32,7 +32,7 @@ def chrome_events(trace: Trace, *, replica: int = 0) -> list[Event]:
 
     A request is a slice in the thread of its slot, from the start of its (last) prefill stage to its last
     token, with the prefill nested in it. The stages have a thread of their own after the slots, and two
-    counters show the active slots and the keys and values held.
+    counters show the active slots and the KV cache held.
     """
     engine = trace.slots
     events = [_meta("process_name", replica, 0, {"name": f"replica {replica}"})]

@@ -41,7 +41,7 @@ class Row:
     group
         The heading it stands under.
     name, value
-        What is said, and its figure with its unit.
+        Name of a figure, and its value with its unit.
     note
         What the figure is measured against, in a few words.
     """
@@ -104,7 +104,7 @@ def _makespan_rows(report: Report) -> list[Row]:
 
 
 def _measured_rows(report: Report) -> list[Row]:
-    """Return the lines of the machine's own clock: none of them stands beside a bound."""
+    """Return the lines of the machine's own clock, which have no bound."""
     if report.clock == "model":
         return []
     group = "Measured seconds"
@@ -298,7 +298,7 @@ def _number(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a fraction as a percentage with so many decimals."""
+    """Return a fraction as a percentage."""
     return f"{100 * value:z.{digits}f} %"
 
 
