@@ -33,7 +33,6 @@ JUDGES = {
     "models/certificates/memory_growth.py": ("tests/solvers/test_memory_growth.py",),
     "models/certificates/packings.py": CERTIFICATES,
     "models/certificates/reads.py": ("tests/models/test_certificates.py",),
-    "models/certificates/slot_ends.py": (*CERTIFICATES, "tests/models/test_slot_ends.py"),
     "models/certificates/stage_intervals.py": ("tests/models/test_stage_intervals.py",),
     "models/certificates/states.py": ("tests/models/test_state_certificates.py",),
     "executor/engines/self_check.py": ("tests/executor/test_self_check.py",),

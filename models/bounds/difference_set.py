@@ -11,7 +11,6 @@ from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
 from .rounded_packing import RoundedPacking
-from .slot_ends import EndCase, EndWaste
 from .stage_intervals import IntervalSolution
 
 
@@ -78,35 +77,6 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     steps = rounds // distance + 1
     far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
     return max(0, (stages + 1) * stages // 2 - far)
-
-
-def useful_end_values(stages: int, longest: int, rounds: int, exact: int = 0) -> int:
-    r"""
-    Return how many lengths S start times and the end leave to the first and the last requests of slots.
-
-    These are what the points between the first, 0, and the end, R, are modulo the longest request's M rounds,
-    as seen from either: :math:`V = \{x \bmod M\}` and :math:`U = \{(R - x) \bmod M\}` for S - 1 points
-    at most, nothing left out. Let :math:`b_i = a_i + M` be e pairs of points, none beginning before another
-    has ended. They are the same in V, so V lacks one for each :math:`b_i` but the end, and U one for each
-    :math:`a_i` but the first point: together 2 e - 2 if :math:`a_1 = 0` and :math:`b_e = R`, else one more.
-    But then M and R - M are points too, and so R modulo M is in both of them, unless it is nothing.
-
-    Parameters
-    ----------
-    stages, longest
-        As in :func:`useful_differences`.
-    rounds
-        The decode steps R.
-    exact
-        Pairs e of points M apart, none beginning before another has ended.
-
-    Returns
-    -------
-    int
-        The most members of V and U together that are not 0.
-    """
-    same = 2 * exact - (1 if rounds % longest else 2) if exact else 0
-    return max(0, 2 * (stages - 1) - same)
 
 
 @dataclass(slots=True)
@@ -275,11 +245,7 @@ class Differences:
     e is, one of these cases holds, and for every l. Prolonged lengths must also fit the slots one by one,
     which ``refuted`` shows them not to do for some k and R.
 
-    The first and the last request of a slot that are shorter than M are rounded up to end values too
-    (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), of which there are few
-    (:func:`useful_end_values`).
-    ``ends`` are the wastes proven of them, each for some R; a number of rounds that has no room for one is
-    refuted. And requests are held for whole intervals between stages
+    Requests are held for whole intervals between stages
     (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
 
     The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
@@ -298,8 +264,6 @@ class Differences:
     ----------
     refuted
         Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
-    ends
-        Wastes of the first and the last requests of slots.
     intervals
         Solutions at prices of the intervals between stages.
     """
@@ -308,7 +272,6 @@ class Differences:
         work = problem.rounds[problem.rounds > 0]
         self.lengths, self.numbers = np.unique(work, return_counts=True)
         self.refuted: list[RoundedPacking] = []
-        self.ends: list[EndWaste] = []
         self.intervals: list[IntervalSolution] = []
         self._problem = problem
         self._counts = counts
@@ -325,7 +288,7 @@ class Differences:
     def with_counts(self, counts: Counts) -> Differences:
         """Return the same with other least counts of the same slots; whatever is proven holds for any."""
         other = Differences(self._problem, counts)
-        other.refuted, other.ends, other.intervals = self.refuted, self.ends, self.intervals
+        other.refuted, other.intervals = self.refuted, self.intervals
         return other
 
     @property
@@ -335,13 +298,13 @@ class Differences:
 
     def bound(self) -> Bound:
         """
-        Return the bound that the least waste, the refutations and the wastes of ends prove.
+        Return the bound that the least waste and the refutations prove.
 
         Returns
         -------
         Bound
             Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-            shortest paths, the refutations used and the prices of ends.
+            shortest paths, and the refutations used.
         """
         cheapest = self.cheapest()
         terms = cost_terms(self._problem, cheapest.stages, cheapest.rounds)
@@ -352,10 +315,9 @@ class Differences:
             "charges": self._charges,
             "late": list(self._late),
             "refuted": [proof.witness for proof in self.refuted],
-            "ends": [waste.prices.witness for waste in self.ends],
             "intervals": [solution.prices.witness for solution in self.intervals],
         }
-        taken = {"intervals": self.intervals, "ends": self.ends, "prices": self.refuted}
+        taken = {"intervals": self.intervals, "prices": self.refuted}
         source = " and ".join(["difference set", *(name for name, proofs in taken.items() if proofs)])
         return Bound(sum(terms.values()), source, terms, certificate)
 
@@ -377,52 +339,37 @@ class Differences:
         assert best is not None, "every problem has a request, so some number of stages is possible"
         return best
 
-    def weakest(self, stages: int) -> EndCase:
-        """Return the case that needs the fewest rounds of those in which some requests fit exactly."""
-        return min(self._cases(stages, 0), key=lambda case: case.rounds)
-
-    def charge(self, values: int) -> int:
-        """Return the charge for a value, in rounds, that proves most of the waste for so many."""
-        self._tighten(values)
-        return self._charge_of[values]
-
     def _rounds(self, stages: int) -> tuple[int, int]:
         """Return the rounds that so many stages need, and the most values in a case that needs no more."""
         needed = 0, 0
         for late in self._late:
             cases = self._cases(stages, late)
-            rounds = min(case.rounds for case in cases)
+            rounds = min(rounds for rounds, _ in cases)
             if rounds > needed[0]:
-                needed = rounds, max(case.values for case in cases if case.rounds == rounds)
+                needed = rounds, max(values for least, values in cases if least == rounds)
         return needed
 
-    def _cases(self, stages: int, late: int) -> list[EndCase]:
-        """Return the fewest rounds of each case: of how many exact pairs of points follow one another."""
-        cases: list[EndCase] = []
+    def _cases(self, stages: int, late: int) -> list[tuple[int, int]]:
+        """Return the fewest rounds and the values of each case: of how many exact pairs in a row."""
+        cases: list[tuple[int, int]] = []
         exact, least = 0, np.inf
         slots, known = self._counts.slots, self._counts.rounds
         known = max([known, *(each.prices.rounds(each.charged, slots, stages) for each in self.intervals)])
         while exact * self._longest < least and exact <= stages:
             case = self._case(stages, late, exact, known)
             cases.append(case)
-            exact, least = exact + 1, min(least, case.rounds)
+            exact, least = exact + 1, min(least, case[0])
         return cases
 
-    def _case(self, stages: int, late: int, exact: int, known: int) -> EndCase:
-        """Return the fewest rounds, of those known, with so many exact pairs of points in a row at most."""
+    def _case(self, stages: int, late: int, exact: int, known: int) -> tuple[int, int]:
+        """Return the fewest rounds, and the values, with so many exact pairs of points in a row at most."""
         slots = self._counts.slots
         values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
         beside = (late + 1) * max(0, self._number - exact * slots)
         waste = beside + self._round_up.certified_waste(values, self._charges)
         unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
         filled = -(-(self._work + waste) // slots)
-        rounds = max(known, exact * self._longest, filled, *unfit)
-        while True:
-            end_values = useful_end_values(stages, self._longest, rounds, 0 if late else exact)
-            case = EndCase(rounds, slots * rounds - self._work + 1, values, end_values, beside)
-            if not any(case.refuted_by(ends) for ends in self.ends):
-                return case
-            rounds += 1
+        return max(known, exact * self._longest, filled, *unfit), values
 
     def _tighten(self, values: int) -> bool:
         """Add the charge that proves the waste for so many values, and return whether it was missing."""

@@ -18,12 +18,19 @@ from .enumeration import MOST_REQUESTS, fits
 from .memory_growth import proven_by_growth
 from .packings import packs
 from .reads import tokens_read
-from .slot_ends import EndClaim, checked_ends
 from .stage_intervals import IntervalClaim, checked_intervals
 from .states import check_no_cheaper
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
+
+DELETED = {"ends": "slot ends"}
+"""Arguments of earlier versions by the field of a certificate that holds their claims."""
+
+
+def deleted(argument: str) -> str:
+    """Return the sentence about an argument that this version no longer checks."""
+    return f"{argument!r} is an argument of an earlier version: plan it again"
 
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
@@ -93,7 +100,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
     if kind == "difference set":
-        parts = (("intervals", "intervals"), ("ends", "ends"), ("prices", "refuted"))
+        parts = (("intervals", "intervals"), ("prices", "refuted"))
         return " and ".join([kind, *(name for name, claims in parts if certificate.get(claims))])
     return _SOURCES.get(kind, "")
 
@@ -111,12 +118,11 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class _WasteClaims:
-    """What proves waste: charges and lates of differences, packings refuted, ends and intervals."""
+    """What proves waste: charges and lates of differences, packings refuted, and intervals."""
 
     charges: list[int]
     lates: list[int]
     refuted: list[tuple[int, int]]
-    ends: list[EndClaim]
     intervals: list[IntervalClaim]
 
 
@@ -145,6 +151,9 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
         return min(
             least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
         )
+    for name, argument in DELETED.items():
+        if certificate.get(name):
+            raise RefutedError("a certificate is of a known kind", deleted(argument))
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     # Certificates of before have none.
     priced = entries({"intervals": [], **certificate}, "intervals")
@@ -152,7 +161,6 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
         wholes(certificate, "charges", "charges"),
         wholes(certificate, "late", "late"),
         [_checked_refutation(have, slots, claim, work) for claim in entries(certificate, "refuted")],
-        [checked_ends(have, slots, claim, work) for claim in entries(certificate, "ends")],
         [checked_intervals(have, slots, claim, work) for claim in priced],
     )
     return _difference_seconds(problem, slots, stages, rounds, claims, work)
@@ -413,7 +421,7 @@ def _difference_seconds(
     claims: _WasteClaims,
     work: Work,
 ) -> float:
-    """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
+    """Return the least cost over all numbers of stages, the waste of each bounded by charges."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     least_seconds = _LeastSeconds(problem)
     numbers = least_seconds.from_cheapest(stages)
@@ -433,7 +441,7 @@ def _difference_seconds(
             for spans in range(number + 1):
                 if spans * longest >= needed:
                     break
-                work.spend(1 + len(relaxed) + len(claims.refuted) + len(claims.ends))
+                work.spend(1 + len(relaxed) + len(claims.refuted))
                 near = _near_in_chain(number, longest, rounds)
                 if spans > 0:
                     beside = _near_in_chain(number, longest + late + 1, rounds) - spans
@@ -444,36 +452,10 @@ def _difference_seconds(
                 least = max(
                     [least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit]
                 )
-                same = spans if late == 0 else 0
-                refuting = {
-                    end.rounds
-                    for end in claims.ends
-                    if end.exceeds(
-                        slots * end.rounds - slot_rounds,
-                        near,
-                        _end_values(number, same, end.rounds % longest),
-                        held,
-                    )
-                }
-                while least in refuting:
-                    least += 1
                 needed = min(needed, least)
             proven = max(proven, int(needed))
         best = min(best, least_seconds(number, proven))
     return best
-
-
-def _end_values(stages: int, spans: int, left: int) -> int:
-    """
-    Return the values, modulo the longest request, of the points between as seen from either end, at most.
-
-    The ends of a span of just the longest request's rounds are one, seen from either end, unless one of them
-    is that end. If this is so at both ends, what is ``left`` of all rounds is a value seen from both.
-    """
-    values = 2 * (stages - 1)
-    if spans > 0:
-        values -= 2 * spans - 2 + (1 if left else 0)
-    return max(0, values)
 
 
 def _near_in_chain(stages: int, distance: int, rounds: int) -> int:

@@ -11,12 +11,10 @@ from ...models.bounds.least_counts import PRICED_WORK, Counts, least_counts
 from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.partition_heuristics import longest_processing_time, machine_loads
 from ...models.bounds.rounded_packing import MOST_WORK
-from ...models.bounds.slot_ends import SlotEnds
 from ...models.bounds.stage_intervals import StageIntervals
 from ..packing.partition import partition_bound
 from .memory_growth import growing_bound
 from .rounded_packing import refute_rounds
-from .slot_ends import refute_case
 from .stage_intervals import IntervalPricing
 
 DEFAULT_SECONDS = 5.0
@@ -30,9 +28,6 @@ FIRST_STAGE = 0.4
 
 STAGE_GROWTH = 4
 """How many times longer it takes to the end of each later stage."""
-
-LONGEST = 2048
-"""Rounds of a longest request up to which the ends of slots are looked at: a step takes as many."""
 
 WORTH_LONGER = 2
 """How many times longer a later stage has to be to be tried for what an earlier one had no time for."""
@@ -55,9 +50,6 @@ CASE_SECONDS = 1e-5
 MEMORY_RULES = 1.05
 """Rounds that memory takes, in those of slots packed full, from which nothing is looked for in slots."""
 
-NEAR = 3
-"""Prices found last from which the next ones are sought."""
-
 
 def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     """
@@ -68,11 +60,9 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a
     slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
     refuted, again and again until they stand: by the intervals between stages, which requests are held for as
-    wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), by the first and the last
-    requests of slots, which have few values to be rounded up to
-    (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems by packing lengths rounded
-    up to the differences that so many stages have. What is proven is kept, so the bound does not fall with
-    more time.
+    wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), and in small problems by
+    packing lengths rounded up to the differences that so many stages have. What is proven is kept, so the
+    bound does not fall with more time.
 
     Parameters
     ----------
@@ -154,10 +144,8 @@ def _memory_rules(problem: Problem, counts: Counts) -> bool:
 def _refute(differences: Differences, pricing: IntervalPricing, deadline: float) -> bool:
     """Refute the cheapest numbers of stages and rounds until they stand; return if there was time for all."""
     _price_intervals(differences, pricing, deadline)
-    enough = _refute_ends(differences, deadline)
-    while _refute_packings(differences, deadline):
-        enough = _refute_ends(differences, deadline)
-    return enough
+    _refute_packings(differences, deadline)
+    return time.perf_counter() < deadline
 
 
 def _price_intervals(differences: Differences, pricing: IntervalPricing, deadline: float) -> None:
@@ -170,9 +158,9 @@ def _price_intervals(differences: Differences, pricing: IntervalPricing, deadlin
         differences.intervals = [*differences.intervals, solution]
 
 
-def _refute_packings(differences: Differences, deadline: float) -> bool:
-    """Refute that lengths rounded up fit the slots one by one while it can; return whether it could."""
-    lengths, before = differences.lengths, differences.refuted
+def _refute_packings(differences: Differences, deadline: float) -> None:
+    """Refute that lengths rounded up fit the slots one by one while it can."""
+    lengths = differences.lengths
     while True:
         cheapest = differences.cheapest()
         values, rounds = cheapest.values, cheapest.rounds
@@ -184,37 +172,13 @@ def _refute_packings(differences: Differences, deadline: float) -> bool:
             break
         told = [old for old in differences.refuted if old.values > values or old.capacity > rounds]
         differences.refuted = [*told, proof]
-    return differences.refuted is not before
-
-
-def _refute_ends(differences: Differences, deadline: float) -> bool:
-    """Add what ends of slots waste until the cheapest counts stand; return whether there was time for all."""
-    lengths = differences.lengths
-    if len(lengths) < 2 or lengths[-1] > LONGEST:
-        return True
-    if time.perf_counter() >= deadline:
-        return False
-    ends = SlotEnds(lengths, differences.numbers, differences.slots)
-    while True:
-        cheapest = differences.cheapest()
-        case = differences.weakest(cheapest.stages)
-        near = [waste.prices for waste in differences.ends[: -NEAR - 1 : -1]]
-        waste, enough = refute_case(ends, case, differences.charge(case.values), near, deadline)
-        if waste is None:
-            return enough
-        differences.ends = [*differences.ends, waste]
 
 
 def _drop_idle(differences: Differences) -> None:
-    """Keep only those proofs of intervals and of ends without which less would be proven."""
+    """Keep only those proofs of intervals without which less would be proven."""
     seconds = differences.bound().seconds
     for solution in differences.intervals:
         intervals = differences.intervals
         differences.intervals = [each for each in intervals if each is not solution]
         if differences.bound().seconds < seconds:
             differences.intervals = intervals
-    for waste in differences.ends:
-        ends = differences.ends
-        differences.ends = [each for each in ends if each is not waste]
-        if differences.bound().seconds < seconds:
-            differences.ends = ends

@@ -17,20 +17,17 @@ from batchbound.data.problem import Problem
 from batchbound.models.bounds.difference_set import (
     difference_set_bound,
     useful_differences,
-    useful_end_values,
 )
 from batchbound.models.bounds.makespan import trivial_bound
 from batchbound.models.certificates.checker import (
     _difference_seconds,
-    _end_values,
     _near_beside,
     _near_in_chain,
     _WasteClaims,
     source_of,
     verify_bound,
 )
-from batchbound.models.certificates.claims import RefutedError, Work
-from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
+from batchbound.models.certificates.claims import Work
 from batchbound.solvers.bounds.proven_bound import CASE_SECONDS, proven_bound
 
 
@@ -82,8 +79,8 @@ def test_the_checker_derives_what_the_differences_prove_and_no_more(batch: int) 
             is_proven_and_no_more(problem, bound)
 
 
-def with_ends(seed: int) -> Problem:
-    """Return a problem of few requests a slot: the bounds of some take ends, or prices."""
+def few_a_slot(seed: int) -> Problem:
+    """Return a problem of few requests a slot: the bounds of some take prices."""
     rng = np.random.default_rng(seed)
     requests, slots, longest = (int(rng.integers(*of)) for of in ((6, 13), (2, 6), (5, 16)))
     many, few = rng.random() < 0.7, rng.choice([0.2, 0.4, 0.6])
@@ -107,18 +104,17 @@ def test_the_checker_derives_what_spans_of_the_longest_prove_and_no_more(seed: i
     is_proven_and_no_more(problem, difference_set_bound(problem))
 
 
-SEEDS_OF_ENDS, SEEDS_OF_PRICES = (9, 46, 51, 61, 107, 432), (0, 49, 74, 85, 92)
+SEEDS_OF_PRICES = (0, 49, 74, 85, 92)
 
 
-@pytest.mark.parametrize("seed", SEEDS_OF_ENDS + SEEDS_OF_PRICES)
-def test_the_checker_derives_what_ends_and_prices_prove_and_no_more(seed: int) -> None:
-    problem = with_ends(seed)
+@pytest.mark.parametrize("seed", SEEDS_OF_PRICES)
+def test_the_checker_derives_what_prices_prove_and_no_more(seed: int) -> None:
+    problem = few_a_slot(seed)
     is_proven_and_no_more(problem, proven_bound(problem, 60.0))
 
 
-@pytest.mark.parametrize(("seeds", "taken"), [(SEEDS_OF_ENDS, "ends"), (SEEDS_OF_PRICES, "prices")])
-def test_some_of_these_take_ends_and_some_prices(seeds: tuple[int, ...], taken: str) -> None:
-    assert any(taken in proven_bound(with_ends(seed), 60.0).source for seed in seeds)
+def test_some_of_these_take_prices() -> None:
+    assert any("prices" in proven_bound(few_a_slot(seed), 60.0).source for seed in SEEDS_OF_PRICES)
 
 
 # Differences at work: six lengths on three slots, two stages leave two differences below the longest.
@@ -130,7 +126,6 @@ def difference(**changes: Any) -> Bound:
     return replace(bound, certificate={**bound.certificate, **changes})
 
 
-ENDS = {"rounds": 9, "filling": False, "share": 8, "value": 16, "end_value": 8, "end": 16, "dearer": [[1, 2]]}
 REFUTED = {"values": 0, "capacity": 11, "lengths": [1, 2, 3, 4, 5, 6], "prices": [1] * 6, "limit": 11}
 
 
@@ -153,25 +148,10 @@ REFUTED = {"values": 0, "capacity": 11, "lengths": [1, 2, 3, 4, 5, 6], "prices":
         ({"refuted": [{**REFUTED, "capacity": 10**12}]}, "a certificate is small"),
         ({"refuted": [{}]}, "a certificate is readable: lengths is None, not a list"),
         ({"refuted": [5]}, "a certificate is readable: AttributeError"),
-        ({"ends": [{**ENDS, "value": -1}]}, "ends: value is -1, less than 0"),
-        ({"ends": [{**ENDS, "end_value": -1}]}, "ends: end_value is -1, less than 0"),
-        ({"ends": [{**ENDS, "end": -1}]}, "ends: end is -1, less than 0"),
-        ({"ends": [{**ENDS, "share": -1}]}, "ends: share is -1, less than 0"),
-        ({"ends": [{**ENDS, "share": 17}]}, "ends: a share of 17 is more than all 16 parts"),
-        ({"ends": [{**ENDS, "rounds": -9}]}, "ends: rounds is -9, less than 0"),
-        ({"ends": [{**ENDS, "filling": 1}]}, "a certificate is readable: filling is 1, not true or false"),
         (
-            {"ends": [{**ENDS, "dearer": [[1]]}]},
-            "a certificate is readable: dearer is [1], not an end value and",
+            {"ends": [{"rounds": 9}]},
+            "a certificate is of a known kind: 'slot ends' is an argument of an earlier version: plan it",
         ),
-        (
-            {"ends": [{**ENDS, "dearer": [[1, 0.5]]}]},
-            "a certificate is readable: dearer is [1, 0.5], not an end",
-        ),
-        ({"ends": [{**ENDS, "dearer": [[0, 2]]}]}, "ends: no other end value comes with 0, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[6, 2]]}]}, "ends: no other end value comes with 6, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[3, 2]]}]}, "ends: no other end value comes with 3, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[1, 9]]}]}, "ends: an end value has a negative price"),
     ],
 )
 def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str) -> None:
@@ -184,7 +164,6 @@ def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str)
         verify_bound(problem, replace(difference(refuted=[unfit]), source="difference set and prices"))
         is None
     )
-    assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
 
 
 def test_many_requests_on_one_slot_are_bounded_and_checked_in_steps_of_their_number(
@@ -208,13 +187,13 @@ def test_many_requests_on_one_slot_are_bounded_and_checked_in_steps_of_their_num
     assert found.seconds == pytest.approx(bound.seconds)
 
 
-@pytest.mark.parametrize(("refuted", "ends", "steps"), [(0, 0, 46), (1, 0, 162), (0, 1, 129), (2, 3, 527)])
+@pytest.mark.parametrize(("refuted", "steps"), [(0, 46), (1, 162), (2, 278)])
 def test_claims_of_differences_are_checked_in_just_these_steps(
-    refuted: int, ends: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    refuted: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
     unfit = {**REFUTED, "values": 2, "capacity": 1, "limit": 1}
-    bound = difference(refuted=[unfit] * refuted, ends=[ENDS] * ends)
+    bound = difference(refuted=[unfit] * refuted)
     bound = replace(bound, source=source_of(bound.certificate))
     assert steps_of(verified_within(problem, bound, monkeypatch)) == steps
 
@@ -278,37 +257,15 @@ def test_requests_of_no_rounds_are_in_no_packing() -> None:
     is_proven_and_no_more(problem, priced)
 
 
-def test_ends_add_up_and_must_be_more_than_the_room() -> None:
-    # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
-    claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
-    assert 2 * PARTS == 20 - 2 * 3 - 5 * 2 + 4 * 7
-    assert not claim.exceeds(2, 2, 5, 4)
-    assert claim.exceeds(2, 1, 5, 4)
-    assert claim.exceeds(2, 2, 4, 4)
-    assert claim.exceeds(2, 2, 5, 5)
-    assert claim.exceeds(1, 2, 5, 4)
-
-
-def test_ends_of_endless_requests_are_given_up() -> None:
-    with pytest.raises(RefutedError, match="its check takes more than"):
-        checked_ends([(10**9, 1)], 1, ENDS, Work())
-
-
 @pytest.mark.parametrize(
     ("lengths", "slots", "stages", "rounds", "claims", "needed"),
     [
         # One stage leaves no two points near, and 7 rounds are refuted for as few.
-        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], [], []), 8),
-        # Ends refute 5 rounds, and nothing refutes 6.
-        ([3], 1, 1, 5, _WasteClaims([], [0], [], [EndClaim(5, 1000, 0, 0, 0)], []), 6),
-        # The ends of a span that may last a round longer are two values: they take away all that ends waste.
-        ([2, 3], 1, 2, 5, _WasteClaims([], [1], [], [EndClaim(5, 2, 0, 1, 0)], []), 5),
-        # Nothing is left of 6 rounds after spans of 3, so no end value is one from both ends: four remain.
-        ([1, 2, 3], 1, 3, 6, _WasteClaims([], [0], [], [EndClaim(6, 4, 0, 1, 0)], []), 6),
+        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], []), 8),
         # Two spans of 5, one after the other: with fewer, one of the three is held for 10 rounds more.
-        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], [], []), 10),
+        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], []), 10),
         # A span of 6 to 10 rounds may fill all 7, so that the point in it may be near both its ends.
-        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], [], []), 7),
+        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], []), 7),
     ],
 )
 def test_the_case_that_needs_the_fewest_rounds_decides(
@@ -337,18 +294,6 @@ def test_the_checker_counts_near_pairs_of_points_as_the_prover_does_by_code_of_i
         assert near == useful_differences(stages, longest, rounds, spans, late)
 
 
-def test_the_checker_counts_values_at_the_ends_as_the_prover_does_by_code_of_its_own() -> None:
-    for stages, longest, rounds, spans, late in SMALL_COUNTS:
-        same = spans if late == 0 else 0
-        found = _end_values(stages, same, rounds % longest)
-        assert found == useful_end_values(stages, longest, rounds, same)
-    # Two stages of three points: the point between is seen from either end.
-    assert _end_values(2, 0, 0) == _end_values(2, 1, 0) == 2
-    assert _end_values(2, 1, 3) == 1
-    assert _end_values(4, 3, 0) == 2
-    assert _end_values(1, 2, 1) == 0
-
-
 def placements(stages: int, gap: int, rounds: int) -> Iterator[list[int]]:
     """Yield all points that begin at 0, end in so many rounds or later, and leave no gap above one."""
     for intervals in itertools.product(range(1, gap + 1), repeat=stages):
@@ -368,16 +313,3 @@ def test_no_points_have_more_near_pairs_than_the_checker_counts(stages: int, gap
         assert near <= _near_in_chain(stages, gap, rounds)
         met += near == _near_in_chain(stages, gap, rounds)
     assert met
-
-
-def test_an_end_claim_that_the_rounds_have_room_for_refutes_none() -> None:
-    problem, bound = replace(APART, cost=replace(UNIT, prefill_base=100.0)), difference()
-    rounds = int(bound.terms["decode rounds"])
-    free = {"filling": False, "share": 0, "value": 0, "end_value": 0, "end": 0, "dearer": []}
-    bound = difference(ends=[{"rounds": n, **free} for n in range(rounds, rounds + 3)])
-    bound = replace(bound, source="difference set and ends")
-    assert verify_bound(problem, bound) is None
-    terms = {**bound.terms, "decode rounds": rounds + 1.0}
-    violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
-    assert violation is not None
-    assert violation.rule == "the certificate proves the bound"
