@@ -10,7 +10,6 @@ from ...data.bound import Bound
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
-from .rounded_packing import RoundedPacking
 from .stage_intervals import IntervalSolution
 
 
@@ -242,8 +241,7 @@ class Differences:
     but for those between points M to M + l apart. If no more than e such pairs of points follow one another,
     e points of time lie in all of them, and J requests are in progress at each: then (l + 1) (A - J e) rounds
     are wasted beside W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever
-    e is, one of these cases holds, and for every l. Prolonged lengths must also fit the slots one by one,
-    which ``refuted`` shows them not to do for some k and R.
+    e is, one of these cases holds, and for every l.
 
     Requests are held for whole intervals between stages
     (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
@@ -262,8 +260,6 @@ class Differences:
 
     Attributes
     ----------
-    refuted
-        Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
     intervals
         Solutions at prices of the intervals between stages.
     """
@@ -271,7 +267,6 @@ class Differences:
     def __init__(self, problem: Problem, counts: Counts) -> None:
         work = problem.rounds[problem.rounds > 0]
         self.lengths, self.numbers = np.unique(work, return_counts=True)
-        self.refuted: list[RoundedPacking] = []
         self.intervals: list[IntervalSolution] = []
         self._problem = problem
         self._counts = counts
@@ -288,7 +283,7 @@ class Differences:
     def with_counts(self, counts: Counts) -> Differences:
         """Return the same with other least counts of the same slots; whatever is proven holds for any."""
         other = Differences(self._problem, counts)
-        other.refuted, other.intervals = self.refuted, self.intervals
+        other.intervals = self.intervals
         return other
 
     @property
@@ -298,13 +293,13 @@ class Differences:
 
     def bound(self) -> Bound:
         """
-        Return the bound that the least waste and the refutations prove.
+        Return the bound that the least waste and the intervals prove.
 
         Returns
         -------
         Bound
             Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-            shortest paths, and the refutations used.
+            shortest paths, and the prices of intervals.
         """
         cheapest = self.cheapest()
         terms = cost_terms(self._problem, cheapest.stages, cheapest.rounds)
@@ -314,11 +309,9 @@ class Differences:
             **self._counts.claims,
             "charges": self._charges,
             "late": list(self._late),
-            "refuted": [proof.witness for proof in self.refuted],
             "intervals": [solution.prices.witness for solution in self.intervals],
         }
-        taken = {"intervals": self.intervals, "prices": self.refuted}
-        source = " and ".join(["difference set", *(name for name, proofs in taken.items() if proofs)])
+        source = "difference set and intervals" if self.intervals else "difference set"
         return Bound(sum(terms.values()), source, terms, certificate)
 
     def cheapest(self) -> CheapestCounts:
@@ -367,9 +360,8 @@ class Differences:
         values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
         beside = (late + 1) * max(0, self._number - exact * slots)
         waste = beside + self._round_up.certified_waste(values, self._charges)
-        unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
         filled = -(-(self._work + waste) // slots)
-        return max(known, exact * self._longest, filled, *unfit), values
+        return max(known, exact * self._longest, filled), values
 
     def _tighten(self, values: int) -> bool:
         """Add the charge that proves the waste for so many values, and return whether it was missing."""

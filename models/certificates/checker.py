@@ -24,7 +24,7 @@ from .states import check_no_cheaper
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
 
-DELETED = {"ends": "slot ends"}
+DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
 """Arguments of earlier versions by the field of a certificate that holds their claims."""
 
 
@@ -100,8 +100,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
     if kind == "difference set":
-        parts = (("intervals", "intervals"), ("prices", "refuted"))
-        return " and ".join([kind, *(name for name, claims in parts if certificate.get(claims))])
+        return f"{kind} and intervals" if certificate.get("intervals") else kind
     return _SOURCES.get(kind, "")
 
 
@@ -118,11 +117,10 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class _WasteClaims:
-    """What proves waste: charges and lates of differences, packings refuted, and intervals."""
+    """What proves waste: charges and lates of differences, and intervals."""
 
     charges: list[int]
     lates: list[int]
-    refuted: list[tuple[int, int]]
     intervals: list[IntervalClaim]
 
 
@@ -160,7 +158,6 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
     claims = _WasteClaims(
         wholes(certificate, "charges", "charges"),
         wholes(certificate, "late", "late"),
-        [_checked_refutation(have, slots, claim, work) for claim in entries(certificate, "refuted")],
         [checked_intervals(have, slots, claim, work) for claim in priced],
     )
     return _difference_seconds(problem, slots, stages, rounds, claims, work)
@@ -378,41 +375,6 @@ class _LeastSeconds:
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
-def _checked_refutation(
-    have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
-) -> tuple[int, int]:
-    """Return a number of values and the rounds that lengths rounded up to no more values do not fit."""
-    price, values = prices(claim, "refuted"), whole(claim, "values", "refuted")
-    capacity, limit = whole(claim, "capacity", "refuted"), whole(claim, "limit", "refuted", least=1)
-    used = min(values, len(have))
-    work.spend(capacity * len(have) + (used + 1) * len(have) ** 2)
-    dearest = [0] * (capacity + 1)
-    for load in range(1, capacity + 1):
-        # What a slot is too short for is left at its end, where it holds nothing.
-        dearest[load] = max((dearest[load - n] + price[n] for n, _ in have if n <= load), default=0)
-    if dearest[capacity] > limit:
-        raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
-    # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
-    least: list[float] = [0] + [math.inf] * len(have)
-    for _ in range(used + 1):
-        least = [0] + [
-            min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
-            for i in range(1, len(have) + 1)
-        ]
-    if least[-1] <= slots * limit:
-        raise RefutedError("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
-    return values, capacity
-
-
-def _rounded_up(have: list[tuple[int, int]], price: int, least: list[float]) -> list[float]:
-    """Return the price of these lengths with the last few of them, by how many, at the given price each."""
-    prices, number = [], 0
-    for j in range(len(have) - 1, -1, -1):
-        number += have[j][1]
-        prices.append(least[j] + number * price)
-    return prices
-
-
 def _difference_seconds(
     problem: Problem,
     slots: int,
@@ -441,17 +403,14 @@ def _difference_seconds(
             for spans in range(number + 1):
                 if spans * longest >= needed:
                     break
-                work.spend(1 + len(relaxed) + len(claims.refuted))
+                work.spend(1 + len(relaxed))
                 near = _near_in_chain(number, longest, rounds)
                 if spans > 0:
                     beside = _near_in_chain(number, longest + late + 1, rounds) - spans
                     near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
                 waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
                 held = (late + 1) * max(0, have[-1][1] - spans * slots)
-                unfit = [capacity + 1 for values, capacity in claims.refuted if near <= values]
-                least = max(
-                    [least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit]
-                )
+                least = max(least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots))
                 needed = min(needed, least)
             proven = max(proven, int(needed))
         best = min(best, least_seconds(number, proven))

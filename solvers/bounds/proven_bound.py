@@ -7,14 +7,12 @@ import time
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...models.bounds.difference_set import Differences
-from ...models.bounds.least_counts import PRICED_WORK, Counts, least_counts
+from ...models.bounds.least_counts import Counts, least_counts
 from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.partition_heuristics import longest_processing_time, machine_loads
-from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.stage_intervals import StageIntervals
 from ..packing.partition import partition_bound
 from .memory_growth import growing_bound
-from .rounded_packing import refute_rounds
 from .stage_intervals import IntervalPricing
 
 DEFAULT_SECONDS = 5.0
@@ -60,8 +58,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a
     slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
     refuted, again and again until they stand: by the intervals between stages, which requests are held for as
-    wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), and in small problems by
-    packing lengths rounded up to the differences that so many stages have. What is proven is kept, so the
+    wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`). What is proven is kept, so the
     bound does not fall with more time.
 
     Parameters
@@ -144,7 +141,6 @@ def _memory_rules(problem: Problem, counts: Counts) -> bool:
 def _refute(differences: Differences, pricing: IntervalPricing, deadline: float) -> bool:
     """Refute the cheapest numbers of stages and rounds until they stand; return if there was time for all."""
     _price_intervals(differences, pricing, deadline)
-    _refute_packings(differences, deadline)
     return time.perf_counter() < deadline
 
 
@@ -156,22 +152,6 @@ def _price_intervals(differences: Differences, pricing: IntervalPricing, deadlin
         if solution is None:
             return
         differences.intervals = [*differences.intervals, solution]
-
-
-def _refute_packings(differences: Differences, deadline: float) -> None:
-    """Refute that lengths rounded up fit the slots one by one while it can."""
-    lengths = differences.lengths
-    while True:
-        cheapest = differences.cheapest()
-        values, rounds = cheapest.values, cheapest.rounds
-        if values * len(lengths) ** 2 > MOST_WORK or rounds * len(lengths) > PRICED_WORK:
-            break
-        left = deadline - time.perf_counter()
-        proof = refute_rounds(lengths, differences.numbers, differences.slots, values, rounds, left)
-        if proof is None:
-            break
-        told = [old for old in differences.refuted if old.values > values or old.capacity > rounds]
-        differences.refuted = [*told, proof]
 
 
 def _drop_idle(differences: Differences) -> None:

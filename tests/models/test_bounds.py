@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,9 @@ from batchbound.data.workload import Workload
 from batchbound.models.bounds.difference_set import difference_set_bound, useful_differences
 from batchbound.models.bounds.least_counts import cheapest_stages, cost_terms, least_counts
 from batchbound.models.bounds.makespan import best_bound, paper_bound, trivial_bound
-from batchbound.models.bounds.rounded_packing import cheapest_rounding
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.solvers.bounds import proven_bound as proven_bound_module
 from batchbound.solvers.bounds.proven_bound import proven_bound
-from batchbound.solvers.bounds.rounded_packing import refute_rounds
 
 Optimum = Callable[[Problem], float]
 
@@ -109,19 +106,6 @@ def few_long_requests(seed: int) -> Problem:
     return problem_of([1] * len(outputs), outputs, int(rng.integers(2, 4)), cost)
 
 
-@pytest.mark.slow
-def test_no_bound_from_packing_rounded_lengths_exceeds_the_optimum(optimal_makespan: Optimum) -> None:
-    used = 0
-    for seed in range(240):
-        problem = few_long_requests(seed)
-        bound = proven_bound(problem, seconds=1.0)
-        if "prices" in bound.source:
-            used += 1
-            assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
-            assert verify_bound(problem, bound) is None, seed
-    assert used >= 8, "of 240 problems, enough must have such a bound"
-
-
 def test_a_span_of_just_the_longest_request_leaves_fewer_differences(optimal_makespan: Optimum) -> None:
     # Ten rounds hold 4 + 6 and 5 + 5, but one stage after the first leaves two differences: if the 6 is to
     # waste nothing these are 4 and 6, which hold a 5 for a round too many.
@@ -132,45 +116,6 @@ def test_a_span_of_just_the_longest_request_leaves_fewer_differences(optimal_mak
     assert bound.seconds == pytest.approx(3 * 0.5 + 10)
     assert bound.seconds == pytest.approx(optimal_makespan(problem))
     assert verify_bound(problem, bound) is None
-
-
-def fewest_rounds(lengths: list[int], slots: int, values: int) -> int:
-    """Return the least makespan of packing lengths rounded up to so few of them and the longest."""
-    distinct = sorted(set(lengths))
-    least = sum(lengths) * 2
-    for chosen in combinations(distinct[:-1], min(values, len(distinct) - 1)):
-        held = [min(value for value in (*chosen, distinct[-1]) if value >= n) for n in lengths]
-        for slot_of in product(range(slots), repeat=len(held)):
-            loads = np.bincount(slot_of, weights=held)
-            least = min(least, int(loads.max()))
-    return least
-
-
-def test_only_rounds_that_no_rounding_fits_are_refuted() -> None:
-    rng = np.random.default_rng(0)
-    refuted = 0
-    for _ in range(40):
-        lengths = rng.integers(2, 15, 6).tolist()
-        slots, values = int(rng.integers(2, 4)), int(rng.integers(0, 3))
-        fewest = fewest_rounds(lengths, slots, values)
-        distinct, counts = np.unique(lengths, return_counts=True)
-        assert refute_rounds(distinct, counts, slots, values, fewest, 5.0) is None
-        refuted += refute_rounds(distinct, counts, slots, values, fewest - 1, 5.0) is not None
-    assert refuted >= 20, "most of the time prices alone see that one round less is too few"
-
-
-def test_no_knapsack_is_begun_that_would_outlast_the_time() -> None:
-    # It would need an array of a trillion rounds.
-    assert refute_rounds(np.array([1, 3]), np.array([5, 5]), 2, 1, 10**12, 5.0) is None
-
-
-def test_lengths_rounded_up_at_the_least_price() -> None:
-    counts, prices = np.array([2, 1, 3]), np.array([1, 5, 6])
-    assert cheapest_rounding(counts, prices, 2)[0] == 2 * 1 + 5 + 3 * 6
-    worth, become = cheapest_rounding(counts, prices, 1)
-    assert worth == 2 * 1 + 4 * 6
-    assert become.tolist() == [2, 0, 4]
-    assert cheapest_rounding(counts, prices, 0)[0] == 6 * 6
 
 
 @pytest.mark.slow
@@ -357,26 +302,6 @@ def test_a_checker_refuses_what_the_certificate_does_not_prove() -> None:
         violation = verify_bound(problem, forgery)
         assert violation is not None, rule
         assert violation.rule == rule
-
-
-def test_a_checker_refuses_a_rounding_that_fits_and_a_slot_that_holds_more() -> None:
-    problem = few_long_requests(14)
-    bound = proven_bound(problem, seconds=1.0)
-    claims: Any = bound.certificate["refuted"]
-    claim = claims[-1]
-    for change in (
-        {"values": claim["values"] + 10},
-        {"limit": claim["limit"] // 2},
-        {"limit": claim["limit"] * 2},
-        {"capacity": claim["capacity"] + 5},
-        {"prices": [-1] * len(claim["prices"])},
-    ):
-        violation = verify_bound(problem, forged(bound, refuted=[{**claim, **change}]))
-        assert violation is not None, change
-        assert violation.rule == "refuted"
-    without = verify_bound(problem, forged(bound, refuted=[]))
-    assert without is not None
-    assert without.rule == "the certificate proves the bound"
 
 
 def test_prices_that_a_full_slot_exceeds_prove_nothing() -> None:

@@ -569,8 +569,8 @@ def test_rounding_is_let_pass_and_nothing_more() -> None:
 @pytest.mark.parametrize(
     ("certificate", "source"),
     [
-        ({"kind": "difference set", "refuted": []}, "difference set"),
-        ({"kind": "difference set", "refuted": [1]}, "difference set and prices"),
+        ({"kind": "difference set", "intervals": []}, "difference set"),
+        ({"kind": "difference set", "intervals": [1]}, "difference set and intervals"),
         ({"kind": "enumeration"}, "enumeration of packings and orders"),
         ({"kind": "solver"}, ""),
     ],
