@@ -13,67 +13,30 @@ from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
 from .stage_intervals import IntervalSolution
 
 
-def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, late: int = 0) -> int:
+def useful_differences(stages: int, longest: int, rounds: int) -> int:
     r"""
     Return how many differences below the longest request S start times and the end can have between them.
 
-    Let M be the longest request's rounds and :math:`x_0 < \dots < x_D` the distinct start times and the
-    end, D <= S. No gap between neighbours need exceed M: when it does, everything has finished M rounds
-    after the earlier one, and the rest moves forward. So there is a chain of points from :math:`r_0 = x_0`
-    to the end: :math:`r_{j + 1}` is the last point less than M after :math:`r_j`, or the next one, M after
-    it, if there is none. What comes after :math:`r_{j + 1}` is at least M after :math:`r_j`. Hence chain
-    points two or more steps apart, C(m, 2) pairs for m steps, differ by M at least, and so does any other
-    point, between :math:`r_j` and :math:`r_{j + 1}` say, from all of the chain but :math:`r_j`,
-    :math:`r_{j + 1}` and :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, or each
-    of them is M and nothing lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small
-    as can be.
-
-    Some pairs of points may be known to differ by M to M + l, :math:`a_i` and :math:`b_i` with
-    :math:`b_i \le a_{i + 1}`, e of them. All of the above holds for M + l + 1 in place of M, so that many
-    pairs are farther apart than M + l, and these e come to them. Besides, let s of the :math:`b_i` be an
-    :math:`a_{i + 1}`. Of their 2 e - s points only a :math:`b_i` and the :math:`a_{i + 1}` after it can be
-    nearer than M without being the same. Another point between :math:`a_j` and :math:`b_j` is at least M
-    from the :math:`a_i` before and the :math:`b_i` after these, which leaves it e + 1 - s of these points,
-    and no others than :math:`b_{j - 1}`, :math:`a_j`, :math:`b_j` and :math:`a_{j + 1}`; one between no two
-    is left one fewer. If they all join, s = e - 1, and R > e (M + l), the first point or the end is such a
-    one.
+    Let M be the longest request's decode steps and :math:`x_0 < \dots < x_D` the distinct start times and the
+    end, D <= S. No gap between neighbours need exceed M: after a longer one everything has finished, and what
+    follows moves forward. So there is a chain of points from :math:`r_0 = x_0` to the end:
+    :math:`r_{j + 1}` is the last point less than M after :math:`r_j`, or the next point, M after it, if there
+    is none. Points after :math:`r_{j + 1}` are at least M after :math:`r_j`. Hence chain points two or more
+    steps apart, C(m, 2) pairs for m steps, differ by M at least. Any other point, between :math:`r_j` and
+    :math:`r_{j + 1}` say, differs by M at least from all of the chain but :math:`r_j`, :math:`r_{j + 1}` and
+    :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, or each of them is M and nothing
+    lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small as can be.
 
     Parameters
     ----------
     stages
         Prefill stages S.
     longest
-        Rounds M of the longest request.
+        Decode steps M of the longest request.
     rounds
         A lower bound on the decode steps R.
-    exact
-        Pairs e of points that differ by M to M + l, none beginning before another has ended.
-    late
-        Rounds l.
-
-    Returns
-    -------
-    int
-        The number of pairs that can differ by less than M.
     """
-    points = stages + 1
-    most = _near_in_chain(stages, longest, rounds)
-    if not exact:
-        return most
-    among = [0]
-    # While four may be near, one more that joins makes it more, by one more than its other points and two.
-    for joined in range(max(0, exact - 3), exact):
-        others = points - 2 * exact + joined
-        if others >= 0:
-            near = others * (others - 1) // 2 + others * min(4, exact + 1 - joined) + exact - 1 - joined
-            among.append(near - (joined == exact - 1 and rounds > exact * (longest + late)))
-    beside = max(0, _near_in_chain(stages, longest + late + 1, rounds) - exact)
-    return min(most, beside, max(among))
-
-
-def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
-    """Return how many pairs of the start times and the end can be nearer than a distance."""
-    steps = rounds // distance + 1
+    steps = rounds // longest + 1
     far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
     return max(0, (stages + 1) * stages // 2 - far)
 
@@ -237,12 +200,6 @@ class Differences:
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    The A longest requests, M rounds each, are held for more than M + l, which wastes l + 1 rounds of each,
-    but for those between points M to M + l apart. If no more than e such pairs of points follow one another,
-    e points of time lie in all of them, and J requests are in progress at each: then (l + 1) (A - J e) rounds
-    are wasted beside W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever
-    e is, one of these cases holds, and for every l.
-
     Requests are held for whole intervals between stages
     (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
 
@@ -272,13 +229,8 @@ class Differences:
         self._counts = counts
         self._round_up = RoundUp(self.lengths, self.numbers)
         self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
-        self._number = int(self.numbers[-1]) if len(self.numbers) else 0
         self._charge_of: dict[int, int] = {}
         self._charges: list[int] = []
-        # The most late at which as many steps are needed as without.
-        steps = counts.rounds // self._longest
-        most_late = counts.rounds // steps - self._longest - 1 if steps else 0
-        self._late = (0, most_late) if most_late > 0 else (0,)
 
     def with_counts(self, counts: Counts) -> Differences:
         """Return the same with other least counts of the same slots; whatever is proven holds for any."""
@@ -308,7 +260,6 @@ class Differences:
             "slots": self._counts.slots,
             **self._counts.claims,
             "charges": self._charges,
-            "late": list(self._late),
             "intervals": [solution.prices.witness for solution in self.intervals],
         }
         source = "difference set and intervals" if self.intervals else "difference set"
@@ -333,35 +284,12 @@ class Differences:
         return best
 
     def _rounds(self, stages: int) -> tuple[int, int]:
-        """Return the rounds that so many stages need, and the most values in a case that needs no more."""
-        needed = 0, 0
-        for late in self._late:
-            cases = self._cases(stages, late)
-            rounds = min(rounds for rounds, _ in cases)
-            if rounds > needed[0]:
-                needed = rounds, max(values for least, values in cases if least == rounds)
-        return needed
-
-    def _cases(self, stages: int, late: int) -> list[tuple[int, int]]:
-        """Return the fewest rounds and the values of each case: of how many exact pairs in a row."""
-        cases: list[tuple[int, int]] = []
-        exact, least = 0, np.inf
+        """Return the rounds that so many stages need, and the values that lengths are rounded up to."""
         slots, known = self._counts.slots, self._counts.rounds
-        known = max([known, *(each.prices.rounds(each.charged, slots, stages) for each in self.intervals)])
-        while exact * self._longest < least and exact <= stages:
-            case = self._case(stages, late, exact, known)
-            cases.append(case)
-            exact, least = exact + 1, min(least, case[0])
-        return cases
-
-    def _case(self, stages: int, late: int, exact: int, known: int) -> tuple[int, int]:
-        """Return the fewest rounds, and the values, with so many exact pairs of points in a row at most."""
-        slots = self._counts.slots
-        values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
-        beside = (late + 1) * max(0, self._number - exact * slots)
-        waste = beside + self._round_up.certified_waste(values, self._charges)
-        filled = -(-(self._work + waste) // slots)
-        return max(known, exact * self._longest, filled), values
+        values = useful_differences(stages, self._longest, known)
+        waste = self._round_up.certified_waste(values, self._charges)
+        priced = [each.prices.rounds(each.charged, slots, stages) for each in self.intervals]
+        return max([known, -(-(self._work + waste) // slots), *priced]), values
 
     def _tighten(self, values: int) -> bool:
         """Add the charge that proves the waste for so many values, and return whether it was missing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,20 @@ from .enumeration import MOST_REQUESTS, fits
 from .memory_growth import proven_by_growth
 from .packings import packs
 from .reads import tokens_read
-from .stage_intervals import IntervalClaim, checked_intervals
+from .stage_intervals import checked_intervals
 from .states import check_no_cheaper
+
+Curve = Callable[[int], int]
+"""Least decode steps by the number of prefill stages."""
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
 
 DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
 """Arguments of earlier versions by the field of a certificate that holds their claims."""
+
+EXACT_PAIRS = "late"
+"""Field of a certificate of an earlier version, whose bound may take exact pairs of stages."""
 
 
 def deleted(argument: str) -> str:
@@ -115,16 +120,14 @@ _SOURCES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _WasteClaims:
-    """What proves waste: charges and lates of differences, and intervals."""
-
-    charges: list[int]
-    lates: list[int]
-    intervals: list[IntervalClaim]
-
-
 def _proven_seconds(problem: Problem, bound: Bound) -> float:
+    proven = _derived_seconds(problem, bound)
+    if EXACT_PAIRS in bound.certificate and bound.seconds > proven * (1 + ROUNDING):
+        raise RefutedError("a certificate is of a known kind", deleted("exact pairs"))
+    return proven
+
+
+def _derived_seconds(problem: Problem, bound: Bound) -> float:
     work, certificate = Work(), bound.certificate
     _check_terms(problem, bound.terms)
     if certificate["kind"] == "enumeration":
@@ -137,30 +140,38 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
         return bound.seconds
     if certificate["kind"] not in ("trivial", "difference set", "growth"):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+    _refuse_deleted(certificate)
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
     rounds = _checked_rounds(problem, slots, _object(certificate, "rounds"), work)
-    if certificate["kind"] == "trivial":
-        least = _LeastSeconds(problem)
-        return least(least.from_cheapest(stages)[0], rounds)
+    curves: list[Curve] = []
+    if certificate["kind"] == "difference set":
+        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+        charges = wholes(certificate, "charges", "charges")
+        curves.append(_difference_curve(have, slots, rounds, charges, work))
+        for claim in entries({"intervals": [], **certificate}, "intervals"):
+            curves.append(checked_intervals(have, slots, claim, work).rounds)
     if certificate["kind"] == "growth":
-        growth = proven_by_growth(problem, slots, _object(certificate, "growth"), work)
-        least = _LeastSeconds(problem)
-        return min(
-            least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
-        )
+        curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
+    return _cheapest(problem, stages, rounds, curves, work)
+
+
+def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
+    """Refuse claims of arguments that only earlier versions check."""
     for name, argument in DELETED.items():
         if certificate.get(name):
             raise RefutedError("a certificate is of a known kind", deleted(argument))
-    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-    # Certificates of before have none.
-    priced = entries({"intervals": [], **certificate}, "intervals")
-    claims = _WasteClaims(
-        wholes(certificate, "charges", "charges"),
-        wholes(certificate, "late", "late"),
-        [checked_intervals(have, slots, claim, work) for claim in priced],
-    )
-    return _difference_seconds(problem, slots, stages, rounds, claims, work)
+
+
+def _cheapest(problem: Problem, stages: int, rounds: int, curves: list[Curve], work: Work) -> float:
+    """Return the least cost over all numbers of stages, each with the most decode steps proven for it."""
+    least, best = _LeastSeconds(problem), math.inf
+    for number in least.from_cheapest(stages):
+        if least(number, rounds) >= best:
+            break
+        work.spend(len(curves))
+        best = min(best, least(number, max([rounds, *(curve(number) for curve in curves)])))
+    return best
 
 
 def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
@@ -375,46 +386,22 @@ class _LeastSeconds:
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
-def _difference_seconds(
-    problem: Problem,
-    slots: int,
-    stages: int,
-    rounds: int,
-    claims: _WasteClaims,
-    work: Work,
-) -> float:
-    """Return the least cost over all numbers of stages, the waste of each bounded by charges."""
-    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-    least_seconds = _LeastSeconds(problem)
-    numbers = least_seconds.from_cheapest(stages)
+def _difference_curve(
+    have: list[tuple[int, int]], slots: int, rounds: int, charges: list[int], work: Work
+) -> Curve:
+    """Return the decode steps that the differences between stages need, by the number of stages."""
     if not have:
-        return least_seconds(numbers[0], rounds)
-    relaxed = {charge: _relaxed_waste(have, charge, work) for charge in claims.charges}
+        return lambda stages: 0
+    relaxed = {charge: _relaxed_waste(have, charge, work) for charge in charges}
     longest, slot_rounds = have[-1][0], sum(length * count for length, count in have)
-    best = math.inf
-    for number in numbers:
-        if least_seconds(number, rounds) >= best:
-            break
-        proven = least_rounds = max([rounds, *(each.rounds(number) for each in claims.intervals)])
-        work.spend(len(claims.intervals))
-        for late in claims.lates:
-            # Each number of spans hardly longer than the longest request, one after the other, is a case.
-            needed = math.inf
-            for spans in range(number + 1):
-                if spans * longest >= needed:
-                    break
-                work.spend(1 + len(relaxed))
-                near = _near_in_chain(number, longest, rounds)
-                if spans > 0:
-                    beside = _near_in_chain(number, longest + late + 1, rounds) - spans
-                    near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
-                waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-                held = (late + 1) * max(0, have[-1][1] - spans * slots)
-                least = max(least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots))
-                needed = min(needed, least)
-            proven = max(proven, int(needed))
-        best = min(best, least_seconds(number, proven))
-    return best
+
+    def needed(stages: int) -> int:
+        work.spend(len(relaxed))
+        near = _near_in_chain(stages, longest, rounds)
+        waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+        return -(-(slot_rounds + waste) // slots)
+
+    return needed
 
 
 def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
@@ -428,29 +415,6 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     chain = rounds // distance + 1
     far = chain * (chain - 1) // 2 + max(0, stages - chain) * max(0, chain - 2)
     return max(0, (stages + 1) * stages // 2 - far)
-
-
-def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
-    """
-    Return the same, at most, if so many spans of the longest request's rounds follow one another.
-
-    They have that many rounds at least and ``span`` at most. A point outside of a span is too far from its
-    start or from its end, so from one point of each span but the one it lies in; and only the ends of that
-    one and of its neighbours are near at all. The ends of spans are near each other across a gap only.
-    """
-    most = 0
-    # From two gaps on, one more takes a point away, and with it more pairs than it adds.
-    for gaps in range(min(3, spans)):
-        ends = spans + 1 + gaps
-        others = stages + 1 - ends
-        if others < 0:
-            continue
-        near = gaps + others * (others - 1) // 2 + others * min(4, ends - (spans - 1))
-        if gaps == 0 and rounds > spans * span:
-            # Something lies before the first span or after the last, so in none.
-            near -= 1
-        most = max(most, near)
-    return most
 
 
 def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:

@@ -42,9 +42,6 @@ MOST_LENGTHS = 2000
 WASTE_SECONDS = 1e-4
 """Seconds a distinct length that the least waste of rounding lengths up takes, about."""
 
-CASE_SECONDS = 1e-5
-"""Seconds that each number of longest requests one after the other takes, in each round of proof, about."""
-
 MEMORY_RULES = 1.05
 """Rounds that memory takes, in those of slots packed full, from which nothing is looked for in slots."""
 
@@ -78,8 +75,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     differences = Differences(problem, counts)
     end = begun + seconds
     stage, best = begun, trivial_bound(problem, counts)
-    cases = min(counts.stages, counts.rounds // max(1, int(problem.rounds.max())))
-    if seconds < WASTE_SECONDS * len(differences.lengths) + CASE_SECONDS * cases:
+    if seconds < WASTE_SECONDS * len(differences.lengths):
         return best
     rules = _memory_rules(problem, counts)
     if problem.memory_can_run_out:
