@@ -31,7 +31,6 @@ JUDGES = {
     "models/certificates/fleet.py": ("tests/models/test_fleet_certificates.py",),
     "models/certificates/iterations.py": ("tests/models/test_iteration_bound.py",),
     "models/certificates/memory_growth.py": ("tests/solvers/test_memory_growth.py",),
-    "models/certificates/packings.py": CERTIFICATES,
     "models/certificates/reads.py": ("tests/models/test_certificates.py",),
     "models/certificates/stage_intervals.py": ("tests/models/test_stage_intervals.py",),
     "models/certificates/states.py": ("tests/models/test_state_certificates.py",),

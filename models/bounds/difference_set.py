@@ -232,12 +232,6 @@ class Differences:
         self._charge_of: dict[int, int] = {}
         self._charges: list[int] = []
 
-    def with_counts(self, counts: Counts) -> Differences:
-        """Return the same with other least counts of the same slots; whatever is proven holds for any."""
-        other = Differences(self._problem, counts)
-        other.intervals = self.intervals
-        return other
-
     @property
     def slots(self) -> int:
         """Slots that can be in use."""

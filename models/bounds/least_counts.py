@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
-from .partition import PartitionBound, dual_feasible_bound, lifted_bound, packing_bound
+from .partition import dual_feasible_bound, lifted_bound, packing_bound
 
 PRICED_WORK = 20_000_000
 """Most capacity times distinct lengths for an argument by prices: a checker repeats the knapsack."""
@@ -44,20 +44,6 @@ class Counts:
     stages: int
     rounds: int
     claims: Mapping[str, Mapping[str, object]]
-
-    def with_packing(self, packing: PartitionBound) -> Counts:
-        """
-        Return the counts with a bound on the packing of all requests' rounds over the slots, if it says more.
-
-        Parameters
-        ----------
-        packing
-            No packing of the rounds over ``slots`` slots has a smaller makespan.
-        """
-        if packing.value <= self.rounds:
-            return self
-        claim = {"at_least": packing.value, **packing.witness}
-        return replace(self, rounds=packing.value, claims={**self.claims, "rounds": claim})
 
 
 def least_counts(problem: Problem) -> Counts:

@@ -11,15 +11,14 @@ from ...models.bounds.least_counts import Counts, least_counts
 from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.partition_heuristics import longest_processing_time, machine_loads
 from ...models.bounds.stage_intervals import StageIntervals
-from ..packing.partition import partition_bound
 from .memory_growth import growing_bound
 from .stage_intervals import IntervalPricing
 
 DEFAULT_SECONDS = 5.0
 """Seconds for what takes a search; most bounds need less."""
 
-PACKING_SHARE = 0.4
-"""The share of them that packing the requests as they are takes at most."""
+GROWTH_SHARE = 0.4
+"""The share of them that the growth of memory takes at most."""
 
 FIRST_STAGE = 0.4
 """Seconds of the first stage of a proof."""
@@ -50,10 +49,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     """
     Return the strongest valid bound found within a time limit.
 
-    Beyond :func:`~batchbound.models.bounds.makespan.best_bound`, the rounds are at least the makespan of
-    any packing of the requests over the slots, the hybrid paper's (26)-(30), which column generation bounds
-    from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a
-    slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
+    Beyond :func:`~batchbound.models.bounds.makespan.best_bound`, the cheapest numbers of stages and steps are
     refuted, again and again until they stand: by the intervals between stages, which requests are held for as
     wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`). What is proven is kept, so the
     bound does not fall with more time.
@@ -79,7 +75,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
         return best
     rules = _memory_rules(problem, counts)
     if problem.memory_can_run_out:
-        left = seconds if rules else PACKING_SHARE * seconds
+        left = seconds if rules else GROWTH_SHARE * seconds
         grown = growing_bound(problem, counts, left)
         if grown is not None:
             best = max(best, grown, key=lambda bound: bound.seconds)
@@ -88,11 +84,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     pricing = IntervalPricing(StageIntervals(differences.lengths, differences.numbers, differences.slots))
     while True:
         # A longer limit goes through the stages of a shorter one, then through more.
-        stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
-        packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
-        if packing.value > counts.rounds:
-            counts = counts.with_packing(packing)
-            differences = differences.with_counts(counts)
+        stage = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun)))
         enough = not len(differences.lengths) or _refute(differences, pricing, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
         settled = enough or end - begun < WORTH_LONGER * (stage - begun)

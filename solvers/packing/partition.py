@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...models.bounds.partition import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
+from ...models.bounds.partition import dual_feasible_bound, lifted_bound, refuted_by_trial
 from ...models.bounds.partition_heuristics import (
     IntArray,
     checked_weights,
@@ -28,8 +28,6 @@ FIRST_RESPLIT = 1.0
 """Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
-SHARE_TO_MEET = 0.3
-"""The share of a bound's time that goes to assignments, which show that nothing more can be proven."""
 SMALL_KNAPSACK = 400_000
 """Items times capacity up to which integer programming over patterns beats re-splits."""
 
@@ -148,28 +146,6 @@ def packed_full(
         makespan = most(best)
         step = min(step if reached else step // 2, makespan - least)
     return best
-
-
-def partition_bound(weights: IntArray, machines: int, seconds: float) -> PartitionBound:
-    """
-    Return the best lower bound proven within a time limit.
-
-    As :func:`solve_partition`, with no more search for assignments than what shows that the bound is met.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`solve_partition`.
-    seconds
-        Seconds after which it stops with what is proven.
-    """
-    search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
-    search.construct()
-    search.settle()
-    search.resplit(search.bound.value, SHARE_TO_MEET * seconds)
-    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
-        search.price_out()
-    return search.bound
 
 
 class _Search:

@@ -203,20 +203,6 @@ def test_the_shorter_of_two_may_end_last_where_that_takes_fewer_rounds() -> None
     assert least_counts(problem).rounds == 18 - 7
 
 
-def test_prices_of_lengths_prove_rounds_that_no_average_shows() -> None:
-    # Whatever fits into 35 rounds is worth 6 at most with 2 for a ten and 1 for a six, and all together are
-    # worth 13; the average load is 34.
-    problem = problem_of([1] * 8, [10] * 5 + [6] * 3, slots=2)
-    assert least_counts(problem).rounds == 35
-    bound = proven_bound(problem)
-    assert bound.terms["decode rounds"] == pytest.approx(36 * 0.029)
-    assert verify_bound(problem, bound) is None
-    assert best_bound(problem).seconds < bound.seconds
-    forged = raised(bound, 0.029)
-    claim = {**bound.certificate["rounds"], "at_least": 37, "capacity": 36}  # type: ignore[dict-item]
-    assert verify_bound(problem, replace(forged, certificate={**bound.certificate, "rounds": claim}))
-
-
 def test_few_stages_leave_few_differences() -> None:
     # The first point and the end are always as far apart as the longest request.
     assert useful_differences(1, longest=10, rounds=10) == 0

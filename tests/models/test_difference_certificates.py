@@ -87,11 +87,11 @@ def difference(**changes: Any) -> Bound:
         ({"charges": []}, "the certificate proves the bound"),
         (
             {"refuted": [{"values": 0, "capacity": 11}]},
-            "a certificate is of a known kind: 'rounded packings' is an argument of an earlier version",
+            "a certificate is of a known kind: 'rounded packings' is of an earlier version",
         ),
         (
             {"ends": [{"rounds": 9}]},
-            "a certificate is of a known kind: 'slot ends' is an argument of an earlier version: plan it",
+            "a certificate is of a known kind: 'slot ends' is of an earlier version: plan it again",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_bound_of_an_earlier_version_passes_only_if_it_holds_without_exact_pai
     terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
     violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
     assert str(violation) == (
-        "a certificate is of a known kind: 'exact pairs' is an argument of an earlier version: plan it again"
+        "a certificate is of a known kind: 'exact pairs' is of an earlier version: plan it again"
     )
 
 

@@ -16,7 +16,6 @@ from batchbound.data.problem import Problem
 from batchbound.models.certificates.checker import source_of, verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.enumeration import MOST_REQUESTS, fits
-from batchbound.models.certificates.packings import packs
 
 SMALL = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
 
@@ -141,34 +140,3 @@ def test_an_enumeration_takes_no_more_steps_than_it_needs_and_is_refused_with_on
 ) -> None:
     assert fits(lengths, slots, stages, rounds, Work()) == served
     assert steps_of(lambda work: fits(lengths, slots, stages, rounds, work)) == steps
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_items_fit_where_one_of_all_ways_to_place_them_does(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    machines = int(rng.integers(1, 5))
-    weights = rng.integers(0, 9, rng.integers(1, 6)).tolist()
-    least = min(
-        int(np.bincount(places, weights=weights).max())
-        for places in itertools.product(range(machines), repeat=len(weights))
-    )
-    for capacity in range(max(0, least - 3), least + 4):
-        assert packs(weights, machines, capacity, Work()) == (capacity >= least)
-
-
-@pytest.mark.parametrize(
-    ("weights", "machines", "capacity", "fit", "steps"),
-    [
-        ([5, 5, 4, 4, 3, 3, 3], 3, 9, True, 273),
-        ([10, 9, 8, 7, 6, 5, 4, 3], 3, 18, True, 1113),
-        ([7, 7, 7, 7, 7], 3, 13, False, 33),
-        ([6, 5, 4, 1, 1], 4, 6, True, 284),
-        ([8, 8, 8, 5, 5, 5, 3, 3, 3, 2, 2], 4, 13, True, 884),
-        ([3], 5, 3, True, 11),
-    ],
-)
-def test_a_packing_takes_no_more_steps_than_it_needs_and_is_refused_with_one_less(
-    weights: list[int], machines: int, capacity: int, fit: bool, steps: int
-) -> None:
-    assert packs(weights, machines, capacity, Work()) == fit
-    assert steps_of(lambda work: packs(weights, machines, capacity, work)) == steps
