@@ -13,8 +13,8 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
+from ..models.bounds.prove import LEAST_LEFT, bound_within
 from .backends.backend import BACKENDS
-from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import FEWEST, best_by_enumeration, can_enumerate
 from .exact.from_the_end import can_search_from_the_end
 from .exact.outcome import ExactOutcome

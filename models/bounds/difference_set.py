@@ -1,4 +1,4 @@
-"""The difference-set bound: few prefill stages leave few lengths of time a slot can be held for."""
+"""The difference-set bound: few prefill stages leave few spans of time that a slot can be held for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
-from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
-from .stage_intervals import IntervalSolution
+from .argument import Curve, Known, exact
+from .least_counts import Counts, least_counts
 
 
 def useful_differences(stages: int, longest: int, rounds: int) -> int:
@@ -24,21 +24,18 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
     is none. Points after :math:`r_{j + 1}` are at least M after :math:`r_j`. Hence chain points two or more
     steps apart, C(m, 2) pairs for m steps, differ by M at least. Any other point, between :math:`r_j` and
     :math:`r_{j + 1}` say, differs by M at least from all of the chain but :math:`r_j`, :math:`r_{j + 1}` and
-    :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, or each of them is M and nothing
-    lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small as can be.
-
-    Parameters
-    ----------
-    stages
-        Prefill stages S.
-    longest
-        Decode steps M of the longest request.
-    rounds
-        A lower bound on the decode steps R.
+    :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, where R is a lower bound on the
+    decode steps (``rounds``), or each of them is M and nothing lies between. The pairs left of C(D + 1, 2)
+    are most with D = S and m as small as can be.
     """
+    return int(_useful(np.array([stages]), longest, rounds)[0])
+
+
+def _useful(stages: IntArray, longest: int, rounds: int) -> IntArray:
     steps = rounds // longest + 1
-    far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
-    return max(0, (stages + 1) * stages // 2 - far)
+    far = steps * (steps - 1) // 2 + np.maximum(0, stages - steps) * max(0, steps - 2)
+    useful: IntArray = np.maximum(0, (stages + 1) * stages // 2 - far)
+    return useful
 
 
 @dataclass(slots=True)
@@ -48,8 +45,8 @@ class RoundUp:
 
     The largest length is a value for free. For a charge :math:`\lambda` per further value let
     :math:`\phi(\lambda)` be the least waste plus charges. With k values the waste W(k) is at least
-    :math:`\phi(\lambda) - \lambda k`, and since the cost of rounding a run of lengths up to its last is
-    Monge, W is convex and some whole :math:`\lambda` attains W(k).
+    :math:`\phi(\lambda) - \lambda k`. The cost of rounding a run of lengths up to its last is Monge, so W is
+    convex and some whole :math:`\lambda` attains W(k).
 
     Parameters
     ----------
@@ -64,19 +61,7 @@ class RoundUp:
     charged: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def relaxed(self, charge: int) -> tuple[int, int]:
-        """
-        Return the least waste plus charges, and how many values it pays for.
-
-        Parameters
-        ----------
-        charge
-            Waste charged per value beyond the largest length, not negative.
-
-        Returns
-        -------
-        tuple of int
-            The relaxed optimum and the charged values of one solution.
-        """
+        """Return the least waste plus charges for values beyond the largest, and how many it pays for."""
         if charge in self.charged:
             return self.charged[charge]
         size = len(self.lengths)
@@ -99,19 +84,11 @@ class RoundUp:
         return result
 
     def least_waste(self, values: int) -> int:
-        """
-        Return the least waste with that many values beyond the largest length.
+        """Return the least waste with that many values beyond the largest length."""
+        return self.certified_waste(values, self.charge(values))
 
-        Parameters
-        ----------
-        values
-            Number of further values, not negative.
-
-        Returns
-        -------
-        int
-            Total rounds by which lengths are rounded up.
-        """
+    def charge(self, values: int) -> int:
+        """Return a charge that proves the least waste with that many values beyond the largest length."""
         if values >= len(self.lengths) - 1:
             return 0
         # A charge above any waste buys no value, charge 0 buys them all: the number bought falls with the
@@ -128,170 +105,65 @@ class RoundUp:
                 low = middle
             else:
                 high = middle
-        return self.certified_waste(values, [low, high])
+        return max(low, high, key=lambda charge: self.certified_waste(values, charge))
 
-    def certified_waste(self, values: int, charges: list[int]) -> int:
-        """
-        Return the waste that given charges prove for a number of values.
-
-        Parameters
-        ----------
-        values
-            Number of values beyond the largest length.
-        charges
-            Charges to use.
-
-        Returns
-        -------
-        int
-            The largest of the relaxed optima less the charges of ``values`` values, not negative.
-        """
-        return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
+    def certified_waste(self, values: int, charge: int) -> int:
+        """Return the waste that a charge proves for a number of values beyond the largest length."""
+        return max(0, self.relaxed(charge)[0] - charge * values)
 
 
-def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """
-    Return the bound that the number of differences between start times puts on slot time.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds to start from, if more is known than
-        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
-
-    Returns
-    -------
-    Bound
-        As :meth:`Differences.bound` gives it, without what takes a search.
-    """
-    return Differences(problem, least_counts(problem) if counts is None else counts).bound()
-
-
-@dataclass(frozen=True, slots=True)
-class CheapestCounts:
-    """
-    The stages and rounds that cost least of those that the differences allow.
-
-    Parameters
-    ----------
-    stages, rounds
-        The counts.
-    values
-        The most values below the longest request that lengths can be rounded up to there.
-    """
-
-    stages: int
-    rounds: int
-    values: int
-
-
-class Differences:
+class DifferenceBound:
     r"""
-    What few differences between start times waste, and the bound that this gives.
+    The argument that few differences between start times waste slot time.
 
     A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
     is held for a difference of two of the S + 1 points (start times and end) that is at least n_i.
     Intervals prolonged to the next point overlap no more than before, since nothing starts in between, so
-    all prolonged lengths fit into J R slot rounds. With k values for the differences below the longest
+    all prolonged lengths fit into J R slot-steps. With k values for the differences below the longest
     request M (:func:`useful_differences`; every longer difference is taken as M), rounding up wastes W(k)
-    at least, hence
+    at least (:class:`RoundUp`), hence
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    Requests are held for whole intervals between stages
-    (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
-
-    The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
-    S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
-    capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
-    bound valid.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds to start from.
-
-    Attributes
-    ----------
-    intervals
-        Solutions at prices of the intervals between stages.
+    Requests of no decode steps are prefilled but hold no slot. Stages that share a start time, token caps, KV
+    capacity and empty slots only mean fewer differences or more waste, so the bound stays valid.
     """
+
+    name = "difference_set"
 
     def __init__(self, problem: Problem, counts: Counts) -> None:
         work = problem.rounds[problem.rounds > 0]
         self.lengths, self.numbers = np.unique(work, return_counts=True)
-        self.intervals: list[IntervalSolution] = []
-        self._problem = problem
-        self._counts = counts
+        self._counts, self._work, self._longest = counts, int(work.sum()), max(1, int(work.max(initial=0)))
         self._round_up = RoundUp(self.lengths, self.numbers)
-        self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
-        self._charge_of: dict[int, int] = {}
-        self._charges: list[int] = []
+        self._curves: dict[int, Curve] = {}
 
-    @property
-    def slots(self) -> int:
-        """Slots that can be in use."""
-        return self._counts.slots
+    def prove(self, known: Known, deadline: float) -> Curve | None:
+        """Return the curve of the charge that proves most waste where stages and steps cost least."""
+        if not len(self.lengths):
+            return None
+        values = useful_differences(known.cheapest[0], self._longest, self._counts.rounds)
+        if values not in self._curves:
+            self._curves[values] = self._curve(known.stages, self._round_up.charge(values))
+        curve = self._curves[values]
+        return curve if curve.steps[known.place] > known.cheapest[1] else None
 
-    def bound(self) -> Bound:
-        """
-        Return the bound that the least waste and the intervals prove.
+    def _curve(self, stages: IntArray, charge: int) -> Curve:
+        """Return the steps that a charge proves for each number of stages."""
+        values = _useful(stages, self._longest, self._counts.rounds)
+        waste = self._round_up.relaxed(charge)[0] - charge * exact(values, charge * int(values.max()))
+        steps = -(-(self._work + np.maximum(0, waste)) // self._counts.slots)
+        return Curve("charges", steps.astype(np.int64), charge)
 
-        Returns
-        -------
-        Bound
-            Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-            shortest paths, and the prices of intervals.
-        """
-        cheapest = self.cheapest()
-        terms = cost_terms(self._problem, cheapest.stages, cheapest.rounds)
-        certificate = {
-            "kind": "difference set",
-            "slots": self._counts.slots,
-            **self._counts.claims,
-            "charges": self._charges,
-            "intervals": [solution.prices.witness for solution in self.intervals],
-        }
-        source = "difference set and intervals" if self.intervals else "difference set"
-        return Bound(sum(terms.values()), source, terms, certificate)
 
-    def cheapest(self) -> CheapestCounts:
-        """Return the stages and rounds that cost least of those that the differences allow."""
-        prefill, fewest = prefill_seconds(self._problem, self._counts.stages), self._counts.stages
-        decode = self._problem.cost.decode_base
-        best: CheapestCounts | None = None
-        least = np.inf
-        for at in np.argsort(prefill, kind="stable").tolist():
-            stages, seconds = fewest + at, float(prefill[at])
-            if seconds + decode * self._counts.rounds >= least:
-                break
-            rounds, values = self._rounds(stages)
-            while seconds + decode * rounds < least and self._tighten(values):
-                rounds, values = self._rounds(stages)
-            if seconds + decode * rounds < least:
-                least, best = seconds + decode * rounds, CheapestCounts(stages, rounds, values)
-        assert best is not None, "every problem has a request, so some number of stages is possible"
-        return best
+def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+    """Return the bound that counts and differences between start times prove, without pricing intervals."""
+    return with_differences(Known.of(problem, least_counts(problem) if counts is None else counts)).bound()
 
-    def _rounds(self, stages: int) -> tuple[int, int]:
-        """Return the rounds that so many stages need, and the values that lengths are rounded up to."""
-        slots, known = self._counts.slots, self._counts.rounds
-        values = useful_differences(stages, self._longest, known)
-        waste = self._round_up.certified_waste(values, self._charges)
-        priced = [each.prices.rounds(each.charged, slots, stages) for each in self.intervals]
-        return max([known, -(-(self._work + waste) // slots), *priced]), values
 
-    def _tighten(self, values: int) -> bool:
-        """Add the charge that proves the waste for so many values, and return whether it was missing."""
-        if values in self._charge_of:
-            return False
-        waste = self._round_up.least_waste(values)
-        charges = self._round_up.charged
-        tight = [c for c in charges if self._round_up.certified_waste(values, [c]) == waste]
-        self._charge_of[values] = tight[0] if tight else 0
-        self._charges = sorted(set(self._charge_of.values()))
-        return True
+def with_differences(known: Known) -> Known:
+    """Return what is known with what differences between start times prove."""
+    argument = DifferenceBound(known.problem, known.counts)
+    while (curve := argument.prove(known, np.inf)) is not None:
+        known = known.with_curves((*known.curves, curve))
+    return known

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
-from .partition import lifted_bound
+from .packing.lower_bounds import lifted_bound
 
 EVALUATIONS = 40
 """Weights of the replica tried."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
-from .partition import lifted_bound
+from .packing.lower_bounds import lifted_bound
 
 
 def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool = False) -> IterationBound:

@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of a problem, each with the terms that add up to it and a certificate."""
+"""Lower bounds on the makespan of a problem that take no search, and the hybrid paper's printed formula."""
 
 from __future__ import annotations
 
@@ -6,31 +6,14 @@ from collections.abc import Sequence
 
 from ...data.bound import Bound
 from ...data.problem import Problem
-from .difference_set import difference_set_bound
-from .least_counts import Counts, cheapest_stages, cost_terms, least_counts
+from .argument import Known
+from .difference_set import with_differences
+from .least_counts import Counts, least_counts
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """
-    Return the bound of the fewest prefill stages and the fewest decode steps, each on its own.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds, if more is known than
-        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
-
-    Returns
-    -------
-    Bound
-        Valid for the problem's cost model, floor, caps and first-token option.
-    """
-    counts = least_counts(problem) if counts is None else counts
-    terms = cost_terms(problem, cheapest_stages(problem, counts.stages), counts.rounds)
-    certificate = {"kind": "trivial", "slots": counts.slots, **counts.claims}
-    return Bound(sum(terms.values()), "fewest stages and rounds", terms, certificate)
+    """Return the bound of the fewest prefill stages and the fewest decode steps, each on its own."""
+    return Known.of(problem, least_counts(problem) if counts is None else counts).bound()
 
 
 def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: int) -> Bound:
@@ -86,21 +69,5 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
 
 
 def best_bound(problem: Problem) -> Bound:
-    """
-    Return the strongest valid bound that takes no search.
-
-    :func:`~batchbound.solvers.bounds.proven_bound.proven_bound` searches for a stronger one.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-
-    Returns
-    -------
-    Bound
-        The larger of the trivial and the difference-set bound, with its certificate.
-    """
-    counts = least_counts(problem)
-    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
-    return max(bounds, key=lambda bound: bound.seconds)
+    """Return the strongest valid bound that takes no search: of counts and of differences."""
+    return with_differences(Known.of(problem, least_counts(problem))).pruned().bound()

@@ -104,7 +104,8 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
     if kind == "difference set":
-        return f"{kind} and intervals" if certificate.get("intervals") else kind
+        parts = [name for name in ("intervals", "growth") if certificate.get(name)]
+        return " and ".join([kind, *parts])
     return _SOURCES.get(kind, "")
 
 
@@ -150,7 +151,7 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
         curves.append(_difference_curve(have, slots, rounds, charges, work))
         for claim in entries({"intervals": [], **certificate}, "intervals"):
             curves.append(checked_intervals(have, slots, claim, work).rounds)
-    if certificate["kind"] == "growth":
+    if certificate["kind"] == "growth" or "growth" in certificate:
         curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
     return _cheapest(problem, stages, rounds, curves, work)
 

@@ -24,9 +24,8 @@ from batchbound.data.workload import Workload
 from batchbound.models.bounds.difference_set import difference_set_bound, useful_differences
 from batchbound.models.bounds.least_counts import cheapest_stages, cost_terms, least_counts
 from batchbound.models.bounds.makespan import best_bound, paper_bound, trivial_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
-from batchbound.solvers.bounds import proven_bound as proven_bound_module
-from batchbound.solvers.bounds.proven_bound import proven_bound
 
 Optimum = Callable[[Problem], float]
 
@@ -82,18 +81,6 @@ def test_no_searched_bound_exceeds_the_optimum_of_a_tiny_problem(
     for seed in range(20 * batch, 20 * batch + 20):
         problem = tiny_problem(seed)
         bound = proven_bound(problem, seconds=0.2)
-        assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
-        assert verify_bound(problem, bound) is None, seed
-
-
-@pytest.mark.slow
-def test_what_stages_of_a_proof_leave_to_the_next_stays_valid(
-    optimal_makespan: Optimum, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proven_bound_module, "FIRST_STAGE", 1e-3)
-    for seed in range(12):
-        problem = few_long_requests(seed)
-        bound = proven_bound(problem, seconds=0.3)
         assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
         assert verify_bound(problem, bound) is None, seed
 

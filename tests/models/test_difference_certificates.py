@@ -103,7 +103,7 @@ def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str)
 
 def test_claims_of_differences_are_checked_in_just_these_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
-    assert steps_of(verified_within(problem, difference(), monkeypatch)) == 21
+    assert steps_of(verified_within(problem, difference(), monkeypatch)) == 19
 
 
 @pytest.mark.parametrize("late", [[0], [0, 3], None])

@@ -79,8 +79,8 @@ FLEETS = {
 @pytest.fixture(autouse=True)
 def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs that take seconds have tests of their own."""
-    bounds = importlib.import_module("batchbound.solvers.bounds.proven_bound")
-    monkeypatch.setattr(bounds, "proven_bound", lambda problem, seconds=0.0: best_bound(problem))
+    bounds = importlib.import_module("batchbound.models.bounds.prove")
+    monkeypatch.setattr(bounds, "proven_bound", lambda problem, *_, **__: best_bound(problem))
 
 
 @pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
@@ -213,12 +213,12 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
 @pytest.mark.parametrize(
     ("solver", "interrupted"),
     [
-        ("exact", "bounds.proven_bound.proven_bound"),
-        ("exact", "exact.stage_states._StateSearch.run"),
-        ("exact", "exact.enumeration._Enumeration.run"),
-        ("search", "exact.from_the_end._EndSearch.run"),
-        ("fleet", "search.schedule_search.ScheduleSearch.improve"),
-        ("fleet", "fleet._FleetSearch.offer_rules"),
+        ("exact", "models.bounds.prove.proven_bound"),
+        ("exact", "solvers.exact.stage_states._StateSearch.run"),
+        ("exact", "solvers.exact.enumeration._Enumeration.run"),
+        ("search", "solvers.exact.from_the_end._EndSearch.run"),
+        ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
+        ("fleet", "solvers.fleet._FleetSearch.offer_rules"),
     ],
 )
 def test_what_an_interrupt_ends_hands_back_its_best_schedule(
@@ -227,7 +227,7 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"batchbound.solvers.{interrupted}", interrupt)
+    monkeypatch.setattr(f"batchbound.{interrupted}", interrupt)
     monkeypatch.setattr("batchbound.solvers.exact.enumeration.FIRST_STATES", 1)
     few = PROBLEMS["few"]
     if solver == "fleet":

@@ -7,9 +7,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from ...models.bounds.partition import PartitionBound, priced_bound
-from ...models.bounds.partition_heuristics import IntArray
-from ...models.programme import Entries, Programme
+from ...programme import Entries, Programme
+from .heuristics import IntArray
+from .lower_bounds import PartitionBound, priced_bound
 
 FloatArray = NDArray[np.float64]
 Pattern = tuple[int, ...]

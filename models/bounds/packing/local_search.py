@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from ...models.bounds.partition_heuristics import IntArray
+from .heuristics import IntArray
 
 MOST_PARTNERS = 16
 """Machines below the target tried with an overloaded one before others are shuffled."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...models.bounds.partition import dual_feasible_bound, lifted_bound, refuted_by_trial
-from ...models.bounds.partition_heuristics import (
+from .heuristics import (
     IntArray,
     checked_weights,
     karmarkar_karp,
@@ -19,6 +18,7 @@ from ...models.bounds.partition_heuristics import (
     multifit,
 )
 from .local_search import Resplit
+from .lower_bounds import dual_feasible_bound, lifted_bound, refuted_by_trial
 from .patterns import PatternMaster
 from .small import settle_packing
 
@@ -91,7 +91,7 @@ def solve_partition(
     Parameters
     ----------
     weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+        As of :func:`~batchbound.models.bounds.packing.heuristics.checked_weights`, with its errors.
     seconds
         Seconds after which it stops with what it has; the constructive heuristics always run.
     seed

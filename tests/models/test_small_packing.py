@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from batchbound.solvers.packing.partition import solve_partition
-from batchbound.solvers.packing.small import MOST_ITEMS, settle_packing
+from batchbound.models.bounds.packing.partition import solve_partition
+from batchbound.models.bounds.packing.small import MOST_ITEMS, settle_packing
 
 
 def least_makespan(weights: list[int], machines: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.bounds.partition_heuristics import IntArray
+from .heuristics import IntArray
 
 MOST_ITEMS = 24
 """Items up to which it is tried; the states decide whether it ends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .partition_heuristics import IntArray, checked_weights
+from .heuristics import IntArray, checked_weights
 
 MOST_THRESHOLDS = 256
 """Most thresholds tried per family of dual feasible functions; beyond it they are thinned out evenly."""
@@ -47,7 +47,7 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
     Parameters
     ----------
     weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+        As of :func:`~batchbound.models.bounds.packing.heuristics.checked_weights`, with its errors.
 
     Returns
     -------
@@ -74,6 +74,16 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
     return PartitionBound(int(values[::-1][best]), source, witness)
 
 
+def mean_or_longest(weights: IntArray, machines: int) -> PartitionBound:
+    """Return the larger of the mean load and the heaviest item: two sub-instances of :func:`lifted_bound`."""
+    weights = checked_weights(weights, machines)
+    mean, heaviest = -(-int(weights.sum()) // machines), int(weights.max(initial=0))
+    if mean >= heaviest and weights.size >= machines:
+        claim = {"kind": "lifted", "heaviest": weights.size, "machines": machines}
+        return PartitionBound(mean, "mean load", claim)
+    return PartitionBound(heaviest, "heaviest item", {"kind": "lifted", "heaviest": 1, "machines": 1})
+
+
 def dual_feasible_bound(
     weights: IntArray, machines: int, at_least: int, at_most: int
 ) -> PartitionBound | None:
@@ -93,7 +103,7 @@ def dual_feasible_bound(
     Parameters
     ----------
     weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+        As of :func:`~batchbound.models.bounds.packing.heuristics.checked_weights`, with its errors.
     at_least
         A proven lower bound to start from.
     at_most
