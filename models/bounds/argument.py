@@ -128,7 +128,8 @@ class Known:
             (certificate["growth"],) = growth
             certificate["kind"], source = "growth", "growing keys and values"
         if claims:
-            certificate |= {"kind": "difference set", "charges": [], "intervals": [], **claims}
+            certificate |= {"kind": "difference set", "charges": [], "intervals": []}
+            certificate.update(claims)
             source = "difference set"
             source += " and intervals" if "intervals" in claims else ""
             source += " and growth" if growth is not None else ""

@@ -103,6 +103,8 @@ def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
 def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
+    if kind == "trivial" and certificate.get("evictions") is True:
+        return "fewest stages and rounds, evictions allowed"
     if kind == "difference set":
         parts = [name for name in ("intervals", "growth") if certificate.get(name)]
         return " and ".join([kind, *parts])
@@ -130,6 +132,8 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
 def _derived_seconds(problem: Problem, bound: Bound) -> float:
     work, certificate = Work(), bound.certificate
     _check_terms(problem, bound.terms)
+    if "evictions" in certificate:
+        _check_evictions(problem, certificate)
     if certificate["kind"] == "enumeration":
         stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
         return _enumerated_seconds(problem, stages, rounds, work)
@@ -154,6 +158,22 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
     if certificate["kind"] == "growth" or "growth" in certificate:
         curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
     return _cheapest(problem, stages, rounds, curves, work)
+
+
+def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
+    """Refuse arguments that need one interval a request, if the bound is of schedules that may evict."""
+    if certificate["evictions"] is not True:
+        raise unreadable("evictions", certificate["evictions"], "true")
+    kind = certificate["kind"]
+    if kind == "trivial":
+        claim = _object(certificate, "rounds")
+        kind = claim["kind"]
+        spread = claim.get("heaviest"), claim.get("machines")
+        # The mean load of all slots, or the longest request.
+        alone = kind == "lifted" and spread in ((len(problem), certificate["slots"]), (1, 1))
+        if alone or kind == "KV tokens over capacity":
+            return
+    raise RefutedError("evictions", f"{kind!r} does not hold of schedules that evict")
 
 
 def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
