@@ -17,7 +17,7 @@ from .least_counts import Counts, cost_terms, prefill_seconds
 LARGEST = 2**62
 """A number that 64 bits hold with room for a sum."""
 
-Part = Literal["charges", "intervals", "growth"]
+Part = Literal["rounds", "charges", "intervals", "growth"]
 """Field of a certificate that holds the claims of an argument."""
 
 
@@ -122,6 +122,8 @@ class Known:
         for curve in self.curves:
             claims.setdefault(curve.part, []).append(curve.claim)
         certificate: dict[str, object] = {"kind": "trivial", "slots": self.counts.slots, **self.counts.claims}
+        for claim in claims.pop("rounds", []):
+            certificate["rounds"] = claim
         source = "fewest stages and rounds"
         growth = claims.pop("growth", None)
         if growth is not None:

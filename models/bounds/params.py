@@ -36,6 +36,8 @@ class BoundParams:
         Prefill stages are bins of prompts under the token cap and the KV capacity.
     difference_set
         Few stages leave few spans of time that a slot can be held for.
+    packing_prices
+        Prices from column generation refute numbers of decode steps in which no packing fits the slots.
     stage_intervals
         Requests hold slots for whole intervals between stages.
     memory_growth
@@ -46,6 +48,8 @@ class BoundParams:
         Share of a solver's time that its bound gets at most; more proves more and leaves less for the search.
     growth_share
         Share of a bound's time for the growth of memory, where other arguments may still prove more.
+    packing_share
+        Share of a bound's time for packing prices, once the intervals between stages prove no more.
     memory_binds
         Steps that the KV capacity takes, in steps of fully packed slots, from which the growth of memory gets
         all of the time; less gives the intervals between stages no time more often.
@@ -59,16 +63,18 @@ class BoundParams:
     two_requests: bool = True
     stage_packing: bool = True
     difference_set: bool = True
+    packing_prices: bool = True
     stage_intervals: bool = True
     memory_growth: bool = True
     growth_programmes: bool = True
     time_share: float = 0.3
     growth_share: float = 0.4
+    packing_share: float = 0.4
     memory_binds: float = 1.05
     most_lengths: int = 2000
 
     def __post_init__(self) -> None:
-        for name in ("time_share", "growth_share"):
+        for name in ("time_share", "growth_share", "packing_share"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0 and at most 1")
 
@@ -97,6 +103,7 @@ EVICTING = BoundParams(
     dual_feasible_functions=False,
     two_requests=False,
     difference_set=False,
+    packing_prices=False,
     stage_intervals=False,
     memory_growth=False,
 )

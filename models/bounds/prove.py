@@ -11,6 +11,7 @@ from .difference_set import DifferenceBound
 from .growth.programmes import GrowthBound
 from .least_counts import ALL_ON, Counts, least_counts
 from .packing.heuristics import longest_processing_time, machine_loads
+from .packing_prices import PackingBound
 from .params import BoundParams
 from .stage_intervals import IntervalBound, StageIntervals
 
@@ -87,7 +88,7 @@ def _arguments(problem: Problem, counts: Counts, seconds: float, params: BoundPa
         arguments.append(GrowthBound(params, seconds if binds else params.growth_share * seconds))
     if not binds and 0 < len(differences.lengths) <= params.most_lengths:
         intervals = StageIntervals(differences.lengths, differences.numbers, counts.slots)
-        arguments.append(IntervalBound(intervals))
+        arguments += [IntervalBound(intervals), PackingBound(params.packing_share * seconds)]
     return [argument for argument in arguments if getattr(params, argument.name)]
 
 

@@ -34,6 +34,8 @@ PROBLEMS = {
     "kv_tokens": problem_of([1] * 8, [9] * 8, 8, UNIT, kv_capacity=12),
     "two_requests": problem_of([1, 1, 1], [10, 10, 2], 3, UNIT, kv_capacity=15),
     "stage_packing": problem_of([6, 6, 6, 5], [1] * 4, 4, UNIT, prefill_token_cap=10),
+    # With 2 for a ten and 1 for a six, 35 steps hold requests worth 6 at most, and all are worth 13.
+    "packing_prices": problem_of([1] * 8, [10] * 5 + [6] * 3, 2, UNIT),
     "difference_set": problem_of([1] * 6, [1, 2, 3, 4, 5, 6], 3, replace(UNIT, prefill_base=100.0)),
     "stage_intervals": dear_stages(),
     "memory_growth": problem_of([1] * 4, [6] * 4, 4, replace(UNIT, prefill_base=0.5), kv_capacity=12),

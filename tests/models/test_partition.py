@@ -201,7 +201,7 @@ def test_generated_prices_convince_the_checker() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_papers_size_is_proven_optimal(seed: int) -> None:
-    assert solve_partition(cut50(seed), 200).optimal
+    assert solve_partition(cut50(seed), 200, seconds=120.0).optimal
 
 
 def test_the_same_seed_gives_the_same_assignment() -> None:

@@ -18,7 +18,7 @@ from .heuristics import (
     multifit,
 )
 from .local_search import Resplit
-from .lower_bounds import dual_feasible_bound, lifted_bound, refuted_by_trial
+from .lower_bounds import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
 from .patterns import PatternMaster
 from .small import settle_packing
 
@@ -146,6 +146,18 @@ def packed_full(
         makespan = most(best)
         step = min(step if reached else step // 2, makespan - least)
     return best
+
+
+def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: float) -> PartitionBound | None:
+    """Return the bound above a known one that column generation proves within a time limit, if any."""
+    search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
+    if search.master(max(at_least, search.bound.value)).work > LARGEST_KNAPSACK:
+        return None
+    search.construct()
+    if search.bound.value < at_least:
+        search.bound = PartitionBound(at_least, "known", {})
+    search.price_out()
+    return search.bound if search.bound.value > at_least else None
 
 
 class _Search:
