@@ -145,7 +145,7 @@ def main() -> None:
         row = {"search": found.makespan}
         begun = time.process_time()
         if options.exact > 0:
-            exact = solve(problem, "exact", limits=Limits(seconds=options.exact), start=found.schedule)
+            exact = solve(problem, "exact", limits=Limits(seconds=options.exact), initial=found.schedule)
             if exact.status is Status.OPTIMAL and exact.makespan is not None:
                 row["optimum"] = exact.makespan
         proof = time.process_time() - begun

@@ -112,7 +112,7 @@ def recipes() -> Iterator[Recipe]:
 
 def _improved(recipe: Recipe, known: Plan | None, limits: Limits) -> Plan:
     problem = known.problem if known is not None else recipe.problem()
-    found = solve(problem, limits=limits, start=None if known is None else known.schedule)
+    found = solve(problem, limits=limits, initial=None if known is None else known.schedule)
     assert found.schedule is not None
     assert found.makespan is not None
     assert found.bound is not None

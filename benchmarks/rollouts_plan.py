@@ -35,7 +35,7 @@ from batchbound.heuristics.dispatch import RULES, dispatch
 from batchbound.heuristics.registry import POLICIES
 from batchbound.planning.fleet import make_fleet_plan
 from batchbound.solvers import Limits, solve
-from batchbound.solvers.search.starts import simulated_schedule
+from batchbound.solvers.search.baselines import simulated_schedule
 
 STEPS = ("dapo_qwen32b", "deepcoder14b", "video_qwen7b")
 MODELS = ("gsm8k_models", "math_level5_models")

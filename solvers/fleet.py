@@ -26,13 +26,13 @@ from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
-from .search.chains import ChainAnnealing, packing_pays
+from .search.baselines import baselines
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import BETTER
 from .search.schedule_search import search_schedule
+from .search.slot_sequences import SlotSequences, packing_pays
 from .search.stage_split import split_stages
-from .search.stages.taken_over import with_stages_of
-from .search.starts import starts
+from .search.stages.reuse_times import reuse_times
 
 PATIENCE = (0.5, 0.25, 1.0)
 """Settings of the ski-rental rule tried on each replica."""
@@ -375,7 +375,7 @@ class _FleetSearch:
         if share.problem.memory_can_run_out or share.problem.prefill_token_cap is not None:
             return False
         rng = np.random.default_rng(self._limits.seed)
-        walk = ChainAnnealing(share.problem, rng, PACKING_SHARE * self.left / len(self._shares))
+        walk = SlotSequences(share.problem, rng, PACKING_SHARE * self.left / len(self._shares))
         packed = walk.schedule()
         saved = share.schedule.makespan(share.problem) - packed.makespan(share.problem)
         if saved > 0:
@@ -423,7 +423,7 @@ class _FleetSearch:
         share.tried = first.schedule
         if share.problem is None:
             return False
-        found = with_stages_of(share.problem, first.schedule, min(self.left / 4, SLICE / 2))
+        found = reuse_times(share.problem, first.schedule, min(self.left / 4, SLICE / 2))
         if found is None or found.check(share.problem) is not None:
             return False
         finish = self._busy[last] + found.makespan(share.problem)
@@ -490,8 +490,9 @@ def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
             return
     if len(problem) > MOST_SIMULATED or (problem.keeps_every_prefix and not problem.memory_can_run_out):
         return
-    for start in starts(problem, late)[:FIRST]:
-        schedule = None if late() else start(math.inf)
+    rules, others = baselines(problem, late)
+    for baseline in [*rules, *others][:FIRST]:
+        schedule = None if late() else baseline(math.inf)
         schedule = None if schedule is None else _kept(problem, schedule)
         if schedule is not None:
             yield schedule

@@ -41,6 +41,10 @@ class StoppedBy(enum.StrEnum):
     """The solver raised an error or its process died."""
     HANG = "hang"
     """The solver's library did not load, and its process was killed."""
+    GAP = "gap"
+    """The gap asked for was reached."""
+    STALLED = "no improvement"
+    """There was no better schedule for the seconds given."""
     GAVE_UP = "gave up"
     """The solver ended of its own accord with nothing proven."""
 
@@ -62,6 +66,10 @@ class Limits:
         Threads the solver may use.
     seed
         Seed of everything random in it.
+    gap
+        Gap to the proven bound, as a fraction of it, at which a search ends; None to go on to a proof.
+    stalled
+        Seconds without a better schedule after which a search ends; None to go on.
 
     Raises
     ------
@@ -73,6 +81,8 @@ class Limits:
     work: int | None = None
     threads: int = 1
     seed: int = 0
+    gap: float | None = None
+    stalled: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("work", "threads", "seed"):
@@ -81,6 +91,10 @@ class Limits:
                 raise ValueError(f"Limits.{name} is {value!r}; it must be a whole number")
         if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
             raise ValueError(f"Limits.seconds is {self.seconds!r}; it must be positive and finite, or None")
+        for name in ("gap", "stalled"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"Limits.{name} is {value!r}; it must be finite and at least 0, or None")
         if self.work is not None and self.work < 1:
             raise ValueError(f"Limits.work is {self.work}; it must be at least 1, or None")
         if self.threads < 1:
@@ -117,8 +131,10 @@ class Result:
     repeatable
         The best bound that a checker can derive again without the solver, or None if none is known.
     improvements
-        Seconds and makespan of each better schedule, the last of them this one; empty from a solver that
-        does not tell.
+        Seconds and makespan of each better schedule, the last of them this one; empty from other solvers than
+        the search.
+    bounds
+        Seconds and value of each better bound of the search.
     """
 
     status: Status
@@ -132,6 +148,17 @@ class Result:
     message: str = ""
     repeatable: Bound | None = None
     improvements: tuple[tuple[float, float], ...] = ()
+    bounds: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def trace(self) -> tuple[tuple[float, float, float], ...]:
+        """Seconds, makespan and bound at each change of either; infinite and 0 before the first."""
+        makespan, bound, points = math.inf, 0.0, list[tuple[float, float, float]]()
+        changes = [(at, value, True) for at, value in self.improvements]
+        for at, value, is_makespan in sorted([*changes, *((at, value, False) for at, value in self.bounds)]):
+            makespan, bound = (value, bound) if is_makespan else (makespan, value)
+            points.append((at, makespan, bound))
+        return tuple(points)
 
     @property
     def gap(self) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
@@ -15,26 +16,36 @@ from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from ..models.bounds.prove import LEAST_LEFT, bound_within
 from .backends.backend import BACKENDS
-from .exact.enumeration import FEWEST, best_by_enumeration, can_enumerate
-from .exact.from_the_end import can_search_from_the_end
+from .exact.backward_dp import can_search_backward
 from .exact.outcome import ExactOutcome
-from .formulated import CP_SAT, Formulation, solve_full
+from .exact.small import FEWEST, can_solve_exactly, solve_small
+from .mip import CP_SAT, Formulation, solve_full
+from .params import SearchParams
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
+from .search.incumbent import Stop, TracePoint
 from .search.schedule_search import ScheduleSearch
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
 DEFAULT_SECONDS = 1.2
-"""Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
-FEW = 24
-"""Requests up to which a search that is limited by time alone ends with an enumeration."""
+"""Seconds of a search without a limit; with start-up a plan takes two."""
 FEW_BOUND_SHARE = 0.4
-"""The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
-PROOF_SHARE = 0.8
-"""The share of its time that bound and enumeration get."""
+"""Most of the time that the bound of few requests gets; it mostly ends before by itself."""
 NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE = 0.1, 0.05
-"""The shares of search and of bound where an exact search is near, or, as memory is scarce, nothing else."""
+"""Shares of search and bound where an exact search is near, or nothing else as memory is scarce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a solver is given besides the problem."""
+
+    limits: Limits
+    initial: Schedule | None
+    """A schedule to improve on, for solvers that can."""
+    params: SearchParams
+    on_improvement: Callable[[TracePoint], None] | None
+    """Called with each better schedule's seconds, makespan and bound, by a search."""
 
 
 def solve(
@@ -42,7 +53,9 @@ def solve(
     solver: str = DEFAULT_SOLVER,
     *,
     limits: Limits | None = None,
-    start: Schedule | None = None,
+    initial: Schedule | None = None,
+    params: SearchParams | None = None,
+    on_improvement: Callable[[TracePoint], None] | None = None,
 ) -> Result:
     """
     Return the best schedule a solver finds, with the bound that is proven.
@@ -50,91 +63,142 @@ def solve(
     Parameters
     ----------
     problem
-        The problem. Everything is taken to be there at the start.
+        The problem. Every request is taken to be there at the start.
     solver
         A key of :data:`SOLVERS`.
     limits
         When to stop; after :data:`DEFAULT_SECONDS` by default.
-    start
+    initial
         A schedule to improve on, for solvers that can; ``lpt-ski`` and the literal model cannot.
+    params
+        Phases of ``search`` that run and the shares of time they get; other solvers ignore them.
+    on_improvement
+        Called by ``search`` with a :class:`~batchbound.solvers.search.incumbent.TracePoint` for each better
+        schedule: seconds since the start, makespan, and bound.
 
     Raises
     ------
     ValueError
-        If there is no such solver, or ``start`` breaks a rule of the problem.
+        If there is no such solver or phase, or ``initial`` breaks a rule of the problem.
     """
     chosen = SOLVERS.get(solver)
     if chosen is None:
         raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(sorted(SOLVERS))}")
     problem = problem.without_arrivals()
-    if start is not None and (broken := start.check(problem)) is not None:
+    if initial is not None and (broken := initial.check(problem)) is not None:
         raise ValueError(f"the start is not a schedule of this problem: {broken}")
-    return chosen(problem, Limits(seconds=DEFAULT_SECONDS) if limits is None else limits, start)
+    limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    params = SearchParams() if params is None else params
+    return chosen(problem, Task(limits, initial, params, on_improvement))
 
 
-def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
-    begun = time.perf_counter()
-    seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem, seconds))
-    shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
-    searched = seconds if seconds is None or not few else seconds * shares[0]
-    search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
-    ours, enumerated, interrupted = None, None, False
-    try:
-        # First whatever could be run instead: a bound or a search may take all the time there is.
-        search.begin(start)
-        left = search.incumbent.left if seconds else None
-        least = shares[1] * seconds if few and seconds else 0.0
-        ours, _ = bound_within(problem, left, least)
-        search.improve(ours.seconds)
-        found = search.outcome()
-        if few and seconds is not None and not ours.proves(found.makespan):
-            left = max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
-            enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
-            interrupted = enumerated.stopped_by is StoppedBy.INTERRUPT
-    except KeyboardInterrupt:
-        # Users of a solver expect the best schedule so far; without any there is nothing to hand back.
-        if search.incumbent.schedule is None:
-            raise
-        interrupted, found = True, search.outcome()
-    ours = trivial_bound(problem) if ours is None else ours
-    schedule, bound = found.schedule, ours
-    if enumerated is not None:
-        schedule, bound = enumerated.schedule, _bound_after(problem, enumerated, ours)
-    stopped_by = StoppedBy.TIME
-    if interrupted:
-        stopped_by = StoppedBy.INTERRUPT
-    elif limits.work is not None and (seconds is None or found.iterations >= limits.work):
-        stopped_by = StoppedBy.WORK
-    result = _result(problem, schedule, bound, "search", begun, stopped_by, ours)
-    improvements = list(found.improvements)
-    if result.makespan is not None and result.makespan < found.makespan:
-        improvements.append((result.seconds, result.makespan))
-    return replace(result, improvements=tuple(improvements))
+def _search(problem: Problem, task: Task) -> Result:
+    """Baselines, bound, phases of the search, and for few requests the exact search."""
+    return _Search(problem, task).run()
 
 
-def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+class _Search:
+    """One run of the default solver, whose parts share its seconds."""
+
+    def __init__(self, problem: Problem, task: Task) -> None:
+        limits, params = task.limits, task.params
+        self._problem, self._task, self._begun = problem, task, time.perf_counter()
+        self._seconds = limits.seconds
+        if limits.seconds is None and limits.work is None:
+            self._seconds = DEFAULT_SECONDS
+        seconds = self._seconds
+        self._few = len(problem) <= params.exact_requests and seconds is not None and limits.work is None
+        self._few = self._few and can_solve_exactly(problem)
+        near = self._few and (len(problem) <= FEWEST or can_search_backward(problem, seconds))
+        shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - params.exact_share, FEW_BOUND_SHARE)
+        searched, self._bound_seconds = seconds, 0.0
+        if self._few and seconds is not None:
+            searched, self._bound_seconds = shares[0] * seconds, shares[1] * seconds
+        stop = Stop(limits.gap or 0.0, limits.stalled or math.inf, task.on_improvement)
+        self._search = ScheduleSearch(
+            problem, seconds=searched, iterations=limits.work, seed=limits.seed, params=params, stop=stop
+        )
+        self._bound: Bound | None = None
+        self._bounds: list[tuple[float, float]] = []
+
+    def run(self) -> Result:
+        """Run all parts; what an interrupt ends hands back its best schedule."""
+        best, exact, interrupted = self._search.incumbent, None, False
+        try:
+            self._search.begin(self._task.initial)
+            self._prove()
+            self._search.improve(0.0 if self._bound is None else self._bound.seconds)
+            exact = self._exact()
+            interrupted = exact is not None and exact.stopped_by is StoppedBy.INTERRUPT
+        except KeyboardInterrupt:
+            # Without any schedule there is nothing to hand back.
+            if not best.is_there:
+                raise
+            interrupted = True
+        return self._result(exact, interrupted)
+
+    def _prove(self) -> None:
+        left = self._search.incumbent.left if self._seconds is not None else None
+        self._bound, _ = bound_within(self._problem, left, self._bound_seconds)
+        self._bounds.append((time.perf_counter() - self._begun, self._bound.seconds))
+
+    def _exact(self) -> ExactOutcome | None:
+        """Return what the exact search finds in the time left, None where it does not run."""
+        best, task = self._search.incumbent, self._task
+        if not self._few or self._seconds is None or best.good_enough:
+            return None
+        left = max(LEAST_LEFT, self._seconds - (time.perf_counter() - self._begun))
+        found = solve_small(self._problem, Limits(seconds=left), best.schedule)
+        point = TracePoint(best.elapsed, found.schedule.makespan(self._problem), best.bound)
+        if point.makespan < best.makespan and task.on_improvement is not None:
+            task.on_improvement(point)
+        return found
+
+    def _result(self, exact: ExactOutcome | None, interrupted: bool) -> Result:
+        best, limits = self._search.incumbent, self._task.limits
+        ours = trivial_bound(self._problem) if self._bound is None else self._bound
+        schedule, bound = best.schedule, ours
+        if exact is not None:
+            schedule, bound = exact.schedule, _bound_after(self._problem, exact, ours)
+        stopped_by = StoppedBy.TIME
+        if interrupted:
+            stopped_by = StoppedBy.INTERRUPT
+        elif exact is None and best.good_enough:
+            stopped_by = StoppedBy.GAP
+        elif exact is None and best.stalled:
+            stopped_by = StoppedBy.STALLED
+        elif limits.work is not None and (self._seconds is None or best.steps >= limits.work):
+            stopped_by = StoppedBy.WORK
+        result = _result(self._problem, schedule, bound, "search", self._begun, stopped_by, ours)
+        improvements = [(point.seconds, point.makespan) for point in best.trace]
+        if result.makespan is not None and result.makespan < best.makespan:
+            improvements.append((result.seconds, result.makespan))
+        if bound is not ours:
+            self._bounds.append((result.seconds, bound.seconds))
+        return replace(result, improvements=tuple(improvements), bounds=tuple(self._bounds))
+
+
+def _lpt_ski(problem: Problem, task: Task) -> Result:
     begun = time.perf_counter()
     schedule = ski_rental_schedule(problem)
     bound = best_bound(problem)
     return _result(problem, schedule, bound, "lpt-ski", begun, StoppedBy.GAVE_UP, bound)
 
 
-def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
-    begun = time.perf_counter()
-    # What is handed back after an interrupt before the enumeration, which then hands back its own best.
-    first = ski_rental_schedule(problem) if start is None else start
-    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "packings"), trivial_bound(problem)
+def _exact(problem: Problem, task: Task) -> Result:
+    begun, limits, initial = time.perf_counter(), task.limits, task.initial
+    # Handed back after an interrupt before the exact search, which then hands back its own best.
+    first = ski_rental_schedule(problem) if initial is None else initial
+    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "states"), trivial_bound(problem)
     with suppress(KeyboardInterrupt):
         ours, left = bound_within(problem, limits.seconds)
-        found = best_by_enumeration(problem, replace(limits, seconds=left), start)
+        found = solve_small(problem, replace(limits, seconds=left), initial)
     bound = _bound_after(problem, found, ours)
     return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
 
 
 def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
-    """Return the optimum that an enumeration has proven, with what repeats it, or our own bound."""
+    """Return the optimum that an exact search has proven, with its certificate, or our own bound."""
     proven = found.bound(problem)
     if proven is None or ours.seconds >= proven.seconds:
         return ours
@@ -182,17 +246,18 @@ def limits_heeded(solver: str) -> frozenset[str]:
     # A formulation is named with its backend.
     backend = solver.rpartition(":")[2]
     threads = backend == CP_SAT or (backend in BACKENDS and BACKENDS[backend].threads)
-    return frozenset({"seconds", "work", "seed", *(["threads"] if threads else [])})
+    stops = ["gap", "stalled"] if solver == DEFAULT_SOLVER else []
+    return frozenset({"seconds", "work", "seed", *(["threads"] if threads else []), *stops})
 
 
 def _formulation(formulation: Formulation, backend: str) -> Solver:
-    def run(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
-        return solve_full(problem, formulation, backend=backend, limits=limits, start=start)
+    def run(problem: Problem, task: Task) -> Result:
+        return solve_full(problem, formulation, backend=backend, limits=task.limits, start=task.initial)
 
     return run
 
 
-Solver = Callable[[Problem, Limits, Schedule | None], Result]
+Solver = Callable[[Problem, Task], Result]
 
 SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {

@@ -20,6 +20,7 @@ from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.sweep import device_hours, slots_to_try, sweep
 from ..planning.uncertain import make_robust_plan
+from ..solvers.params import ParamsError, SearchParams
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
 from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
@@ -225,7 +226,14 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
         problem, start = replace(problem, slots=trials[0].slots), trials[0].schedule
         others = [trial.slots for trial in trials[1:COMPARED_SLOTS]]
     if error is None:
-        return make_plan(problem, solver=args.solver, limits=limits, start=start, provenance=provenance)
+        return make_plan(
+            problem,
+            solver=args.solver,
+            limits=limits,
+            start=start,
+            params=_search_params(args),
+            provenance=provenance,
+        )
     return make_robust_plan(
         problem,
         error,
@@ -235,6 +243,16 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
         limits=limits,
         provenance=provenance,
     )
+
+
+def _search_params(args: argparse.Namespace) -> SearchParams | None:
+    """Return the parameters of a file, or None without one."""
+    if args.params is None:
+        return None
+    try:
+        return SearchParams.from_file(args.params)
+    except ParamsError as error:
+        raise InputError(str(error)) from None
 
 
 def _choose(inputs: Inputs, limits: Limits) -> tuple[SlotTrial, ...]:

@@ -6,6 +6,7 @@ from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.prove import proven_bound
+from ..solvers.params import SearchParams
 from ..solvers.result import Limits, Status
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 
@@ -20,6 +21,7 @@ def make_plan(
     solver: str = DEFAULT_SOLVER,
     limits: Limits | None = None,
     start: Schedule | None = None,
+    params: SearchParams | None = None,
     provenance: Provenance | None = None,
 ) -> Plan:
     """
@@ -35,6 +37,8 @@ def make_plan(
         When to stop; after :data:`DEFAULT_SECONDS` by default.
     start
         A schedule to improve on, for solvers that can.
+    params
+        Parameters of the default solver.
     provenance
         Where the numbers come from, which the plan records.
 
@@ -45,7 +49,7 @@ def make_plan(
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
-    result = solve(problem, solver, limits=limits, start=start)
+    result = solve(problem, solver, limits=limits, initial=start, params=params)
     if result.schedule is None:
         said = f": {result.message}" if result.message else ""
         raise PlanningError(

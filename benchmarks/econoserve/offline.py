@@ -53,7 +53,7 @@ def offline(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         policies[system] = min(seconds, also or seconds)
         if schedule is not None and (start is None or schedule.makespan(problem) < start.makespan(problem)):
             start = schedule
-    result = solve(problem, limits=Limits(seconds=options.seconds), start=start)
+    result = solve(problem, limits=Limits(seconds=options.seconds), initial=start)
     if result.makespan is None or result.bound is None:
         raise RuntimeError("the planner found nothing")
     gap = result.bound.gap(result.makespan)

@@ -15,8 +15,8 @@ from .request_sets import RequestSets
 GROUP_BITS = 14
 """Requests of a problem at most: their sets are numbered."""
 DUE = 1 << GROUP_BITS
-WHO = GROUP_BITS + 1
-OVER = WHO + 4
+REQUEST = GROUP_BITS + 1
+OVER = REQUEST + 4
 COMPARED = 24
 """Neighbours that a state is compared with."""
 ROUNDING = 1e-12
@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 
 def packed(over: IntArray, who: IntArray, group: IntArray) -> IntArray:
     """Return what a slot serves as a number, the later over the larger; 0 is a free slot."""
-    number: IntArray = (over << OVER) | (who << WHO) | group
+    number: IntArray = (over << OVER) | (who << REQUEST) | group
     return number
 
 
@@ -41,9 +41,9 @@ def group_of(slots: IntArray) -> IntArray:
     return group
 
 
-def who_of(slots: IntArray) -> IntArray:
+def request_of(slots: IntArray) -> IntArray:
     """Return the request that each slot serves."""
-    who: IntArray = (slots >> WHO) & 15
+    who: IntArray = (slots >> REQUEST) & 15
     return who
 
 
@@ -56,7 +56,7 @@ def due_of(slots: IntArray) -> BoolArray:
 def heads_of(slots: IntArray) -> BoolArray:
     """Return whether each slot serves the first request of its group."""
     group = group_of(slots)
-    heads: BoolArray = (slots > 0) & (1 << who_of(slots) == (group & -group))
+    heads: BoolArray = (slots > 0) & (1 << request_of(slots) == (group & -group))
     return heads
 
 
@@ -218,7 +218,7 @@ class _Compared:
     ) -> _Compared:
         slots, group, heads = states.slots, group_of(states.slots), heads_of(states.slots)
         open_to_others = heads & ((sets.joining[group] & states.waiting) > 0)
-        first = shapes.first[who_of(slots)]
+        first = shapes.first[request_of(slots)]
         return cls(states.waiting, cost, left, first, group, heads, open_to_others, due_of(slots))
 
 

@@ -1,10 +1,12 @@
-"""What an order of requests and their groups cost, back from the end, and better orders."""
+"""Cost of an order of requests and their groups, back from the end, and better orders."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .least_rounds import NEVER, Shapes
+from .outcome import no_limit
 from .request_sets import PRECISION, RequestSets
 
 Order = list[int]
@@ -15,29 +17,36 @@ Groups = dict[int, int]
 
 class GroupOrders:
     """
-    What orders and groups cost when each request begins, back from the end, as early as it can.
+    The cost of orders and groups when each request begins, back from the end, as early as it can.
 
     Parameters
     ----------
-    shapes, sets
-        The requests.
-    seconds_per_round
-        Seconds of a round.
+    tick
+        Counts the steps of a search, and raises at its limits.
     """
 
-    def __init__(self, shapes: Shapes, sets: RequestSets, seconds_per_round: float) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        sets: RequestSets,
+        seconds_per_round: float,
+        tick: Callable[[int], None] = no_limit,
+    ) -> None:
         self._rounds, self._first = shapes.rounds.tolist(), shapes.first.tolist()
         self._slots, self._capacity = shapes.slots, shapes.capacity
-        self._sets, self._round = sets, seconds_per_round
+        self._sets, self._round, self._tick = sets, seconds_per_round, tick
 
     def over(self, order: Order, groups: Groups, most: int) -> dict[int, int] | None:
-        """Return the least rounds back at which groups are over, or None if one begins after so many."""
+        """Return the least steps back at which groups are over, or None if one begins after ``most``."""
         over, begins, place = dict.fromkeys(groups.values(), 0), [0] * (len(order) + 1), 0
         while place < len(order):
             request, before = order[place], order[:place]
             group = groups[request]
             now = max(begins[place], over[group] - self._rounds[request])
             while now <= most and (step := self._until_it_fits(request, now, before, over, groups)):
+                self._tick(1)
+                if step >= NEVER:
+                    return None
                 now += step
             if now > most:
                 return None
@@ -45,7 +54,7 @@ class GroupOrders:
             begins[place] = now
             if now + self._rounds[request] > over[group]:
                 over[group] = now + self._rounds[request]
-                # Those before the first of the group begin as they did.
+                # Requests before the first of the group begin as they did.
                 place = next((at for at, other in enumerate(before) if groups[other] == group), place)
         return over
 
@@ -54,7 +63,7 @@ class GroupOrders:
         return self.seconds_until(self.over(order, groups, most), groups)
 
     def seconds_until(self, over: dict[int, int] | None, groups: Groups) -> float:
-        """Return the seconds of rounds and stages where groups are over in given rounds back."""
+        """Return the seconds of decode steps and stages of groups that are over at given steps back."""
         if over is None:
             return math.inf
         stages = sum(float(self._sets.stages[together]) for together in started_at(over, groups).values())
@@ -75,23 +84,32 @@ class GroupOrders:
     def _until_it_fits(
         self, request: int, now: int, before: Order, over: dict[int, int], groups: Groups
     ) -> int:
-        """Return 0 if a request fits that begins in a round, else so many rounds in which it does not."""
+        """
+        Return 0 if a request fits that begins in a step, else a number of steps in which it does not.
+
+        Once all other groups are over, and its own is delayed with it, nothing shrinks any more: the number
+        is then :data:`NEVER`.
+        """
         group = groups[request]
         ends = max(over[group], now + self._rounds[request])
         held: int = self._first[request] + ends - 1 - now
-        number, soonest = 1, NEVER
+        number, soonest, shrinking = 1, NEVER, 0
         for other in before:
             mine = groups[other] == group
             until = ends if mine else over[groups[other]]
             if until > now:
                 held += self._first[other] + until - 1 - now
                 number += 1
+                shrinking += not mine
                 soonest = soonest if mine else min(soonest, until - now)
         if number <= self._slots and held <= self._capacity:
             return 0
+        if not shrinking and ends == now + self._rounds[request]:
+            # Only its own group is there, delayed by each step that the request waits.
+            return NEVER
         if number > self._slots:
             return soonest
-        # Each holds a token less in the next round, but those of a group that it delays.
+        # Each holds a token less in the next step, but those of a group that it delays.
         return min(soonest, -(-(held - self._capacity) // number))
 
 

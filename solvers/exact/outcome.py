@@ -12,76 +12,47 @@ from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.bounds.least_counts import cost_terms
-from ...models.certificates.enumeration import MOST_REQUESTS
 from ..result import StoppedBy
 
-Argument = Literal["packings", "states", "orders"]
-"""Whether every packing and order was tried, every stage from every state, or every order from the end."""
+Argument = Literal["states", "orders"]
+"""Every stage was tried from every state, or every order back from the end."""
 
-REPEATABLE_STEPS = {"packings": 2_500_000, "states": 400_000, "orders": 0}
+REPEATABLE_STEPS = {"states": 400_000, "orders": 0}
 """Steps up to which a proof stands as a certificate: a check by plain code takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactOutcome:
-    """
-    What an exact search found.
-
-    Parameters
-    ----------
-    schedule
-        The best schedule.
-    stopped_by
-        ``PROOF`` if no schedule is better, ``GAVE_UP`` if there is too much to try, else the limit that was
-        reached.
-    steps
-        Steps of the search, the unit of ``Limits.work``.
-    argument
-        How a checker tries everything again.
-    """
+    """Result of an exact search."""
 
     schedule: Schedule
+    """The best schedule."""
     stopped_by: StoppedBy
+    """``PROOF`` if no schedule is better, ``GAVE_UP`` if there is too much to try, else the limit reached."""
     steps: int
+    """Steps of the search, the unit of ``Limits.work``."""
     argument: Argument
+    """How a checker tries everything again."""
 
     def bound(self, problem: Problem) -> Bound | None:
         """
         Return the optimum as a bound, or None if it is not proven.
 
         Its certificate is of kind ``solver`` where a check by plain code would take too long.
-
-        Parameters
-        ----------
-        problem
-            What was solved.
         """
         if self.stopped_by is not StoppedBy.PROOF:
             return None
-        stages, rounds = self.schedule.prefill_stages(), int(self.schedule.rounds.sum())
-        certificate: dict[str, object] = {"kind": "states"}
-        terms, source = _terms(problem, self.schedule), "every stage from every state"
+        terms = _terms(problem, self.schedule)
+        source = "every order from the end" if self.argument == "orders" else "every stage from every state"
         repeatable = self.steps <= REPEATABLE_STEPS[self.argument]
-        if self.argument == "packings":
-            certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
-            terms, source = cost_terms(problem, stages, rounds), "enumeration of packings and orders"
-            repeatable &= len(problem) <= MOST_REQUESTS
-        if self.argument == "orders":
-            source = "every order from the end"
+        certificate: dict[str, object] = {"kind": "states"}
         if not repeatable:
             certificate = {"kind": "solver", "solver": "exact"}
         return Bound(sum(terms.values()), source, terms, certificate)
 
 
 class LimitReachedError(Exception):
-    """
-    An exact search has reached a limit.
-
-    Parameters
-    ----------
-    stopped_by
-        Which one.
-    """
+    """An exact search has reached a limit."""
 
     def __init__(self, stopped_by: StoppedBy) -> None:
         super().__init__(stopped_by)
@@ -93,16 +64,7 @@ def no_limit(steps: int) -> None:
 
 
 class LimitedSearch:
-    """
-    An exact search that counts its steps, and ends at a limit.
-
-    Parameters
-    ----------
-    deadline
-        Seconds (:func:`time.monotonic`) at which it ends; None for no limit.
-    work
-        Steps after which it ends; None for no limit.
-    """
+    """An exact search that counts its steps, and ends at a deadline (``time.monotonic``) or a work limit."""
 
     def __init__(self, deadline: float | None, work: int | None) -> None:
         self.deadline, self.work, self.steps = deadline, work, 0

@@ -1,9 +1,14 @@
-"""The best schedule in hand, and how much of a search's limits is used up."""
+"""The best schedule in hand, the clock of a search, and what its phases share."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
@@ -11,6 +16,26 @@ from .stage_split import split_stages
 
 BETTER = 1e-12
 """Seconds by which a schedule has to be better than the incumbent."""
+
+
+class TracePoint(NamedTuple):
+    """A moment of a search: seconds since it began, and the makespan and the bound in hand then."""
+
+    seconds: float
+    makespan: float
+    bound: float
+    """Seconds that no schedule goes below; 0 before a bound is proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a search ends before its limits, and who hears of each better schedule."""
+
+    gap: float = 0.0
+    """Gap to the bound, as a fraction of it, that is good enough."""
+    stalled: float = math.inf
+    """Seconds without a better schedule after which it ends."""
+    on_improvement: Callable[[TracePoint], None] | None = None
 
 
 class Incumbent:
@@ -26,24 +51,25 @@ class Incumbent:
 
     Attributes
     ----------
-    makespan
-        Seconds of the incumbent; infinite without one.
     steps
-        Steps done, which the searches count.
-    enough
-        Seconds, a proven bound say, at which nothing better exists.
-    improvements
-        Seconds since the clock began and the makespan found then, in order.
+        Steps done, which the phases count.
+    bound
+        Seconds that no schedule goes below, as far as proven.
+    trace
+        Seconds, makespan and bound of each better schedule, in order.
     """
 
-    def __init__(self, problem: Problem, seconds: float | None, steps: int | None) -> None:
+    def __init__(
+        self, problem: Problem, seconds: float | None, steps: int | None, stop: Stop | None = None
+    ) -> None:
         self.problem = problem
         self.began = time.perf_counter()
         self.seconds = math.inf if seconds is None else seconds
-        self.most = math.inf if steps is None else steps
+        self.max_steps = math.inf if steps is None else steps
         self.steps = 0
-        self.enough = 0.0
-        self.improvements: list[tuple[float, float]] = []
+        self.bound = 0.0
+        self.trace: list[TracePoint] = []
+        self._stop = Stop() if stop is None else stop
         self._best: tuple[float, Schedule | None] = (math.inf, None)
 
     @property
@@ -52,9 +78,15 @@ class Incumbent:
         return self._best[0]
 
     @property
-    def schedule(self) -> Schedule | None:
-        """The incumbent, without idle rounds, or None without one."""
+    def schedule(self) -> Schedule:
+        """The incumbent, without idle decode steps."""
+        assert self._best[1] is not None, "a search begins with a schedule"
         return self._best[1]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a schedule."""
+        return self._best[1] is not None
 
     @property
     def elapsed(self) -> float:
@@ -69,14 +101,24 @@ class Incumbent:
     @property
     def proven(self) -> bool:
         """Whether nothing better exists."""
-        return self.makespan <= self.enough * (1.0 + BETTER)
+        return self.makespan <= self.bound * (1.0 + BETTER)
+
+    @property
+    def good_enough(self) -> bool:
+        """Whether the gap asked for is reached."""
+        return self.makespan <= self.bound * (1.0 + max(BETTER, self._stop.gap))
+
+    @property
+    def stalled(self) -> bool:
+        """Whether there has been no better schedule for too long."""
+        return bool(self.trace) and self.elapsed - self.trace[-1].seconds > self._stop.stalled
 
     @property
     def progress(self) -> float:
-        """The share of the limits that is used up, 0 to 1 and beyond; infinite once nothing better exists."""
-        if self.proven:
+        """The share of the limits that is used up, from 0 on; infinite where the search is to end."""
+        if self.good_enough or self.stalled:
             return math.inf
-        return max(self.elapsed / self.seconds, self.steps / self.most)
+        return max(self.elapsed / self.seconds, self.steps / self.max_steps)
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
@@ -86,5 +128,73 @@ class Incumbent:
             return False
         # One assignment: an interrupt leaves either the old incumbent or the new one.
         self._best = (makespan, schedule)
-        self.improvements.append((self.elapsed, makespan))
+        self.trace.append(TracePoint(self.elapsed, makespan, self.bound))
+        if self._stop.on_improvement is not None:
+            self._stop.on_improvement(self.trace[-1])
         return True
+
+
+class Budget:
+    """Part of a search's limits, up to a share of its progress."""
+
+    def __init__(self, best: Incumbent, share: float) -> None:
+        self._best, self._begun = best, best.progress
+        # An infinite progress is over, whatever the share.
+        self._end = self._begun + share * (1.0 - self._begun) if self._begun < 1.0 else self._begun
+
+    @property
+    def done(self) -> float:
+        """The share of it that is used up, from 0 on; 1 and more once it is over."""
+        progress = self._best.progress
+        return (progress - self._begun) / (self._end - self._begun) if progress < self._end else math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether it is used up."""
+        return self._best.progress >= self._end
+
+    @property
+    def left(self) -> float:
+        """Seconds left of it, at least 0; infinite where time is not limited."""
+        if math.isinf(self._best.seconds):
+            return math.inf
+        return max(0.0, self._end * self._best.seconds - self._best.elapsed)
+
+    @property
+    def steps_left(self) -> int | None:
+        """Steps left of it, at least 1; None where steps are not limited."""
+        if math.isinf(self._best.max_steps):
+            return None
+        return max(1, math.ceil(self._end * self._best.max_steps - self._best.steps))
+
+    def part(self, share: float) -> Budget:
+        """Return a share of what is left of it."""
+        part = Budget(self._best, 0.0)
+        if part._begun < self._end:
+            part._end = part._begun + share * (self._end - part._begun)
+        return part
+
+
+@dataclass(slots=True, eq=False)
+class SearchRun:
+    """A search as its phases see it."""
+
+    problem: Problem
+    best: Incumbent
+    rng: np.random.Generator
+    subsearch: Callable[[Problem, Budget, Schedule | None], Schedule]
+    """Searches another problem with a budget, from a schedule or none, and returns the best schedule."""
+    notes: dict[str, Schedule] = field(default_factory=dict)
+    """Schedules that a phase leaves to a later one, by the name of the phase."""
+
+    def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
+        """Offer what steps make, given the share of the budget used up, until it is over."""
+        best, took = self.best, 0.0
+        # No step begins that would mostly be over time: for large problems one takes a tenth of a second.
+        while not budget.over and best.left >= 0.5 * took:
+            best.steps += 1
+            before = best.elapsed
+            schedule = step(min(1.0, budget.done))
+            if schedule is not None:
+                best.offer(schedule)
+            took = best.elapsed - before

@@ -17,13 +17,13 @@ from scripts import ended
 from test_docs import BENCHMARKS, NEEDS, ROOT
 
 SMALL: dict[str, str] = {
+    "ablation.py": "--cells 1 --requests 30 --slots 4 --seconds 0.1 --regimes paper",
     "answers_picture.py": "picture.png --seconds 0.2",
     "backends.py": "--share 0.05 --seconds 0.2 --backends highs ortools-cp-sat",
     "baton.py": "--small --set free mixed --slots 2 --scale-short 0.05 --scale-mixed 0.003 --tries 9"
     " --repeats 1",
     "baton_lengths.py": "--seeds 1 --tries 500",
     "bound_or_schedule.py": "--requests 6 --slots 2 --seeds 1 --seconds 0.1",
-    "earlier_search.py": "--most 1 --seconds 0.1",
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2 --queued 200",
     "econoserve/kv_pipelining.py": "--requests 4 --slots 4 --blocks 16",
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
@@ -73,7 +73,6 @@ STANDS_FOR = {
     "FILE": "PUBLIC/aiconfigurator/measured_points.csv",
     "TIMES": "PUBLIC/distserve/profiler-a100-80g.distserve.json",
     "mine=lengths.csv": "mine=PUBLIC/lengths.csv",
-    "../earlier": str(ROOT),
     "vllm": "VLLM",
 }
 

@@ -33,7 +33,7 @@ from batchbound.models.formulations.slot_free import (
     write_slot_free,
 )
 from batchbound.solvers.backends.linear import solve_linear
-from batchbound.solvers.formulated import Formulation, _rule_schedule, solve_full
+from batchbound.solvers.mip import Formulation, _rule_schedule, solve_full
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
 PAPER = CostModel.paper()

@@ -46,6 +46,18 @@ def test_what_shares_a_stage_is_over_at_once() -> None:
     assert orders(18).seconds([0, 1], TOGETHER, 100) == math.inf
 
 
+def test_a_group_that_never_fits_is_given_up_after_a_few_steps() -> None:
+    steps: list[int] = []
+    tight = orders(18)
+    tight._tick = steps.append
+    assert tight.over([0, 1], TOGETHER, 10**12) is None
+    assert tight.over([1, 0], TOGETHER, 10**12) is None
+    one_slot = orders(22, slots=1)
+    one_slot._tick = steps.append
+    assert one_slot.over([0, 1], TOGETHER, 10**12) is None
+    assert sum(steps) <= 12
+
+
 def test_nothing_may_begin_too_late() -> None:
     assert orders(22, slots=1).over([0, 1], APART, 8) is None
 

@@ -34,9 +34,9 @@ from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits, solve
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import StoppedBy
+from batchbound.solvers.search.baselines import IN_ONE_PASS, baselines, simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import ScheduleSearch
-from batchbound.solvers.search.starts import IN_ONE_PASS, simulated_schedule, starts
 
 BENT = CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3)
 PROBLEMS = {
@@ -175,10 +175,10 @@ def test_a_pass_goes_on_only_while_there_is_time() -> None:
         asked.append(1)
         return len(asked) == 3
 
-    last = starts(problem, late_at_third_stage)[-1]
+    last = baselines(problem, late_at_third_stage)[1][-1]
     assert last(np.inf) is None
     assert len(asked) == 3
-    in_time = starts(problem, lambda: False)[-1](np.inf)
+    in_time = baselines(problem, lambda: False)[1][-1](np.inf)
     assert in_time is not None
     assert in_time.check(problem) is None
 
@@ -215,8 +215,7 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
     [
         ("exact", "models.bounds.prove.proven_bound"),
         ("exact", "solvers.exact.stage_states._StateSearch.run"),
-        ("exact", "solvers.exact.enumeration._Enumeration.run"),
-        ("search", "solvers.exact.from_the_end._EndSearch.run"),
+        ("search", "solvers.exact.backward_dp._EndSearch.run"),
         ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
         ("fleet", "solvers.fleet._FleetSearch.offer_rules"),
     ],
@@ -228,7 +227,6 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"batchbound.{interrupted}", interrupt)
-    monkeypatch.setattr("batchbound.solvers.exact.enumeration.FIRST_STATES", 1)
     few = PROBLEMS["few"]
     if solver == "fleet":
         plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))

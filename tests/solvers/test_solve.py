@@ -24,7 +24,7 @@ from batchbound.models.bounds.params import BoundParams
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.formulations.slot_free import list_schedule
 from batchbound.planning.plan import make_plan
-from batchbound.solvers import Limits, formulated, solve
+from batchbound.solvers import Limits, mip, solve
 from batchbound.solvers.backends.linear import LinearResult
 from batchbound.solvers.backends.worker import Outcome
 from batchbound.solvers.result import Status, StoppedBy
@@ -76,9 +76,9 @@ def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slo
 @pytest.mark.parametrize(
     ("solver", "maker"),
     [
-        ("exact", "batchbound.solvers.solve.best_by_enumeration"),
-        ("slot-free:cp-sat", "batchbound.solvers.formulated.run_in_worker"),
-        ("repaired:highs", "batchbound.solvers.formulated.run_in_worker"),
+        ("exact", "batchbound.solvers.solve.solve_small"),
+        ("slot-free:cp-sat", "batchbound.solvers.mip.run_in_worker"),
+        ("repaired:highs", "batchbound.solvers.mip.run_in_worker"),
     ],
 )
 def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
@@ -117,8 +117,8 @@ def test_a_model_that_takes_longer_to_build_than_the_limit_is_not_waited_for() -
     problem = job(200, 20)
     found = solve(problem, "repaired:highs", limits=Limits(seconds=0.4))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
-    assert found.message == f"its limit came before the model was built; {formulated._NO_BETTER}"
-    assert found.makespan == formulated._rule_schedule(problem).makespan(problem)
+    assert found.message == f"its limit came before the model was built; {mip._NO_BETTER}"
+    assert found.makespan == mip._rule_schedule(problem).makespan(problem)
     assert found.bound is not None
     assert found.seconds < 4
 
@@ -133,7 +133,7 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
         given.append(task[-1])
         return Outcome(None, {}, StoppedBy.TIME, 1.0)
 
-    monkeypatch.setattr(formulated, "run_in_worker", found_nothing)
+    monkeypatch.setattr(mip, "run_in_worker", found_nothing)
     found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0))
     listed = list_schedule(problem)
     assert listed is not None
@@ -141,7 +141,7 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
     assert [given[0].makespan(problem), found.makespan] == [least, least]
     assert (found.status, found.message) == (
         Status.FEASIBLE,
-        f"its limit came before the model was built; {formulated._NO_BETTER}",
+        f"its limit came before the model was built; {mip._NO_BETTER}",
     )
     row = compare({"job": problem}, "slot-free:highs", Limits(seconds=10.0)).rows[0]
     assert (row.value, row.message) == (least, found.message)
@@ -151,7 +151,7 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
     solve(problem, "literal:highs", limits=Limits(seconds=10.0))
     assert given[-1] is None
     asked_from = solve(problem, limits=Limits(work=5)).schedule
-    found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0), start=asked_from)
+    found = solve(problem, "slot-free:highs", limits=Limits(seconds=10.0), initial=asked_from)
     assert (given[-1], found.schedule) == (asked_from, asked_from)
     assert found.message == "its limit came before the model was built"
 
@@ -159,7 +159,7 @@ def test_without_a_start_every_linear_backend_begins_from_the_better_of_two_rule
 @pytest.mark.parametrize("limit", [{}, {"prefill_token_cap": 300}, {"kv_capacity": 2500}])
 def test_what_a_formulation_begins_from_is_no_worse_than_longest_first(limit: dict[str, int]) -> None:
     problem = replace(Problem(generate("table3", 0, 60), CostModel.paper(), 10), **limit)  # type: ignore[arg-type]
-    start = formulated._rule_schedule(problem)
+    start = mip._rule_schedule(problem)
     assert start.check(problem) is None
     for policy in ("lpt", "lpt-ski"):
         simulated = simulate(problem, policy_named(policy, problem)).makespan
@@ -173,7 +173,7 @@ def test_a_worse_schedule_of_a_backend_does_not_take_the_place_of_the_start() ->
         Schedule(np.array([0, 0]), np.array([0, 1]), np.array([3])),
     )
     found = LinearResult(Status.FEASIBLE, StoppedBy.TIME, None, None, 99.0, 0.0, "highs", "1")
-    judged = formulated._judged(problem, proven_bound(problem), "highs", found, (apart, together), 0.0)
+    judged = mip._judged(problem, proven_bound(problem), "highs", found, (apart, together), 0.0)
     assert judged.schedule is together
     assert judged.message == "the backend's bound is above a checked schedule"
     assert judged.bound is not None
@@ -186,7 +186,7 @@ def test_a_start_that_breaks_a_rule_is_refused_by_every_solver(solver: str) -> N
     problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=1)
     together = Schedule(np.array([0, 0]), np.array([0, 0]), np.array([3]))
     with pytest.raises(ValueError, match="the start is not a schedule of this problem: one request per slot"):
-        solve(problem, solver, limits=Limits(work=10), start=together)
+        solve(problem, solver, limits=Limits(work=10), initial=together)
 
 
 def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes() -> None:
@@ -195,7 +195,7 @@ def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes(
     assert idle.check(problem) is not None
     found = LinearResult(Status.FEASIBLE, StoppedBy.TIME, None, None, None, 0.0, "highs", "1")
     worse = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([3, 2]))
-    judged = formulated._judged(problem, proven_bound(problem), "highs", found, (idle, worse), 0.0)
+    judged = mip._judged(problem, proven_bound(problem), "highs", found, (idle, worse), 0.0)
     assert judged.schedule is not None
     assert judged.schedule.check(problem) is None
     assert judged.schedule.rounds.sum() == problem.rounds.sum()

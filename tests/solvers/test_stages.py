@@ -16,13 +16,13 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.programme import Programme
+from batchbound.solvers.search.baselines import PATIENCES, simulated_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
-from batchbound.solvers.search.stages.rounding import nearly_whole, settled
+from batchbound.solvers.search.stages.initial_times import initial_times
+from batchbound.solvers.search.stages.rounding import round_flow, shift_times
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
-from batchbound.solvers.search.stages.spread import spread_times
 from batchbound.solvers.search.stages.times import StageCosts
-from batchbound.solvers.search.starts import PATIENCES, simulated_schedule
 
 
 def profile_of(rounds: list[int]) -> LengthProfile:
@@ -37,7 +37,7 @@ def test_spread_stages_rise_from_the_start_to_the_end_and_are_no_more_than_reque
     profile = profile_of(rounds)
     costs = StageCosts(0.02, 0.03, slots, profile.longest)
     end = max(profile.longest, -(-sum(rounds) // slots))
-    for times in spread_times(profile, costs, np.random.default_rng(0), 300):
+    for times in initial_times(profile, costs, np.random.default_rng(0), 300):
         assert times[0] == 0
         assert times[-1] == end
         assert (np.diff(times) >= 0).all()
@@ -49,7 +49,7 @@ def test_uneven_stages_need_fewer_slots_than_even_ones() -> None:
     profile = LengthProfile.of(rounds)
     end = -(-int(rounds.sum()) // 10)
     costs = StageCosts(0.02, 0.03, 10, profile.longest)
-    uneven = next(spread_times(profile, costs, np.random.default_rng(0), 400))
+    uneven = next(initial_times(profile, costs, np.random.default_rng(0), 400))
     even = np.rint(np.linspace(0, end, len(uneven))).astype(np.int64)
     prices = [slot_price(times, profile) for times in (uneven, even)]
     assert prices[0] is not None
@@ -61,7 +61,7 @@ def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
     # Two slots, stages at 0 and 4, the end at 8; the spans serve 4 + 4 and 4 + 4, but one request needs 5.
     times, profile = np.array([0, 4, 8]), profile_of([5, 4, 4, 4])
     spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
-    moved, between = settled(times, spans, np.array([2, 2]), profile)
+    moved, between = shift_times(times, spans, np.array([2, 2]), profile)
     assert moved.tolist() in ([0, 5, 9], [0, 4, 9])
     stages = between.first[between.of_requests(np.array([2, 2]), np.array([5, 4, 4, 4]))]
     problem = Problem(Workload.from_lengths([1] * 4, [5, 4, 4, 4]), CostModel.paper(), 2)
@@ -71,7 +71,7 @@ def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
 def test_rounds_that_no_request_needs_are_left_out() -> None:
     times, profile = np.array([0, 10, 30]), profile_of([6, 6, 9])
     spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([10, 20]))
-    moved, between = settled(times, spans, np.array([2, 1]), profile)
+    moved, between = shift_times(times, spans, np.array([2, 1]), profile)
     assert moved.tolist() == [0, 6, 15]
     assert between.rounds.tolist() == [6, 9]
 
@@ -92,7 +92,7 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
     spans, used = flow
     net = np.bincount(spans.first, used, len(times)) - np.bincount(spans.last, used, len(times))
     assert np.cumsum(net)[:-1].max() <= 12
-    moved, between = settled(times, spans, used, profile)
+    moved, between = shift_times(times, spans, used, profile)
     stage = between.first[between.of_requests(used, problem.rounds)]
     schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
@@ -108,7 +108,7 @@ def test_where_no_whole_flow_is_near_the_fractional_one_the_stages_are_moved(
     flow = whole_slots(times, profile, 2, np.inf)
     assert flow is not None
     spans, used = flow
-    moved, between = settled(times, spans, used, profile)
+    moved, between = shift_times(times, spans, used, profile)
     stage = between.first[between.of_requests(used, problem.rounds)]
     schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
@@ -117,7 +117,7 @@ def test_where_no_whole_flow_is_near_the_fractional_one_the_stages_are_moved(
 
 def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:
     spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
-    used = nearly_whole(spans, profile_of([4, 4, 4, 4]), 2, 2, np.array([2.0, 2.0]), np.inf)
+    used = round_flow(spans, profile_of([4, 4, 4, 4]), 2, 2, np.array([2.0, 2.0]), np.inf)
     assert used is not None
     assert used.tolist() == [2, 2]
 
@@ -126,11 +126,11 @@ def test_ctrl_c_is_still_ours_after_a_flow_is_made_whole() -> None:
     script = """
 import os, signal
 import numpy as np
-from batchbound.solvers.search.stages.rounding import nearly_whole
+from batchbound.solvers.search.stages.rounding import round_flow
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans
 
 spans = Spans(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([4, 4, 8]))
-used = nearly_whole(spans, LengthProfile.of(np.array([4, 4, 8])), 2, 2, np.array([1.5, 1.5, 0.5]), np.inf)
+used = round_flow(spans, LengthProfile.of(np.array([4, 4, 8])), 2, 2, np.array([1.5, 1.5, 0.5]), np.inf)
 assert used.tolist() == [1, 1, 1]
 try:
     os.kill(os.getpid(), signal.SIGINT)
@@ -185,4 +185,4 @@ def test_thousands_of_stages_are_not_listed_pair_by_pair() -> None:
     times = np.arange(1_000_000)
     assert Spans.number_between(times, LengthProfile.of(np.array([1, 3]))) == 2_999_994
     costs = StageCosts(1.0, 1.0, 1, 2)
-    assert not list(spread_times(LengthProfile.of(np.full(5000, 2)), costs, np.random.default_rng(0), 1000))
+    assert not list(initial_times(LengthProfile.of(np.full(5000, 2)), costs, np.random.default_rng(0), 1000))

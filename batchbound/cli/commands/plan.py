@@ -24,6 +24,7 @@ from ..inputs import (
     provenance_of,
     random_seed,
     read_inputs,
+    refuse_given,
     seconds,
 )
 from ..interrupts import terminating
@@ -71,6 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=positive, default=1, help="of another library's solver (default %(default)s)"
     )
+    group.add_argument("--params", metavar="FILE", help="TOML file of search parameters: phases and shares")
     add_sweep(parser)
     add_mixing(parser)
     parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")
@@ -82,6 +84,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
+    others = (args.replicas, args.length_error, args.sweep, args.engine)
+    if any(each is not None for each in others) or concerned(args) or args.solver != DEFAULT_SOLVER:
+        where = f"but with --solver {DEFAULT_SOLVER} on one machine and known lengths"
+        refuse_given(args, ("params",), where, "Leave it out.")
     if concerned(args):
         refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
         steps = steps_planned(args)

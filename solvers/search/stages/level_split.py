@@ -14,38 +14,21 @@ from ....models.bounds.least_counts import cheapest_stages, cost_terms
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelSplit:
-    """
-    A head of full levels, every slot busy with a longest request in each, and the rest of the problem.
-
-    Levels waste nothing, and leave a problem whose stage times are far fewer.
-
-    Parameters
-    ----------
-    levels
-        Requests of each level, shape (levels, slots).
-    rest
-        The problem without them.
-    others
-        The requests of the rest, shape (requests of the rest,).
-    """
+    """A head of full levels, a longest request in every slot of each, and the rest, with far fewer stages."""
 
     problem: Problem
     levels: IntArray
+    """Requests of each level, shape (levels, slots)."""
     rest: Problem
+    """The problem without them."""
     others: IntArray
+    """Requests of the rest, shape (requests of the rest,)."""
 
     @classmethod
-    def of(cls, problem: Problem, spare: int = 0) -> LevelSplit:
-        """
-        Return the problem split so that the rest has at least one longest request beside some levels.
-
-        Parameters
-        ----------
-        spare
-            Full levels left to the rest.
-        """
+    def of(cls, problem: Problem) -> LevelSplit:
+        """Return the problem split so that the rest has at least one longest request."""
         longest = np.flatnonzero(problem.rounds == problem.rounds.max())
-        levels = (len(longest) - 1) // problem.slots - spare
+        levels = (len(longest) - 1) // problem.slots
         if levels < 1 or problem.prefill_token_cap is not None:
             none = np.empty((0, problem.slots), dtype=np.int64)
             return cls(problem, none, problem, np.arange(len(problem)))
@@ -60,18 +43,14 @@ class LevelSplit:
         return cls(problem, head.reshape(levels, problem.slots), rest, others)
 
     def least_makespan(self, times: IntArray) -> float:
-        """
-        Return the least seconds of the whole problem's schedules, given the stage times of the rest.
-
-        Stages may be made as several at their time, where that takes less.
-        """
+        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
         levels = len(self.levels)
         stages = cheapest_stages(self.problem, levels + len(times) - 1)
         rounds = levels * int(self.problem.rounds.max()) + int(times[-1])
         return sum(cost_terms(self.problem, stages, rounds).values())
 
     def schedule(self, bin_of: IntArray, rounds: IntArray) -> Schedule:
-        """Return the whole schedule, given that of the rest."""
+        """Return the schedule of the whole problem, given that of the rest."""
         levels = len(self.levels)
         bins = np.empty(len(self.problem), dtype=np.int64)
         bins[self.levels] = np.arange(levels)[:, None]

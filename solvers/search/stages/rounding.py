@@ -45,7 +45,7 @@ class HeldTokens:
     tokens: IntArray
 
 
-def nearly_whole(
+def round_flow(
     spans: Spans,
     profile: LengthProfile,
     slots: int,
@@ -59,7 +59,7 @@ def nearly_whole(
 
     Where spans of a length or above are fewer than the requests that need them, a request takes the next
     shorter span, and what it lacks there is what CP-SAT minimises: the times are stretched for it afterwards
-    (:func:`settled`). A flow that lacks nothing often does not exist, and is long to find where it does.
+    (:func:`shift_times`). A flow that lacks nothing often does not exist, and is long to find where it does.
 
     Parameters
     ----------
@@ -147,7 +147,9 @@ def _beyond_capacity(
     return found
 
 
-def settled(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile) -> tuple[IntArray, Spans]:
+def shift_times(
+    times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile
+) -> tuple[IntArray, Spans]:
     """
     Return the stage times that a use of slots needs, earlier or later than those it was made for.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.costs.cost import FloatArray, IntArray
 from ....models.programme import Entries, Programme
 
 ROUNDING_NODES = 200
@@ -26,27 +27,17 @@ QUICK = 0.15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthProfile:
-    """
-    How many requests need how many rounds, and how many may start at a stage.
-
-    Parameters
-    ----------
-    at_most
-        Requests that need at most L rounds, shape (longest + 1,).
-    shortest
-        Fewest rounds any request needs.
-    starts_per_stage
-        Most requests one stage can start, or None for no limit.
-    """
+    """How many requests need how many decode steps."""
 
     at_most: IntArray
+    """Requests that need at most L decode steps, shape (longest + 1,)."""
     shortest: int
-    starts_per_stage: float | None = None
+    """Fewest decode steps that any request needs."""
 
     @classmethod
-    def of(cls, rounds: IntArray, starts_per_stage: float | None = None) -> LengthProfile:
-        """Return the profile of the given requests' rounds, shape (requests,)."""
-        return cls(np.cumsum(np.bincount(rounds)), int(rounds.min()), starts_per_stage)
+    def of(cls, rounds: IntArray) -> LengthProfile:
+        """Return the profile of the given requests' decode steps, shape (requests,)."""
+        return cls(np.cumsum(np.bincount(rounds)), int(rounds.min()))
 
     @property
     def longest(self) -> int:
@@ -186,31 +177,29 @@ def stretched(times: IntArray, rounds: float) -> IntArray:
 
 
 def whole_slots(
-    times: IntArray, profile: LengthProfile, slots: int, seconds: float, most: IntArray | None = None
+    times: IntArray, profile: LengthProfile, slots: int, seconds: float
 ) -> tuple[Spans, IntArray] | None:
     """
     Return how many slots pass through each span so that every request has one, or None if not found.
 
-    The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
-    gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few. If
-    they are many, or that finds none, some of the spans may be a little shorter than what they are for: the
-    times given have to be settled for them (:func:`~batchbound.solvers.search.stages.rounding.settled`).
+    The fractional flow that holds slots for the fewest decode steps is rounded up or down in each span where
+    that gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few.
+    If they are many, or that finds none, some of the spans may be a little shorter than what they are for:
+    the times then have to be shifted (:func:`~batchbound.solvers.search.stages.rounding.shift_times`).
 
     Parameters
     ----------
     times
-        The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+        Decode steps of the stages and the end, not decreasing, shape (stages + 1,).
     seconds
         Time allowed for all of that.
-    most
-        Most requests that each stage starts, shape (stages,), if there is a limit.
 
     Returns
     -------
     tuple or None
         The spans, and the slots in each, shape (spans,).
     """
-    from .rounding import nearly_whole
+    from .rounding import round_flow
 
     end = time.monotonic() + seconds
     spans = Spans.between(times, profile)
@@ -218,18 +207,9 @@ def whole_slots(
         return None
     rank, at_least = spans.demand(profile)
     stages, ranks = len(times) - 1, len(at_least)
-    column = np.arange(len(spans))
-    # Rows: those of the flow; starts of a stage.
     entries = spans.flow(rank, stages, ranks)
-    low = np.zeros(stages + 1 + ranks)
-    low[0], low[stages] = slots, -slots
-    high = low.copy()
-    rows = stages + 1 + ranks
-    if most is not None:
-        entries.append((rows + spans.first, column, 1.0))
-        rows += stages
-        low = np.concatenate((low, np.full(stages, -np.inf)))
-        high = np.concatenate((high, most))
+    balance = np.zeros(stages + 1 + ranks)
+    balance[0], balance[stages] = slots, -slots
     columns = len(spans) + stages + ranks
     lower = np.zeros(columns)
     lower[-ranks:] = at_least
@@ -237,29 +217,37 @@ def whole_slots(
     whole[-ranks:] = 0
     holding = np.zeros(columns)
     holding[: len(spans)] = spans.rounds
-    programme = Programme.of(holding, entries, low, high, lower)
+    programme = Programme.of(holding, entries, balance, balance, lower)
     optimum = programme.solved(seconds, interior=True)
     if optimum is None:
         return None
     fractional = optimum.x[: len(spans)]
-    nearly = most is None and seconds > QUICK
-    nearest = lower.copy()
-    nearest[: len(spans)] = np.floor(fractional + 1e-7)
-    above = np.full(columns, np.inf)
-    above[: len(spans)] = np.ceil(fractional - 1e-7)
-    boxes = [] if nearly and len(spans) > SOME_SPANS else [(nearest, above)]
-    if len(spans) <= SOME_SPANS:
-        wider = above.copy()
-        wider[: len(spans)] = nearest[: len(spans)] + 1.0
-        boxes.append((nearest, wider))
-    if len(spans) <= FEW_SPANS:
-        boxes.append((lower, np.full(columns, np.inf)))
-    for least, greatest in boxes:
+    rounding = seconds > QUICK
+    share = BOX_SHARE if rounding else 1.0
+    for least, greatest in _boxes(fractional, lower, rounding):
         boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
-        left = (end - time.monotonic()) * (BOX_SHARE if nearly else 1.0)
+        left = (end - time.monotonic()) * share
         found = boxed.solved_whole(whole, left, mip_max_nodes=ROUNDING_NODES) if left > 0 else None
         if found is not None:
             return spans, np.rint(found[: len(spans)]).astype(np.int64)
     left = end - time.monotonic()
-    used = nearly_whole(spans, profile, slots, stages, fractional, left) if nearly and left > 0 else None
+    used = round_flow(spans, profile, slots, stages, fractional, left) if rounding and left > 0 else None
     return None if used is None else (spans, used)
+
+
+def _boxes(
+    fractional: FloatArray, lower: FloatArray, rounding: bool
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield ever wider bounds of whole flows near a fractional one, narrower ones only if spans are many."""
+    spans = len(fractional)
+    nearest, above = lower.copy(), np.full(len(lower), np.inf)
+    nearest[:spans] = np.floor(fractional + 1e-7)
+    above[:spans] = np.ceil(fractional - 1e-7)
+    if not rounding or spans <= SOME_SPANS:
+        yield nearest, above
+    if spans <= SOME_SPANS:
+        wider = above.copy()
+        wider[:spans] = nearest[:spans] + 1.0
+        yield nearest, wider
+    if spans <= FEW_SPANS:
+        yield lower, np.full(len(lower), np.inf)

@@ -11,7 +11,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ....models.programme import Programme
 from ..backward import schedule_backwards
-from .rounding import HeldTokens, nearly_whole, settled
+from .rounding import HeldTokens, round_flow, shift_times
 from .slot_flow import LengthProfile, Spans
 
 SPARE = 0.5
@@ -79,10 +79,10 @@ def served_within_memory(
         return None
     profile, spans, times = flow.profile, flow.spans, flow.times
     held = replace(flow.held, capacity=int(FILLED * capacity))
-    used = nearly_whole(spans, profile, problem.slots, len(times) - 1, flow.slots, seconds, held)
+    used = round_flow(spans, profile, problem.slots, len(times) - 1, flow.slots, seconds, held)
     if used is None:
         return None
-    times, spans = settled(times, spans, used, profile)
+    times, spans = shift_times(times, spans, used, profile)
     span = spans.of_requests(used, rounds)
     start, room = times[spans.first[span]], spans.rounds[span]
     best = _Exchanges(start, room, rounds, first, capacity)

@@ -16,7 +16,7 @@ from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
-from batchbound.solvers.search.stages.taken_over import with_stages_of
+from batchbound.solvers.search.stages.reuse_times import reuse_times
 
 
 def halves(seed: int, slots: int = 32, cost: CostModel | None = None) -> tuple[Problem, Problem]:
@@ -35,7 +35,7 @@ def test_requests_of_like_lengths_are_served_at_the_same_stages() -> None:
     for seed in range(3):
         one, other = halves(seed)
         searched = search_schedule(one, iterations=150, seed=seed)
-        found = with_stages_of(other, searched.schedule, np.inf)
+        found = reuse_times(other, searched.schedule, np.inf)
         if found is not None:
             served += 1
             assert found.check(other) is None
@@ -50,7 +50,7 @@ def test_other_lengths_and_bends_are_served_all_the_same() -> None:
         one, other = halves(seed, 5 + seed % 4, bend if seed % 2 else None)
         rounds = np.random.default_rng(seed).permutation(other.workload.output_tokens)[:30]
         other = Problem(Workload.from_lengths([40] * 30, rounds), other.cost, other.slots)
-        found = with_stages_of(other, ski_rental_schedule(one), np.inf)
+        found = reuse_times(other, ski_rental_schedule(one), np.inf)
         served += found is not None
         assert found is None or found.check(other) is None
     assert served > 10
@@ -60,12 +60,12 @@ def test_limits_and_requests_of_no_round_are_refused() -> None:
     one, other = halves(0)
     schedule = ski_rental_schedule(one)
     peak = int(other.kv_peak.max())
-    assert with_stages_of(replace(other, prefill_token_cap=512), schedule, np.inf) is None
-    assert with_stages_of(replace(other, kv_capacity=2 * peak), schedule, np.inf) is None
+    assert reuse_times(replace(other, prefill_token_cap=512), schedule, np.inf) is None
+    assert reuse_times(replace(other, kv_capacity=2 * peak), schedule, np.inf) is None
     few = Workload.from_lengths([5, 5], [1, 4])
     none = Problem(few, CostModel.paper(), 2, prefill_emits_first_token=True)
-    assert with_stages_of(none, schedule, np.inf) is None
-    assert with_stages_of(other, schedule, 0.0) is None
+    assert reuse_times(none, schedule, np.inf) is None
+    assert reuse_times(other, schedule, 0.0) is None
 
 
 @pytest.mark.slow

@@ -33,8 +33,8 @@ from .backends.formulation import Solved
 from .backends.linear import BackendError, LinearResult, find_backend
 from .backends.worker import run_in_worker
 from .result import Limits, Result, Status, StoppedBy
+from .search.baselines import simulated_schedule
 from .search.constructive import ski_rental_schedule
-from .search.starts import simulated_schedule
 
 Formulation = Literal["slot-free", "repaired", "literal"]
 CP_SAT = "cp-sat"

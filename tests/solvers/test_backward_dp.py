@@ -14,16 +14,16 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.certificates.checker import verify_bound
-from batchbound.solvers.exact.end_states import over_of, who_of
-from batchbound.solvers.exact.enumeration import best_by_enumeration
-from batchbound.solvers.exact.from_the_end import (
+from batchbound.solvers.exact.backward_dp import (
     SECONDS_A_SET,
     _EndSearch,
-    best_from_the_end,
-    can_search_from_the_end,
+    best_by_backward_dp,
+    can_search_backward,
 )
+from batchbound.solvers.exact.end_states import over_of, request_of
 from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
 from batchbound.solvers.exact.outcome import LimitReachedError
+from batchbound.solvers.exact.small import solve_small
 from batchbound.solvers.result import Limits, StoppedBy
 
 Optimum = Callable[[Problem], float]
@@ -49,9 +49,9 @@ def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
     proven = 0
     for seed in range(300):
         problem = limited_problem(seed, most=5)
-        if not can_search_from_the_end(problem):
+        if not can_search_backward(problem):
             continue
-        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
         optimum = optimal_makespan(problem)
         assert found.schedule.check(problem) is None, seed
         assert found.schedule.makespan(problem) >= optimum - 1e-9, seed
@@ -72,12 +72,12 @@ def test_passes_that_follow_few_states_first_prove_the_same(
         return run(search, beam, width, every)
 
     problems = [long_problem(seed, 6) for seed in range(6)]
-    expected = [best_from_the_end(problem, Limits(), one_by_one(problem)) for problem in problems]
-    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.BEAM", 2)
-    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.WIDTH", 4)
+    expected = [best_by_backward_dp(problem, Limits(), one_by_one(problem)) for problem in problems]
+    monkeypatch.setattr("batchbound.solvers.exact.backward_dp.BEAM", 2)
+    monkeypatch.setattr("batchbound.solvers.exact.backward_dp.WIDTH", 4)
     monkeypatch.setattr(_EndSearch, "run", counted)
     for problem, exact in zip(problems, expected, strict=True):
-        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
         assert found.stopped_by is exact.stopped_by is StoppedBy.PROOF
         assert found.schedule.makespan(problem) == pytest.approx(exact.schedule.makespan(problem))
     assert passes.count(4) == len(problems)
@@ -99,9 +99,9 @@ def test_it_proves_optima_of_stages_worth_waiting_for(optimal_makespan: Optimum)
     proven = 0
     for seed in range(25):
         problem = shared_stages(seed)
-        if not can_search_from_the_end(problem):
+        if not can_search_backward(problem):
             continue
-        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
         if found.stopped_by is StoppedBy.PROOF:
             assert found.schedule.makespan(problem) == pytest.approx(optimal_makespan(problem)), seed
             proven += 1
@@ -112,7 +112,7 @@ def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another(
     # The first one holds 6 to 11 tokens in its six rounds, the longer one 3 to 11 in nine. Begun together
     # they hold 11 + 8 in the sixth round; begun one round later, where no request ends, 11 + 7.
     problem = problem_of([6, 3], [6, 9], 2, CostModel(1.0, 0.0, 1.0, 0.0), 18)
-    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     assert (found.stopped_by, found.schedule.makespan(problem)) == (StoppedBy.PROOF, 2 + 10)
     assert found.schedule.starts[found.schedule.bin_of].tolist() == [0, 1]
 
@@ -121,7 +121,7 @@ def test_requests_share_a_stage_as_far_as_memory_allows() -> None:
     # All three hold 21 tokens in their third round. Of two the shorter one's last round is in time: with the
     # one of nine rounds the one of four, then, from its end on, the one of three: 11 + 7 tokens in the last.
     problem = problem_of([5, 5, 5], [3, 4, 9], 3, CostModel(30.0, 0.0, 1.0, 0.0), 18)
-    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     assert (found.stopped_by, found.schedule.prefill_stages()) == (StoppedBy.PROOF, 2)
     assert found.schedule.makespan(problem) == 60 + 9
 
@@ -153,7 +153,7 @@ def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
     shapes, compared = search.shapes, 0
     for states in search.kept[1:-1]:
         for row in range(0, len(states), 3):
-            over, who = over_of(states.slots[:, row]), who_of(states.slots[:, row])
+            over, who = over_of(states.slots[:, row]), request_of(states.slots[:, row])
             for request in np.flatnonzero((int(states.waiting[row]) >> np.arange(7)) & 1):
                 at = int(states.now[row])
                 while True:
@@ -173,18 +173,18 @@ def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
 
 def test_long_requests_under_scarce_memory_are_proven_and_what_a_checker_can_follow_verifies() -> None:
     problem = long_problem(2, 4)
-    found = best_by_enumeration(problem, Limits(), one_by_one(problem))
+    found = solve_small(problem, Limits(), one_by_one(problem))
     bound = found.bound(problem)
     assert (found.stopped_by, found.argument) == (StoppedBy.PROOF, "states")
     assert bound is not None
     assert verify_bound(problem, bound) is None
-    ended = best_from_the_end(problem, Limits(), one_by_one(problem))
+    ended = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     assert ended.schedule.makespan(problem) == pytest.approx(bound.seconds)
 
 
 def test_what_no_checker_can_follow_is_the_solvers_word() -> None:
     problem = long_problem(0, 5)
-    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     bound = found.bound(problem)
     assert bound is not None
     assert (bound.source, bound.certificate["kind"]) == ("every order from the end", "solver")
@@ -195,31 +195,31 @@ def test_states_whose_rest_no_slots_can_share_out_in_time_are_not_followed() -> 
     prompts = [64, 130, 175, 189, 189, 76, 195, 36, 114, 100, 143]
     outputs = [43, 137, 72, 7, 95, 120, 88, 173, 186, 50, 160]
     problem = problem_of(prompts, outputs, 4, CostModel(2.0, 0.005, 1.0, 0.02), 936)
-    found = best_from_the_end(problem, Limits(work=600_000), one_by_one(problem))
+    found = best_by_backward_dp(problem, Limits(work=600_000), one_by_one(problem))
     assert found.stopped_by is StoppedBy.PROOF
 
 
 def test_limits_end_it_with_the_best_schedule_so_far() -> None:
     problem = long_problem(0, 11)
     start = one_by_one(problem)
-    found = best_from_the_end(problem, Limits(work=20_000), start)
+    found = best_by_backward_dp(problem, Limits(work=20_000), start)
     assert found.stopped_by is StoppedBy.WORK
     assert found.bound(problem) is None
     assert found.schedule.check(problem) is None
-    assert best_from_the_end(problem, Limits(seconds=1e-6), start).stopped_by is StoppedBy.TIME
+    assert best_by_backward_dp(problem, Limits(seconds=1e-6), start).stopped_by is StoppedBy.TIME
 
 
 def test_sets_are_not_listed_beyond_a_limit_nor_where_that_takes_all_of_it() -> None:
     problem = long_problem(0, 12)
     with pytest.raises(LimitReachedError):
         _EndSearch(problem, one_by_one(problem), 0.0, None)
-    assert can_search_from_the_end(problem, 2**12 * SECONDS_A_SET)
-    assert not can_search_from_the_end(problem, 2**11 * SECONDS_A_SET)
+    assert can_search_backward(problem, 2**12 * SECONDS_A_SET)
+    assert not can_search_backward(problem, 2**11 * SECONDS_A_SET)
 
 
 def test_what_it_does_not_take_is_known_beforehand() -> None:
     problem = long_problem(0, 6)
-    assert can_search_from_the_end(problem)
-    assert not can_search_from_the_end(replace(problem, kv_capacity=None))
-    assert not can_search_from_the_end(replace(problem, cost=CostModel(1.0, 0.0, 0.0, 0.1)))
-    assert not can_search_from_the_end(long_problem(0, 15))
+    assert can_search_backward(problem)
+    assert not can_search_backward(replace(problem, kv_capacity=None))
+    assert not can_search_backward(replace(problem, cost=CostModel(1.0, 0.0, 0.0, 0.1)))
+    assert not can_search_backward(long_problem(0, 15))

@@ -8,10 +8,10 @@ import pytest
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.solvers.exact.enumeration import best_by_enumeration
-from batchbound.solvers.search.chains import ChainAnnealing, packing_pays
+from batchbound.solvers.exact.small import solve_small
+from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.schedule_search import search_schedule
-from batchbound.solvers.search.starts import simulated_schedule
+from batchbound.solvers.search.slot_sequences import SlotSequences, packing_pays
 
 CHEAP_STAGES = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 
@@ -21,7 +21,7 @@ def job(rounds: list[int], slots: int, cost: CostModel = CHEAP_STAGES) -> Proble
 
 
 def best_of(problem: Problem, steps: int, seed: int = 0) -> float:
-    walk = ChainAnnealing(problem, np.random.default_rng(seed), np.inf)
+    walk = SlotSequences(problem, np.random.default_rng(seed), np.inf)
     best = np.inf
     for step in range(steps):
         schedule = walk.step(step / steps)
@@ -65,7 +65,7 @@ def test_requests_of_no_decode_step_are_left_to_the_other_searches() -> None:
 def test_small_jobs_come_to_their_optimum_and_never_below_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = job(rng.integers(100, 400, 7).tolist(), int(rng.integers(2, 4)))
-    exact = best_by_enumeration(problem)
+    exact = solve_small(problem)
     assert exact.bound(problem) is not None
     optimum = exact.schedule.makespan(problem)
     assert optimum <= best_of(problem, 60, seed) <= 1.005 * optimum

@@ -16,9 +16,9 @@ from batchbound.heuristics.registry import POLICIES
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
+from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
-from batchbound.solvers.search.reinsertion import Reinsertion
-from batchbound.solvers.search.starts import simulated_schedule
+from batchbound.solvers.search.ruin_recreate import RuinRecreate
 
 COST = CostModel.paper()
 BENT = CostModel(0.02, 1e-4, 0.03, 1e-4, prefill_bend=30.0, prefill_per_token_beyond=1e-3)
@@ -27,7 +27,7 @@ BENT = CostModel(0.02, 1e-4, 0.03, 1e-4, prefill_bend=30.0, prefill_per_token_be
 def walked(problem: Problem, steps: int, seed: int = 0, start: Schedule | None = None) -> list[Schedule]:
     """The start of a walk, and its schedules, each the best one so far."""
     start = ski_rental_schedule(problem, patience=0.0) if start is None else start
-    walk = Reinsertion(problem, np.random.default_rng(seed), start)
+    walk = RuinRecreate(problem, np.random.default_rng(seed), start)
     made = [walk.step(step / steps) for step in range(steps)]
     return [start, *(each.without_idle_rounds(problem) for each in made if each is not None)]
 
@@ -55,7 +55,7 @@ def test_a_walk_that_cut_too_much_goes_back_to_the_best_schedule() -> None:
     # In four rounds the two of four never fit beside each other.
     problem = Problem(Workload.from_lengths([1, 1], [4, 4]), COST, slots=2, kv_capacity=5)
     apart = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([4, 4]))
-    walk = Reinsertion(problem, np.random.default_rng(0), apart)
+    walk = RuinRecreate(problem, np.random.default_rng(0), apart)
     end = int(walk._at.end)
     walk._at = walk._state(np.array([-1, end - 4]), end - 4, end)
     complete = [not (walk._at.start < 0).any() for done in range(100) if not walk.step(done / 100)]

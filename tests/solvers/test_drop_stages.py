@@ -11,7 +11,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.solvers.search.backward import BackwardSearch
-from batchbound.solvers.search.stage_merge import merge_stages
+from batchbound.solvers.search.drop_stages import drop_stages
 
 COST = CostModel(1.0, 0.0, 1.0, 0.0)
 
@@ -19,7 +19,7 @@ COST = CostModel(1.0, 0.0, 1.0, 0.0)
 def test_a_request_moves_to_a_stage_that_has_a_slot_for_it() -> None:
     # The short one begins alone in round 2, but may as well begin with the long one.
     problem = Problem(Workload.from_lengths([1, 1], [6, 2]), COST, slots=2)
-    merged = merge_stages(problem, Schedule.from_bins(problem, [0, 1], [2, 4]))
+    merged = drop_stages(problem, Schedule.from_bins(problem, [0, 1], [2, 4]))
     assert merged.bin_of.tolist() == [0, 0]
     assert merged.rounds.tolist() == [6]
 
@@ -31,28 +31,28 @@ def test_memory_and_the_token_cap_keep_a_stage() -> None:
     capped = Problem(workload, COST, slots=2, prefill_token_cap=9)
     for problem in (scarce, capped):
         schedule = Schedule.from_bins(problem, [0, 1], [6, 2])
-        assert merge_stages(problem, schedule).prefill_stages() == 2
+        assert drop_stages(problem, schedule).prefill_stages() == 2
 
 
 def test_with_time_for_it_a_stage_of_many_requests_is_given_up() -> None:
     problem = Problem(Workload.from_lengths([1] * 10, [6] * 4 + [2] * 6), COST, slots=10)
     schedule = Schedule.from_bins(problem, [0] * 4 + [1] * 6, [2, 4])
-    assert merge_stages(problem, schedule).prefill_stages() == 2
-    assert merge_stages(problem, schedule, lambda: True, wide=True).prefill_stages() == 2
-    assert merge_stages(problem, schedule, wide=True).prefill_stages() == 1
+    assert drop_stages(problem, schedule).prefill_stages() == 2
+    assert drop_stages(problem, schedule, lambda: True, wide=True).prefill_stages() == 2
+    assert drop_stages(problem, schedule, wide=True).prefill_stages() == 1
 
 
 def test_no_stage_is_given_up_where_there_is_no_time() -> None:
     problem = Problem(Workload.from_lengths([1, 1], [6, 2]), COST, slots=2)
     schedule = Schedule.from_bins(problem, [0, 1], [2, 4])
-    assert merge_stages(problem, schedule, lambda: True).prefill_stages() == 2
-    assert merge_stages(problem, schedule).prefill_stages() == 1
+    assert drop_stages(problem, schedule, lambda: True).prefill_stages() == 2
+    assert drop_stages(problem, schedule).prefill_stages() == 1
 
 
 def test_a_stage_of_which_one_request_finds_no_other_is_left_as_it_was() -> None:
     problem = Problem(Workload.from_lengths([1] * 4, [6, 2, 2, 2]), COST, slots=2)
     schedule = Schedule.from_bins(problem, [0, 0, 1, 2], [2, 2, 2])
-    merged = merge_stages(problem, schedule)
+    merged = drop_stages(problem, schedule)
     assert merged.check(problem) is None
     assert merged.rounds.tolist() == [2, 2, 2]
 
@@ -77,7 +77,7 @@ def test_nothing_gets_worse_and_every_rule_is_kept(
     made = BackwardSearch(problem, np.random.default_rng(seed)).step()
     assert made is not None
     made = made.without_idle_rounds(problem)
-    merged = merge_stages(problem, made)
+    merged = drop_stages(problem, made)
     assert merged.check(problem) is None
     assert merged.prefill_stages() <= made.prefill_stages()
     assert merged.makespan(problem) <= made.makespan(problem) + 1e-9

@@ -9,7 +9,7 @@ import numpy as np
 from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..stage_split import split_stages
-from .rounding import settled
+from .rounding import shift_times
 from .slot_flow import LengthProfile, Spans, stretched, whole_slots
 
 MOST_SPANS = 400
@@ -19,7 +19,7 @@ STRETCHED, STRETCHES = 2e-3, 6
 """Share of all rounds by which stages are first moved apart where whole slots are too few, and how often."""
 
 
-def with_stages_of(problem: Problem, other: Schedule, seconds: float) -> Schedule | None:
+def reuse_times(problem: Problem, other: Schedule, seconds: float) -> Schedule | None:
     """
     Return a schedule at about the stages of another, or None if there is none or limits are in its way.
 
@@ -45,7 +45,7 @@ def with_stages_of(problem: Problem, other: Schedule, seconds: float) -> Schedul
         left = seconds - (time.perf_counter() - began)
         flow = whole_slots(later, profile, problem.slots, left) if left > 0 else None
         if flow is not None:
-            settled_times, spans = settled(later, *flow, profile)
+            settled_times, spans = shift_times(later, *flow, profile)
             stage = spans.first[spans.of_requests(flow[1], problem.rounds)]
             schedule = Schedule.from_bins(problem, stage, np.diff(settled_times))
             return split_stages(problem, schedule.without_idle_rounds(problem))

@@ -114,7 +114,7 @@ class _State:
         )
 
 
-class Reinsertion:
+class RuinRecreate:
     """
     An annealing walk over schedules, each a few requests away from the last.
 

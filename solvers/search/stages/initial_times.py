@@ -27,7 +27,7 @@ UNEVEN = 0.5
 """How far a stage is from its place among evenly spread ones at most, in their distances."""
 
 
-def spread_times(
+def initial_times(
     profile: LengthProfile, costs: StageCosts, rng: np.random.Generator, most_spans: int
 ) -> Iterator[IntArray]:
     """
@@ -48,8 +48,6 @@ def spread_times(
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))
     fewest = max(1, -(-profile.requests // costs.slots))
-    if profile.starts_per_stage is not None:
-        fewest = max(fewest, int(np.ceil(profile.requests / profile.starts_per_stage)))
     tried: list[tuple[float, int, IntArray]] = []
     count = fewest
     while True:

@@ -24,7 +24,7 @@ from .end_states import (
     heads_of,
     over_of,
     packed,
-    who_of,
+    request_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
@@ -53,7 +53,7 @@ TRIED = 30
 """Ends of a search that are made schedules."""
 
 
-def can_search_from_the_end(problem: Problem, seconds: float | None = None) -> bool:
+def can_search_backward(problem: Problem, seconds: float | None = None) -> bool:
     """
     Return whether memory can run out, rounds cost something, each request takes one, and they are few.
 
@@ -75,7 +75,7 @@ def can_search_from_the_end(problem: Problem, seconds: float | None = None) -> b
     )
 
 
-def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:
+def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:
     r"""
     Return an optimal schedule, or the best one found; ``GAVE_UP`` where a relaxation is not tight.
 
@@ -116,7 +116,7 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     Parameters
     ----------
     problem
-        One that :func:`can_search_from_the_end` accepts.
+        One that :func:`can_search_backward` accepts.
     limits
         Work is in states.
     start
@@ -190,7 +190,7 @@ class _EndSearch(LimitedSearch):
         self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
         self.seconds = best.makespan(problem) - self.constant
         self.dominance = Dominance(self.sets, self.shapes, self.round)
-        self.orders = GroupOrders(self.shapes, self.sets, self.round)
+        self.orders = GroupOrders(self.shapes, self.sets, self.round, self.tick)
         self.relaxed = self.cut = np.inf
         self.kept: list[EndStates] = []
 
@@ -361,7 +361,7 @@ class _EndSearch(LimitedSearch):
     def _soonest(self, states: EndStates) -> AnyIntArray:
         """Return from which round on each request that waits fits beside those under way."""
         shapes, over = self.short, over_of(states.slots).astype(np.int32)
-        sizes = np.where(states.slots > 0, shapes.first[who_of(states.slots)] + over - 1, 0)
+        sizes = np.where(states.slots > 0, shapes.first[request_of(states.slots)] + over - 1, 0)
         room = (shapes.capacity - shapes.peaks)[:, None]
         soonest = earliest(states.now.astype(np.int32), over, sizes, room, shapes.slots - 1)
         return np.where((states.waiting >> np.arange(len(room))[:, None]) & 1, soonest, 0)
@@ -382,7 +382,7 @@ class _EndSearch(LimitedSearch):
     def _area(self, states: EndStates) -> IntArray:
         """Return the rounds that fill all slots or the KV capacity with what is left, shape (states,)."""
         sets, waiting, left = self.sets, states.waiting, states.left
-        first = self.shapes.first[who_of(states.slots)]
+        first = self.shapes.first[request_of(states.slots)]
         rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
         read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
         area: IntArray = np.maximum(rounds, -(-read // self.shapes.capacity))
@@ -391,7 +391,7 @@ class _EndSearch(LimitedSearch):
     def _rounds(self, states: EndStates) -> IntArray:
         """Return a lower bound on the rounds of any schedule, shape (states,)."""
         sets, waiting, left, rounds = self.sets, states.waiting, states.left, self._area(states)
-        who = who_of(states.slots)
+        who = request_of(states.slots)
         new = (left > 0) & (left >= self.shapes.rounds[who])
         np.maximum(rounds, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=rounds)
         least: IntArray = np.maximum(states.now + rounds, over_of(states.slots[0]))
@@ -478,7 +478,7 @@ class _Block:
         self.spent, self.stages = part.spent, part.stages
         self.over = over_of(part.slots).astype(np.int32)
         self.group = group_of(part.slots).astype(np.int32)
-        self.first = np.where(part.slots > 0, shapes.first[who_of(part.slots)], np.int32(0))
+        self.first = np.where(part.slots > 0, shapes.first[request_of(part.slots)], np.int32(0))
         # What each would hold in round 0, counted back, if it held a token more in each round before.
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)

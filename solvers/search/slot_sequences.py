@@ -70,7 +70,7 @@ def _stage_seconds(problem: Problem) -> float:
     return max(problem.cost.prefill_base, problem.cost.prefill_floor)
 
 
-class ChainAnnealing:
+class SlotSequences:
     """
     An annealing walk over which requests follow one another in each slot, for few stages and decode steps.
 

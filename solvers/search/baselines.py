@@ -1,4 +1,4 @@
-"""The schedules of the rules that could be run instead, the cheapest to make first."""
+"""The baselines: schedules of every rule that a user could run instead, the cheapest first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .backward import backward_schedule
 from .constructive import ski_rental_in_time
 
 PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
-"""Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
+"""Patiences of the ski-rental rule, the best one of Table III first; 0 never waits."""
 
 CLASSES = (0, 1, 2)
-"""Classes of lengths, each halving of the decode steps, within which requests are taken group by group."""
+"""Numbers of length classes, each half of the one before, within which groups are taken in turn."""
 
 PROMISING = (
     "packing",
@@ -36,70 +36,72 @@ PROMISING = (
 """Policies simulated before the others, as they were best most often."""
 
 SCARCE = ("lpt-ski", "lpt", "threshold", "fcfs-ski")
-"""Those of them tried first where memory can run out."""
+"""Policies simulated first where memory can run out."""
 
 WAITING = ("threshold", "lagrangian-token", "lagrangian")
-"""Those of them that wait longest before a prefill stage."""
+"""Policies that wait longest before a prefill stage."""
 
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
 """Policies whose schedules one pass makes as well where neither memory nor tokens are limited."""
 
 SIMULATED = 100_000
-"""Requests up to which policies are simulated: beyond, one takes as long as any plan should."""
+"""Requests up to which policies are simulated: of more, one takes as long as a plan should."""
 
 
 class _GivenUpError(Exception):
     """A simulation that has become too late or too long to be of use."""
 
 
-def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float], Schedule | None]]:
-    """
-    Return what makes each rule's schedule, given the makespan to beat; None where it does not.
+Baseline = Callable[[float], Schedule | None]
+"""Makes a rule's schedule, given the makespan to beat in seconds; None if it is no better, or evicts."""
 
-    They are longest first and first come, first served with several patiences of the ski-rental rule, made in
-    one pass, and every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the
-    cheapest and most promising first. Where shared prompts cannot all be kept, passes that take one group
-    after another, the one with the longest request first, come before them: a single one where memory can
-    run out, the others after the quick ones. A policy that evicts has no schedule.
+
+def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline], list[Baseline]]:
+    """
+    Return the baselines: those that a user could run instead, and other quick constructions.
+
+    The former are every policy of :data:`~batchbound.heuristics.registry.POLICIES`, the cheapest and most
+    promising first, preceded by what makes a good makespan to beat. The others are longest first and first
+    come, first served with several patiences of the ski-rental rule. Where shared prompts cannot all be kept,
+    passes take one group after another, the one with the longest request first.
 
     Parameters
     ----------
     problem
         The problem, every request there at the start.
     late
-        Whether there is no time left for a start; asked with each stage of a simulation or a pass.
+        Whether there is no time left; asked with each stage of a simulation or a pass.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
 
-    def in_one_pass(order: IntArray, patience: float) -> Callable[[float], Schedule | None]:
+    def in_one_pass(order: IntArray, patience: float) -> Baseline:
         return lambda _: ski_rental_in_time(problem, late, order=order, patience=patience)
 
-    def simulated(policy: str) -> Callable[[float], Schedule | None]:
+    def simulated(policy: str) -> Baseline:
         return lambda least: simulated_schedule(problem, policy, least, late, met)
 
     passes = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
-    passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
-    in_turn: list[Callable[[float], Schedule | None]] = []
+    others = [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
+    in_turn: list[Baseline] = []
     if not problem.keeps_every_prefix:
         orders = [group_by_group(problem, classes) for classes in CLASSES]
         in_turn += [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in orders]
-        passes += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
+        others += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
     if len(problem) > SIMULATED:
-        return [*in_turn, *passes]
+        return [*in_turn, *passes], others
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
-        promising = dict.fromkeys((*SCARCE, *PROMISING))
-        quick = [lambda _: backward_schedule(problem), *map(simulated, promising)]
-        others = [simulated(name) for name in names if name not in PROMISING]
-        return [*in_turn[:1], *quick, *in_turn[1:], *others, *passes]
+        names = dict.fromkeys((*SCARCE, *names))
+        backward = [lambda _: backward_schedule(problem)]
+        return [*in_turn[:1], *backward, *map(simulated, names)], [*in_turn[1:], *passes, *others]
     if problem.prefill_token_cap is None:
-        # Where nothing else is limited, rules that wait for free slots are best beside these passes.
+        # One pass makes the schedules of some rules, and of the others those that wait are best.
         names = dict.fromkeys((*WAITING, *names))
         rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
-        return [*in_turn, *passes[:4], *rules, *passes[4:]]
-    return [*in_turn, *passes[:4], *map(simulated, names), *passes[4:]]
+        return [*in_turn, *passes, *rules], others
+    return [*in_turn, *passes, *map(simulated, names)], others
 
 
 def simulated_schedule(
@@ -119,10 +121,10 @@ def simulated_schedule(
     least
         The makespan to beat, seconds.
     late
-        As of :func:`starts`.
+        Whether there is no time left.
     met
-        What the policies simulated so far come to where lengths are known: one that comes to the same has
-        the same schedule, and None is returned. Policies are added once their schedule is not left in part.
+        Keys of the policies simulated so far, to which this one is added unless it is late. Policies of one
+        key have the same schedule where lengths are known, and None is returned for a later one.
     """
     policy_made = policy_named(policy, problem)
     dispatch = dispatch_of(policy_made)

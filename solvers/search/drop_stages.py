@@ -20,7 +20,7 @@ WIDE, WIDE_MOST = 200, 30
 """Both where there is time for it."""
 
 
-def merge_stages(
+def drop_stages(
     problem: Problem, schedule: Schedule, late: Callable[[], bool] = lambda: False, *, wide: bool = False
 ) -> Schedule:
     """
@@ -65,11 +65,11 @@ class _Merger:
         for time in sorted(few, key=lambda time: len(self._members[time])):
             if late():
                 break
-            self._give_up(time, reach)
+            self._remove_stage(time, reach)
         times, bin_of = np.unique(np.array(self._start), return_inverse=True)
         return Schedule.from_bins(self._problem, bin_of, np.diff(np.append(times, self._end)))
 
-    def _give_up(self, time: int, reach: int) -> None:
+    def _remove_stage(self, time: int, reach: int) -> None:
         """Start all requests of a stage at others so near to it, or leave it as it is."""
         members = self._members.pop(time)
         times = np.array(sorted(self._members), dtype=np.int64)

@@ -1,0 +1,92 @@
+"""Small problems solved to a proven optimum: which of the exact searches goes first, and for how long."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...models.formulations.full_model import UnsupportedProblemError
+from ..result import Limits, StoppedBy
+from ..search.schedule_search import search_schedule
+from .backward_dp import best_by_backward_dp, can_search_backward
+from .outcome import REPEATABLE_STEPS, ExactOutcome
+from .stage_states import best_by_states, can_list_states
+
+STEPS_PER_REQUEST = 15
+"""Steps, for each request, of the search that gives the exact search a schedule to beat."""
+FEWEST = 12
+"""Requests up to which the search over states settles most problems."""
+AGAIN_SHARE = 0.6
+"""Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
+LEAST_SECONDS = 1e-6
+"""What is left of a time limit at least: a limit must be positive."""
+START_SHARE = 0.25
+"""Most of the time limit that the search for a schedule to beat may take."""
+
+
+def solve_small(
+    problem: Problem, limits: Limits | None = None, start: Schedule | None = None
+) -> ExactOutcome:
+    """
+    Return an optimal schedule, or the best one found within the limits.
+
+    :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem, and where memory
+    is scarce :func:`~batchbound.solvers.exact.backward_dp.best_by_backward_dp` goes before it.
+
+    Parameters
+    ----------
+    limits
+        Work is in states.
+    start
+        A schedule to beat; by default what a short search finds.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has arrival times, shared prompts or too many requests for its slots.
+    """
+    if not can_solve_exactly(problem):
+        raise UnsupportedProblemError(f"the exact search cannot take {_unsupported(problem)}")
+    limits, begun = limits or Limits(), time.monotonic()
+    if start is None:
+        seconds = None if limits.seconds is None else START_SHARE * limits.seconds
+        steps = STEPS_PER_REQUEST * len(problem)
+        start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
+    deadline = None if limits.seconds is None else begun + limits.seconds
+    start, left = start.without_idle_rounds(problem), _left(limits, deadline, 0)
+    if not can_search_backward(problem, left.seconds):
+        return best_by_states(problem, left, start)
+    first = best_by_backward_dp(problem, left, start)
+    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
+        return first
+    left = _left(limits, deadline, first.steps)
+    if first.stopped_by is not StoppedBy.PROOF:
+        return best_by_states(problem, left, first.schedule)
+    # A checker repeats the argument by states: it is tried as long as a checker could follow.
+    work = REPEATABLE_STEPS["states"]
+    seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
+    left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
+    again = best_by_states(problem, left, first.schedule)
+    return again if again.stopped_by is StoppedBy.PROOF else first
+
+
+def can_solve_exactly(problem: Problem) -> bool:
+    """Return whether a problem is small enough, and free of arrival times and shared prompts."""
+    return can_list_states(problem)
+
+
+def _unsupported(problem: Problem) -> str:
+    """Return what the exact search does not take of a problem."""
+    if problem.workload.arrival.any():
+        return "arrival times; choose another solver"
+    if len(problem.prefix_tokens):
+        return "shared prompts; choose another solver"
+    return f"{len(problem):,} requests on {problem.slots:,} slots; choose another solver, or fewer requests"
+
+
+def _left(limits: Limits, deadline: float | None, steps: int) -> Limits:
+    """Return what is left of limits, at least a little."""
+    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+    return replace(limits, seconds=seconds, work=None if limits.work is None else max(1, limits.work - steps))

@@ -1,0 +1,157 @@
+"""The phase that anneals over stage times and makes schedules of the best ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ....data.costs.cost import IntArray
+from ....data.problem import Problem
+from ....data.schedule import Schedule
+from ..incumbent import Budget, SearchRun
+from .annealing import StageAnnealing
+from .initial_times import MOST_SPANS
+from .rounding import shift_times
+from .slot_flow import Spans, stretched, whole_slots
+from .times import StageCosts
+
+START_SHARE = 0.3
+"""Share of the budget after which no better start is looked for."""
+
+START_SPANS = (1200, 800, 400)
+"""Spans between the stages that the annealing starts with; fewer where more made no schedule."""
+
+BRIEF = 3.0
+"""Seconds left up to which it starts with fewer."""
+
+BRIEF_SPANS, BRIEF_STAGES = 1800, 160
+"""Spans and stages up to which it starts at all then: from twice as many on a step takes a second."""
+
+FIRST_ROUNDING = 0.5
+"""Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
+
+STEP_SECONDS = 0.01
+"""Seconds that a step counts as where steps are limited."""
+
+STRETCHED = 1e-3
+"""Share of all decode steps by which stage times are first stretched where whole slots are too few."""
+
+STRETCHES = 6
+"""Times that stage times are stretched, each by twice as much, until whole slots are enough."""
+
+LONGEST_ROUNDING = 2.0
+"""Seconds allowed to turn one set of stage times into whole slots."""
+
+ROUNDING_LEFT = 0.4
+"""Share of the seconds left that one attempt may take."""
+
+ROUNDING_SHARE = 0.08
+"""Most of the budget that is kept for turning the last stage times into a schedule."""
+
+ROUNDINGS = 12
+"""Seconds kept for that, in times of what the last one took."""
+
+
+def can_anneal_stage_times(problem: Problem) -> bool:
+    """Return whether decode steps cost anything and each request may take one."""
+    return StageCosts.of(problem).round > 0
+
+
+def anneal_stage_times(run: SearchRun, budget: Budget) -> None:
+    """Anneal over the stage times where they are few enough, and make schedules of the best."""
+    _StageTimes(run, budget).run()
+
+
+class _StageTimes:
+    """One annealing over stage times, with what making schedules of them takes."""
+
+    def __init__(self, run: SearchRun, budget: Budget) -> None:
+        self._problem, self._rng, self._best, self._budget = run.problem, run.rng, run.best, budget
+        self._attempt, self._reserve = 0, ROUNDING_SHARE
+
+    def run(self) -> None:
+        """Anneal until the budget is over but for a reserve, then make schedules of the best times."""
+        budget = self._budget
+        annealing = self._begun(StageCosts.of(self._problem))
+        if annealing is None:
+            return
+        begun, next_rounding = budget.done, FIRST_ROUNDING
+        while (done := budget.done) < 1.0 - self._reserve:
+            self._best.steps += 1
+            annealing.step((done - begun) / (1.0 - self._reserve - begun), lambda: budget.left <= 0)
+            if self._clock >= next_rounding:
+                next_rounding *= 2
+                for times in annealing.walk.feasible()[:1]:
+                    self._realise(times, annealing)
+        for times in annealing.walk.feasible():
+            self._realise(times, annealing)
+        # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
+        self._realise(annealing.walk.times, annealing)
+
+    @property
+    def _clock(self) -> float:
+        """Seconds since the search began, or their equivalent where steps are limited."""
+        best = self._best
+        return best.elapsed if math.isinf(best.max_steps) else best.steps * STEP_SECONDS
+
+    def _begun(self, costs: StageCosts) -> StageAnnealing | None:
+        """Return an annealing from stages that make a schedule, or from few; None if all have too many."""
+        budget, annealing = self._budget, None
+        start = budget.part(START_SHARE)
+        brief = budget.left <= BRIEF
+        widest = BRIEF_SPANS if brief else MOST_SPANS
+        most_stages = BRIEF_STAGES if brief else len(self._problem)
+        if len(self._problem) > most_stages * self._problem.slots:
+            return None
+        for spans in START_SPANS[brief:]:
+            annealing = StageAnnealing.of(
+                self._problem, costs, self._rng, lambda: start.over, (spans, widest)
+            )
+            if annealing is None:
+                break
+            if len(annealing.walk.times) > most_stages + 1:
+                return None
+            if self._realise(annealing.walk.times, annealing) or start.over:
+                break
+            if Spans.number_between(annealing.walk.times, annealing.profile) <= START_SPANS[-1]:
+                break
+        return annealing
+
+    def _realise(self, times: IntArray, annealing: StageAnnealing) -> bool:
+        """
+        Offer a schedule with these stage times, and return whether there is one.
+
+        Where whole slots are too few though fractions of them suffice, a few more decode steps, spread evenly
+        over the stages, make up for it. The next times are first stretched by a little less than was needed.
+        """
+        best, budget = self._best, self._budget
+        for attempt in range(max(0, self._attempt - 1), STRETCHES):
+            most = max(1.0, STRETCHED * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
+            later = stretched(times, most)
+            if budget.over or annealing.split.least_makespan(later) >= best.makespan:
+                return False
+            begun = best.elapsed
+            schedule = self._schedule_for(later, annealing)
+            if schedule is not None:
+                self._attempt = attempt
+                took = (best.elapsed - begun) / best.seconds
+                self._reserve = min(ROUNDING_SHARE, ROUNDINGS * took)
+                best.offer(schedule)
+                return True
+        return False
+
+    def _schedule_for(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:
+        """Return a schedule of these stage times with whole slots, or None if none is found."""
+        split, profile = annealing.split, annealing.profile
+        flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds())
+        if flow is None:
+            return None
+        times, spans = shift_times(times, *flow, profile)
+        return split.schedule(spans.first[spans.of_requests(flow[1], split.rest.rounds)], np.diff(times))
+
+    def _rounding_seconds(self) -> float:
+        """Return the seconds for one attempt at whole slots; infinite if time does not limit the search."""
+        if math.isinf(self._best.seconds):
+            return math.inf
+        return min(max(ROUNDING_LEFT * self._budget.left, 0.05), LONGEST_ROUNDING)
