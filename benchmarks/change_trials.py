@@ -18,7 +18,6 @@ import pytest
 CERTIFICATES = (
     "tests/models/test_certificates.py",
     "tests/models/test_difference_certificates.py",
-    "tests/models/test_enumeration_certificates.py",
     "tests/models/test_stage_intervals.py",
 )
 JUDGES = {
@@ -27,7 +26,6 @@ JUDGES = {
     "heuristics/serving/kv_ledger.py": ("tests/heuristics/test_kv_ledger.py",),
     "models/certificates/checker.py": (*CERTIFICATES, "tests/models/test_memory_growth.py"),
     "models/certificates/claims.py": CERTIFICATES,
-    "models/certificates/enumeration.py": CERTIFICATES,
     "models/certificates/fleet.py": ("tests/models/test_fleet_certificates.py",),
     "models/certificates/iterations.py": ("tests/models/test_iteration_bound.py",),
     "models/certificates/memory_growth.py": ("tests/models/test_memory_growth.py",),

@@ -131,7 +131,7 @@ class Known:
             certificate["kind"], source = "growth", "growing keys and values"
         if claims:
             certificate |= {"kind": "difference set", "charges": [], "intervals": []}
-            certificate.update(claims)
+            certificate.update({str(part): claim for part, claim in claims.items()})
             source = "difference set"
             source += " and intervals" if "intervals" in claims else ""
             source += " and growth" if growth is not None else ""

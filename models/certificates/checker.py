@@ -13,7 +13,6 @@ from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, fullest_slot, prices, unreadable, whole, wholes
-from .enumeration import MOST_REQUESTS, fits
 from .memory_growth import proven_by_growth
 from .reads import tokens_read
 from .stage_intervals import checked_intervals
@@ -42,8 +41,8 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     Return what is wrong with a bound, or None if its certificate proves it.
 
     Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
-    arguments are checked by a knapsack over all loads, the least waste by shortest paths, and an enumeration
-    by another one. A certificate whose check takes more than
+    arguments are checked by a knapsack over all loads, and the least waste by shortest paths. A certificate
+    whose check takes more than
     :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps is refused, whatever it claims.
 
     Parameters
@@ -114,7 +113,6 @@ def source_of(certificate: Mapping[str, Any]) -> str:
 _SOURCES = {
     "trivial": "fewest stages and rounds",
     "growth": "growing keys and values",
-    "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
     "decode steps and shares": "decode steps of one replica and shares of the fleet",
@@ -135,8 +133,7 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
     if "evictions" in certificate:
         _check_evictions(problem, certificate)
     if certificate["kind"] == "enumeration":
-        stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
-        return _enumerated_seconds(problem, stages, rounds, work)
+        raise RefutedError("a certificate is of a known kind", deleted("enumeration"))
     if certificate["kind"] == "states":
         if problem.workload.shared_tokens.any():
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
@@ -231,30 +228,6 @@ def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(claim, Mapping):
         raise unreadable(name, claim, "a claim")
     return claim
-
-
-def _enumerated_seconds(problem: Problem, stages: int, rounds: int, work: Work) -> float:
-    """
-    Return the cost of so many stages and rounds if every schedule costs as much.
-
-    Caps, capacity, arrivals, a floor and requests of no rounds are left out: they only make schedules dearer.
-    """
-    cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
-    if cost.decode_base <= 0 or not lengths:
-        raise RefutedError("enumeration", "without decode rounds that cost something there is nothing to try")
-    if len(lengths) > MOST_REQUESTS:
-        what = f"{len(lengths)} requests, of which {MOST_REQUESTS} at most are tried in every order"
-        raise RefutedError("an enumeration is small", what)
-    least_seconds = _LeastSeconds(problem)
-    claimed = least_seconds(stages, rounds)
-    # Every slot can be used from the first stage on, so no more stages than this lead to fewer rounds.
-    most = len(lengths) - min(problem.slots, len(lengths)) + 1
-    bends = least_seconds.within > problem.cost.prefill_bend * most
-    for number in least_seconds.from_cheapest(1) if bends else range(1, most + 1):
-        below = (claimed * (1 - ROUNDING) - least_seconds(number, 0)) / cost.decode_base
-        if fits(lengths, problem.slots, min(number, most), math.ceil(below) - 1, work):
-            raise RefutedError("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
-    return claimed
 
 
 def _checked_slots(problem: Problem, claimed: int) -> int:
