@@ -92,7 +92,7 @@ class Known:
 
     @cached_property
     def place(self) -> int:
-        """Where the number of stages is that costs least."""
+        """Index of the number of stages that costs least."""
         return int((self.prefill + self.problem.cost.decode_base * self.steps).argmin())
 
     @property

@@ -91,8 +91,8 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     Return the least seconds of that many prefill stages and decode steps, by what they pay for.
 
     A stage of p tokens takes max(floor, base + per_token p + beyond max(0, p - bend)), and S of them take at
-    least S times the floor, and at least what is inside. A round takes base + per_slot active + per_kv_token
-    held, and the sums of active slots and of held tokens over all rounds are those of the requests whatever
+    least S times the floor, and at least the inner sum. A step takes base + per_slot active + per_kv_token
+    held, and the sums of active slots and of held tokens over all steps are those of the requests whatever
     the schedule.
 
     What a stage of prompts :math:`p_i` exceeds the bend b by splits into what each prompt exceeds it by and
@@ -104,21 +104,6 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     does, then :math:`\sum_i \min(p_i, b) \ge b`, so both positive parts are what is in them, and
     :math:`(p_i - b)^+ + \min(p_i, b) = p_i`. Over S stages the first sum is the same for every schedule, and
     the positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    stages
-        Prefill stages. More of them may take less, where stages reach beyond the bend: a bound for at least
-        so many takes :func:`cheapest_stages`.
-    rounds
-        Decode steps.
-
-    Returns
-    -------
-    dict
-        Seconds by name, all not negative.
     """
     cost = problem.cost
     prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
@@ -135,13 +120,6 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
     Return how many prefill stages, of at least some number, take the least seconds.
 
     These are as few as possible, but for stages that reach beyond the bend of their cost.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    at_least
-        Stages at least; more than one a request never take less.
     """
     if not problem.reaches_bend or at_least >= len(problem):
         return at_least
@@ -149,21 +127,7 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
 
 
 def prefill_seconds(problem: Problem, at_least: int) -> FloatArray:
-    """
-    Return the least seconds of prefill with each number of stages from some number to one a request.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    at_least
-        Stages at least, no more than requests.
-
-    Returns
-    -------
-    FloatArray
-        As :func:`cost_terms` counts them, shape (requests - at_least + 1,).
-    """
+    """Return the least seconds of prefill with each number of stages from some number to one a request."""
     terms = _prefill_terms(problem, np.arange(at_least, len(problem) + 1))
     seconds: FloatArray = np.sum([*terms.values()], axis=0)
     return seconds

@@ -25,31 +25,12 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
         T^{LB} = t^{p*} + t^{d*} \quad (32)
 
     with :math:`L` the prefill level of the largest capacity and :math:`t^{d*}` the optimum of (26)-(30), in
-    which every decode step takes :math:`T^d`, a round with all slots active. Neither holds in general:
+    which every decode step takes :math:`T^d`, a step with all slots active. Neither holds in general:
 
     - (31) fails when the largest level is not the cheapest per token: levels of 10 tokens at 1 s and 20
       tokens at 3 s and 20 prompt tokens give 3 s, and two stages of the small level take 2 s;
-    - (32) charges full rounds even when slots are idle: requests of 512, 300, 200, 100, 50 and 20 tokens on
+    - (32) charges full steps even when slots are idle: requests of 512, 300, 200, 100, 50 and 20 tokens on
       200 slots give 36.35 s at the paper's costs, and a schedule of 15.17 s exists.
-
-    Parameters
-    ----------
-    problem
-        The problem; its cost model gives the seconds of a full round.
-    levels
-        Prefill levels: tokens :math:`N^{cap}_l` and seconds :math:`T^p_l` of each.
-    rounds
-        Makespan in rounds of the bin packing (26)-(30), proven optimal.
-
-    Returns
-    -------
-    Bound
-        With ``valid=False``: to be shown beside the paper's figures, never used in a gap.
-
-    Raises
-    ------
-    ValueError
-        If there is no level.
     """
     if not levels:
         raise ValueError("levels: the formula needs at least one prefill level")

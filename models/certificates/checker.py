@@ -28,7 +28,7 @@ DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
 """Arguments of earlier versions by the field of a certificate that holds their claims."""
 
 EXACT_PAIRS = "late"
-"""Field of a certificate of an earlier version, whose bound may take exact pairs of stages."""
+"""Field of certificates of earlier versions, which may rest on exact pairs of stages."""
 
 
 def deleted(argument: str) -> str:
@@ -44,33 +44,12 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     arguments are checked by a knapsack over all loads, and the least waste by shortest paths. A certificate
     whose check takes more than
     :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps is refused, whatever it claims.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-    bound
-        The bound, its terms and certificate.
-
-    Returns
-    -------
-    Violation or None
-        The first claim that fails.
     """
     return judged(bound, lambda: _proven_seconds(problem, bound))
 
 
 def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
-    """
-    Return what is wrong with a bound whose certificate proves the seconds that ``derive`` returns, or None.
-
-    Parameters
-    ----------
-    bound
-        The bound, its terms and certificate.
-    derive
-        Returns the seconds, or raises RefutedError.
-    """
+    """Return what is wrong with a bound if its certificate proves the seconds that ``derive`` returns."""
     if not bound.valid:
         return Violation(
             "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
@@ -210,7 +189,7 @@ def _computed_once(problem: Problem) -> list[int]:
     """
     Return the tokens that every schedule computes, in pieces that one stage computes as a whole.
 
-    Those are what each request has for itself, and what the requests of a group begin with alike, which
+    Those are the tokens that each request has for itself, and the shared beginning of a group, which
     the stage of at least one of them computes.
     """
     workload = problem.workload
@@ -247,7 +226,7 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
     claimed = whole(claim, "at_least", "stages")
     prompts: list[int] = problem.prompt_tokens.tolist()
     pieces = _computed_once(problem)
-    # What a stage computes is capped, and what its requests hold, each its whole prompt: two packings.
+    # Both the tokens that a stage computes and the whole prompts it holds are capped: two packings.
     computed, held = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
     if claim["kind"] == "requests over slots":
         proven = math.ceil(len(prompts) / slots)
@@ -293,7 +272,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
 
 
 def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
-    """Return the rounds that two requests need, whichever ends first, as the capacity keeps them apart."""
+    """Return the steps that two requests need, whichever ends first, as the capacity keeps them apart."""
     if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
         raise RefutedError("rounds", f"{pair} are not two requests under a KV capacity")
     needed = []
@@ -303,7 +282,7 @@ def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
         if not rounds or not others:
             return 0
         emitted = int(problem.prefill_emits_first_token)
-        # In its last round the first to end holds this, and the other what it began with and a token a round.
+        # The first to end holds this in its last step, and the other its first tokens and one more a step.
         peak = prompts[0] + emitted + rounds - 1
         left = problem.kv_capacity - peak - (prompts[1] + emitted)
         needed.append(rounds + others - max(0, left + 1))
@@ -341,14 +320,14 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
 
 
 def _held_over_rounds(problem: Problem) -> int:
-    """Return the tokens of keys and values that all requests together hold, summed over their rounds."""
+    """Return the tokens in the KV cache of all requests, summed over their steps."""
     first = int(problem.prefill_emits_first_token)
     rows = np.stack([problem.rounds, problem.prompt_tokens]).T.tolist()
     return sum(tokens_read(rounds, prompt + first) for rounds, prompt in rows)
 
 
 class _LeastSeconds:
-    """The least cost of a schedule with so many stages and rounds."""
+    """The least cost of a schedule by its numbers of stages and steps."""
 
     def __init__(self, problem: Problem) -> None:
         self.cost = problem.cost
@@ -356,13 +335,13 @@ class _LeastSeconds:
         self.requests, self.tokens = len(lengths), sum(prompts)
         held = _held_over_rounds(problem)
         self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
-        # What a prompt exceeds the bend by it exceeds it by in any stage; the rest of it fills a stage up.
+        # A prompt exceeds the bend by the same tokens in any stage; the rest of it fills a stage up.
         bend = self.cost.prefill_bend
         self.beyond = math.fsum(p - bend for p in prompts if p > bend)
         self.within = math.fsum(min(p, bend) for p in prompts)
 
     def prefill(self, stages: int) -> float:
-        """Return the least seconds of so many prefill stages."""
+        """Return the least seconds of a number of prefill stages."""
         beyond = self.beyond + max(0.0, self.within - stages * self.cost.prefill_bend)
         seconds: float = self.cost.prefill_base * stages + self.cost.prefill_per_token * self.tokens
         return max(seconds + self.cost.prefill_per_token_beyond * beyond, self.cost.prefill_floor * stages)

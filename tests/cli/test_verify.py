@@ -121,7 +121,7 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a certificate that is a list": (put("bound/certificate", [1]), "field 'bound.certificate'"),
     "an enumeration, which an earlier version repeated": (
         put("bound/certificate", {"kind": "enumeration", "stages": 5, "rounds": 300}),
-        "the bound does not hold: a certificate is of a known kind: 'enumeration' is of an earlier version: plan",
+        "the bound does not hold: a certificate is of a known kind: 'enumeration' is of an earlier version",
     ),
     "slot ends, which an earlier version proved": (
         put("bound/certificate/ends", [{"rounds": 9}]),

@@ -26,55 +26,55 @@ from .states import (
 )
 
 MOST_SLOTS = 1024
-"""Slots up to which this is tried: each is looked at in turn for its steps."""
+"""Slots up to which the argument is tried; its time grows with them."""
 
 FEW_SLOTS = 8
-"""Slots up to which each number of requests under way has values of its own."""
+"""Slots up to which each number of running requests has values of its own."""
 
 FINE = 5
-"""Distances of the first grid's finest points in the tokens that a request grows by on average."""
+"""Points of the first grid in the average growth of a request; more are finer and slower."""
 
 LEAST_FINE = 75
-"""Least of them that the capacity is divided by."""
+"""Least points of the first grid in the capacity."""
 
 STEPS_OF = 24
-"""Numbers of requests under way whose steps are in a programme from the beginning, about."""
+"""Numbers of running requests with steps in a programme from the beginning, about."""
 
 EACH_PLACE = 2
-"""Every so many places where a start or an end may be worth most are in it from the beginning."""
+"""Stride of the places where starts and ends are in a programme from the beginning."""
 
 WORTH_TRYING = 0.5
-"""Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
+"""Share of the known steps that a full memory must need at least for the argument to be tried."""
 
 CURVE_SECONDS, CURVE_SLOT_SECONDS, CURVE_LENGTH_SECONDS = 0.005, 2e-4, 5e-5
-"""Seconds that a proof without a programme takes, about, and as many more for each slot and each length."""
+"""Seconds of a proof without a programme, about: fixed, for each slot and for each length."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
-"""Seconds that the first grid takes to prove something, about, and as many more for each slot."""
+"""Seconds of the first grid until it proves something, about: fixed and for each slot."""
 
 MORE = 1e-3
-"""The share that a grid has to add to what is proven for the next one to be tried, which adds less."""
+"""Relative gain of a grid from which the next one is tried."""
 
 LONGER = 4
-"""How many times longer a programme takes than one of the grid before, about."""
+"""Ratio of the seconds of a programme to one of the grid before, about."""
 
 PARTS = 10**10
 """Parts of a step."""
 
 LEAST_STAGE = 1e-3
-"""Steps that a stage counts for at least where proofs are compared."""
+"""Least steps that a stage counts for when proofs are compared."""
 
 FARTHEST = 10.0
 """Steps that a state may be worth beyond those in which a full memory reads all tokens."""
 
 INWARDS = 0.4
-"""How far from the best solution so far towards the programme's the next one is tried."""
+"""Share of the way from the best solution to the programme's at which the next one is tried."""
 
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
 CLOSE = 5e-4
-"""How near what is proven comes to what the programme allows at the end, as a share of that."""
+"""Relative distance between proof and programme at which a grid is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Grid:
     Parameters
     ----------
     numbers
-        Parts that the numbers of requests under way are divided into, from one to all slots.
+        Parts that the numbers of running requests are divided into, from one to all slots.
     finer
         What the finest distance of the first grid is divided by.
     alike
@@ -100,7 +100,7 @@ class _Grid:
     classes: int
 
     def active(self, slots: int) -> IntArray:
-        """Return the numbers of requests under way."""
+        """Return the numbers of running requests."""
         parts = self.numbers if slots > FEW_SLOTS else slots
         numbers = np.rint(np.linspace(1, max(2, slots), parts + 1)).astype(np.int64)
         return np.append(0, np.unique(numbers))
@@ -153,7 +153,7 @@ class GrowthBound:
 
 
 def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) -> Curve | None:
-    """Return what the growth of memory proves in so many seconds beyond the counts, if it is tried at all."""
+    """Return the curve that the growth of memory proves within a time limit, if it is tried."""
     problem, counts = counted.problem, counted.counts
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
@@ -248,7 +248,7 @@ def _whole(prices: GrowthPrices) -> GrowthPrices:
 
 class _Programme:
     """
-    The most that steps, and stages at a price, must come to by values between points.
+    A linear programme for the most steps, and stages at a price, that values between points prove.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ class _Programme:
         return 1.0 if move.is_step else self._stage
 
     def _add(self, kind: int, move: Transition, lengths: IntArray, which: IntArray, held: IntArray) -> None:
-        """Add the rows of a move where so much is held."""
+        """Add the rows of a move by the tokens held."""
         rows = self._rows + np.arange(len(held))
         after, active = held + move.tokens[which], move.active + move.more
         self._value(rows, move.before, move.active, held, -1.0)
@@ -363,11 +363,11 @@ class _Programme:
         return np.concatenate((*rows, others, *gains)) / PARTS
 
     def proven(self, proof: GrowthProof) -> float:
-        """Return what a proof shows that steps, and stages at their price, come to."""
+        """Return the least sum of steps and priced stages that a proof shows."""
         return proof.worth / max(proof.step, proof.stage / max(self._stage, LEAST_STAGE), 1)
 
     def worth(self, solution: FloatArray) -> float:
-        """Return what steps and stages would come to at least if no more rows were violated."""
+        """Return the least sum of steps and priced stages if no more rows were violated."""
         return float(self._worth @ solution)
 
     def add_violated(self, solution: FloatArray) -> bool:
@@ -390,7 +390,7 @@ class _Programme:
         """Return the best solution, or None without any in time."""
         farthest = np.full(len(self._worth), self._farthest)
         lower, upper = -farthest, farthest
-        # All values may be moved alike, so that of the first state is none.
+        # A common shift of all values changes nothing, so the first state has none.
         lower[:2] = upper[:2] = 0.0
         lower[[self._token, self._end]] = 0.0
         programme = Programme.of(

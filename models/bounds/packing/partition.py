@@ -67,14 +67,7 @@ class PartitionResult:
 
     @property
     def gap(self) -> float:
-        """
-        Return the relative gap.
-
-        Returns
-        -------
-        float
-            (makespan - bound) / makespan, 0 for an empty instance.
-        """
+        """Return the relative gap."""
         return (self.makespan - self.bound) / self.makespan if self.makespan else 0.0
 
 
@@ -87,15 +80,6 @@ def solve_partition(
     Bounds and constructive heuristics first; a small packing is then settled by trying every one. Else come
     re-splits of pairs of machines towards the bound, then (only when a gap is left) column generation, which
     lifts the bound and assembles an assignment from its patterns.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`~batchbound.models.bounds.packing.heuristics.checked_weights`, with its errors.
-    seconds
-        Seconds after which it stops with what it has; the constructive heuristics always run.
-    seed
-        Seed of the local search.
     """
     weights = checked_weights(weights, machines)
     search = _Search(weights, machines, seconds, seed)
@@ -121,15 +105,6 @@ def packed_full(
     Return the machine of each item in an assignment nearly as good as there is, without a proof.
 
     The best of the quick heuristics, then re-splits towards ever smaller steps down.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`solve_partition`.
-    tries
-        Machines relieved for one step down before it counts as not found.
-    seconds
-        Seconds after which it stops with what it has.
     """
     began = time.perf_counter()
 

@@ -36,15 +36,6 @@ def settle_packing(weights: IntArray, machines: int, capacity: int) -> Settled |
 
     Items go to the machines from the heaviest on. Machines are alike, so after each item only their sorted
     loads matter; and what lies idle on machines that take no further item may not exceed what is to spare.
-
-    Parameters
-    ----------
-    weights
-        Weight of each item, not negative, shape (items,).
-    machines
-        Machines there are.
-    capacity
-        The most that a machine may be loaded with.
     """
     order = np.argsort(-weights, kind="stable")
     heavy: list[int] = weights[order].tolist()
