@@ -14,7 +14,8 @@ from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.models.bounds.argument import Known
+from batchbound.models.bounds.argument import Curve, Known
+from batchbound.models.bounds.difference_set import with_differences
 from batchbound.models.bounds.growth import closed_form, programmes
 from batchbound.models.bounds.growth.programmes import growing_curve
 from batchbound.models.bounds.growth.states import GrowthPrices, GrowthProof, GrowthStates, growth_curve
@@ -445,3 +446,24 @@ def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
     known = Known.of(FOUR, counts)
     bound = known.with_curves([growth_curve(GrowthProof.of(states, prices), prices, known.stages)]).bound()
     assert bound.seconds == 0.5 * counts.stages + 7
+
+
+def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
+    counted = Known.of(FOUR, least_counts(FOUR))
+    curve = growing_curve(counted, 10.0)
+    assert curve is not None
+    known = with_differences(counted)
+    charge = Curve("charges", np.zeros_like(curve.steps), 1)
+    both = known.with_curves((*known.curves, charge, curve))
+    bound = both.bound()
+    assert bound.source == "difference set and growth"
+    assert bound.seconds == counted.with_curves([curve]).bound().seconds
+    assert verify_bound(FOUR, bound) is None
+    assert both.pruned().bound().source == "growing keys and values"
+    for part in ("growth", "charges"):
+        fewer = {name: claim for name, claim in bound.certificate.items() if name != part}
+        assert verify_bound(FOUR, replace(bound, certificate=fewer)) is not None
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    violation = verify_bound(FOUR, replace(bound, seconds=bound.seconds + 1, terms=terms))
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
