@@ -114,7 +114,8 @@ class _Search:
         searched, self._bound_seconds = seconds, 0.0
         if self._few and seconds is not None:
             searched, self._bound_seconds = shares[0] * seconds, shares[1] * seconds
-        stop = Stop(limits.gap or 0.0, limits.stalled or math.inf, task.on_improvement)
+        stalled = math.inf if limits.stalled is None else limits.stalled
+        stop = Stop(limits.gap or 0.0, stalled, task.on_improvement)
         self._search = ScheduleSearch(
             problem, seconds=searched, iterations=limits.work, seed=limits.seed, params=params, stop=stop
         )

@@ -84,10 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    others = (args.replicas, args.length_error, args.sweep, args.engine)
-    if any(each is not None for each in others) or concerned(args) or args.solver != DEFAULT_SOLVER:
-        where = f"but with --solver {DEFAULT_SOLVER} on one machine and known lengths"
-        refuse_given(args, ("params",), where, "Leave it out.")
+    _refuse_params(args)
     if concerned(args):
         refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
         steps = steps_planned(args)
@@ -129,6 +126,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
     return INTERRUPTED
+
+
+def _refuse_params(args: argparse.Namespace) -> None:
+    """Raise InputError if search parameters are given to another kind of plan."""
+    others = (args.replicas, args.length_error, args.sweep, args.engine)
+    if any(each is not None for each in others) or concerned(args) or args.solver != DEFAULT_SOLVER:
+        where = f"but with --solver {DEFAULT_SOLVER} on one machine and known lengths"
+        refuse_given(args, ("params",), where, "Leave it out.")
 
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
