@@ -23,12 +23,12 @@ from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
 from .executor.serving.release import predict, simulable, simulated
 from .models.bounds.fleet import fleet_bound
+from .models.bounds.prove import proven_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.iteration_minorant import Minorant, dearest_excess
 from .models.exegpt.layer_cost import LayerCost
 from .planning.iterations import iteration_prices
-from .solvers.bounds.proven_bound import proven_bound
 
 
 def verify(plan: Plan | IterationPlan) -> Violation | None:

@@ -22,13 +22,13 @@ from .data.problem import Problem, limit_of
 from .heuristics.exegpt.configured import rra_policy
 from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
+from .models.bounds.prove import proven_bound
 from .models.exegpt.configuration import Cluster, ExecConfig, Strategy, Targets
 from .models.exegpt.layer_cost import LayerCost
 from .models.exegpt.roofline import Roofline, RooflineDevice
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
 from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
-from .solvers.bounds.proven_bound import proven_bound
 from .solvers.exegpt.execution_search import Found, search_all, whole_frontier
 
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {

@@ -16,11 +16,11 @@ import argparse
 from lawrinenko import instance
 
 from batchbound.data.readers.generators import generate
-from batchbound.models.bounds.partition_heuristics import IntArray, longest_processing_time
+from batchbound.models.bounds.packing.heuristics import IntArray, longest_processing_time
+from batchbound.models.bounds.packing.partition import solve_partition
 from batchbound.models.formulations.partition_model import PartitionModel, partition_model, write_partition
 from batchbound.solvers.backends.backend import BACKENDS
 from batchbound.solvers.backends.linear import LinearResult, solve_linear
-from batchbound.solvers.packing.partition import solve_partition
 from batchbound.solvers.result import Limits
 
 

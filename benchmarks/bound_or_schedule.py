@@ -35,7 +35,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import GENERATORS, generate
 from batchbound.data.schedule import Schedule
 from batchbound.models.bounds.least_counts import cost_terms, least_counts
-from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.solvers.result import Limits, Status
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.solve import solve

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from batchbound.models.bounds.partition_heuristics import IntArray
-from batchbound.solvers.packing.partition import solve_partition
+from batchbound.models.bounds.packing.heuristics import IntArray
+from batchbound.models.bounds.packing.partition import solve_partition
 
 RATIOS = (2.0, 2.25, 2.5, 2.75, 3.0)
 

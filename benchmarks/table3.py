@@ -28,10 +28,10 @@ from batchbound.heuristics.queues.prefill_rules import Lagrangian
 from batchbound.heuristics.queues.queue_policy import QueuePolicy
 from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
+from batchbound.models.bounds.packing.partition import solve_partition
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
-from batchbound.solvers.bounds.proven_bound import proven_bound
-from batchbound.solvers.packing.partition import solve_partition
 
 SLOTS = 200
 COLUMNS = ("makespan_s", "utilization", "prefill_stages", "decode_rounds", "gap_percent")

@@ -48,12 +48,12 @@ from batchbound.executor.serving.release import fits, predict
 from batchbound.models.bounds.fleet import fleet_bound
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.planning.release import Releasable, named_orders
 from batchbound.planning.release_search import search_release
-from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact.backward_dp import best_by_backward_dp, can_search_backward
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.fleet import plan_fleet

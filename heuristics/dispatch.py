@@ -13,7 +13,7 @@ from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, Groups
 from ..models.bounds.fleet import request_costs
 from ..models.bounds.fleet_partition import least_loaded, spread_groups
-from ..models.bounds.partition_heuristics import karmarkar_karp
+from ..models.bounds.packing.heuristics import karmarkar_karp
 
 BUCKETS = 10
 """Ranges of predicted length that MICO tells apart (N, section 4.1.1)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..data.costs.cost import IntArray
 from ..data.problem import Problem
-from ..models.bounds.partition_heuristics import longest_processing_time
+from ..models.bounds.packing.heuristics import longest_processing_time
 from .policy import Policy
 from .queues.adaptive_batch import AdaptiveBatch
 from .queues.admission import Admission, Reserve

@@ -1,4 +1,4 @@
-"""What an engine that pads its rows reads beside the keys and values that are there."""
+"""Padding that an engine with equally long rows reads next to the KV cache."""
 
 from __future__ import annotations
 

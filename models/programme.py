@@ -60,14 +60,7 @@ class Programme:
         lower: FloatArray | float = 0.0,
         upper: FloatArray | float = np.inf,
     ) -> Programme:
-        """
-        Return a programme of the given entries; those in one place are added up.
-
-        Parameters
-        ----------
-        cost, low, high, lower, upper
-            As of the class, or a limit for all.
-        """
+        """Return a programme of the given entries; those in one place are added up."""
         row = np.concatenate([rows for rows, _, _ in entries])
         place = row * len(cost) + np.concatenate([columns for _, columns, _ in entries])
         number = np.concatenate([np.broadcast_to(value, rows.shape) for rows, _, value in entries])
@@ -85,16 +78,7 @@ class Programme:
         return cls.of(cost, [(row, column, rows[row, column])], -np.inf, high)
 
     def solved(self, seconds: float = np.inf, *, interior: bool = False) -> Optimum | None:
-        """
-        Return the optimum, or None if there is none or no time for it.
-
-        Parameters
-        ----------
-        seconds
-            Time allowed.
-        interior
-            Whether by an interior point method and not a simplex.
-        """
+        """Return the optimum, or None if there is none or no time for it."""
         solver = self._run(seconds, solver="ipm" if interior else "choose")
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
@@ -104,16 +88,7 @@ class Programme:
     def solved_whole(
         self, whole: IntArray | None = None, seconds: float = np.inf, **options: float
     ) -> FloatArray | None:
-        """
-        Return the best values found in whole numbers, or None if none are.
-
-        Parameters
-        ----------
-        whole
-            Whether each column has to be whole, 0 or 1, shape (columns,); by default all have.
-        seconds
-            Time allowed.
-        """
+        """Return the best values found in whole numbers, or None if none are."""
         every = np.ones(len(self.cost), dtype=np.int64)
         solver = self._run(seconds, every if whole is None else whole, **options)
         if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
@@ -121,19 +96,7 @@ class Programme:
         return np.array(solver.getSolution().col_value)
 
     def give_to(self, solver: highspy.Highs, whole: IntArray | None = None) -> None:
-        """
-        Hand this over to HiGHS.
-
-        Parameters
-        ----------
-        whole
-            Whether each column has to be whole, 0 or 1, shape (columns,); by default none has.
-
-        Raises
-        ------
-        ValueError
-            If HiGHS refuses it, as a number is beyond what it takes.
-        """
+        """Hand this over to HiGHS."""
         whole = np.zeros(len(self.cost), dtype=np.int64) if whole is None else whole
         taken = solver.passModel(
             len(self.cost),

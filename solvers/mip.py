@@ -14,6 +14,7 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import trivial_bound
+from ..models.bounds.prove import LEAST_LEFT, bound_within
 from ..models.formulations.full_model import (
     bins_needed,
     refuse_literal,
@@ -31,7 +32,6 @@ from .backends.backend import BACKENDS
 from .backends.formulation import Solved
 from .backends.linear import BackendError, LinearResult, find_backend
 from .backends.worker import run_in_worker
-from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .result import Limits, Result, Status, StoppedBy
 from .search.baselines import simulated_schedule
 from .search.constructive import ski_rental_schedule

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-TABLES = ("search",)
-"""Tables of a parameter file; the parameters of the bounds go into another one."""
+TABLES = ("search", "bounds")
+"""Tables of a parameter file; ``bounds`` is read by the bound's own parameters."""
 
 
 class ParamsError(ValueError):

@@ -14,8 +14,8 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
+from ..models.bounds.prove import LEAST_LEFT, bound_within
 from .backends.backend import BACKENDS
-from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.backward_dp import can_search_backward
 from .exact.outcome import ExactOutcome
 from .exact.small import FEWEST, can_solve_exactly, solve_small

@@ -88,10 +88,12 @@ def limited_problem(seed: int, most: int = 6) -> Problem:
     )
 
 
-def scarce_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False) -> Problem:
-    """Return a problem of six short requests that memory often does not hold at once."""
+def scarce_problem(
+    seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False, most: int = 6
+) -> Problem:
+    """Return a problem of six short requests, or so many, that memory often does not hold at once."""
     rng = np.random.default_rng(seed)
-    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
+    prompts, outputs = rng.integers(1, 9, most), rng.integers(1, 9, most)
     return Problem(
         Workload.from_lengths(prompts, outputs),
         cost,

@@ -32,10 +32,18 @@ ROOMS = {
     "data.prompts": {"data", "data.files"},
     "data.readers": {"data", "data.costs", "data.files", "data.lengths"},
     "models.bounds": {"data", "models"},
+    "models.bounds.growth": {"data", "models"},
+    "models.bounds.packing": {"data", "models"},
     "models.certificates": {"data"},
     "models.formulations": {"data", "models.bounds"},
     "models.exegpt": {"data", "models"},
-    "heuristics": {"data", "models.bounds", "heuristics.queues", "heuristics.rollouts"},
+    "heuristics": {
+        "data",
+        "models.bounds",
+        "models.bounds.packing",
+        "heuristics.queues",
+        "heuristics.rollouts",
+    },
     "heuristics.queues": {"data", "heuristics"},
     "heuristics.rollouts": {"data", "heuristics", "heuristics.queues"},
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
@@ -50,20 +58,15 @@ ROOMS = {
         "solvers.search",
         "solvers.search.stages",
         "solvers.exact",
-        "solvers.bounds",
         "solvers.backends",
     },
     "solvers.exact": {"data", "models", "solvers", "solvers.search"},
-    "solvers.bounds": {"data", "models", "models.bounds", "solvers.packing"},
-    "solvers.packing": {"models", "models.bounds"},
     "solvers.search": {
         "data",
         "models",
         "heuristics",
         "heuristics.queues",
         "solvers",
-        "solvers.bounds",
-        "solvers.packing",
         "solvers.search.memory",
         "solvers.search.stages",
     },
@@ -98,9 +101,10 @@ STUDIES = ("exegpt", "serving")
 """Rooms of one paper each, which the core must be able to do without."""
 
 CORE = (
-    "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
+    "data", "models.bounds", "models.bounds.growth", "models.bounds.packing", "models.certificates",
+    "models.formulations", "heuristics", "heuristics.queues",
     "heuristics.rollouts", "heuristics.fleet", "solvers.search", "solvers.search.memory",
-    "solvers.search.stages", "solvers.exact", "solvers.packing", "solvers.bounds", "solvers.backends",
+    "solvers.search.stages", "solvers.exact", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip
 

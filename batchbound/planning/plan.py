@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..solvers.bounds.proven_bound import proven_bound
+from ..models.bounds.prove import proven_bound
 from ..solvers.params import SearchParams
 from ..solvers.result import Limits, Status
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve

@@ -151,7 +151,7 @@ def packed_order(
 
     Released in that order, each takes the slot that it was packed into, or one that is free as early.
     """
-    from ..solvers.packing.partition import solve_partition
+    from ..models.bounds.packing.partition import solve_partition
 
     rows = sequences.rows(limits)
     slot = solve_partition(rows, min(limits.sequences, len(rows)), seconds, seed).assignment

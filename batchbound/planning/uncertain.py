@@ -16,7 +16,7 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..heuristics.follow import following, queue_order
 from ..heuristics.simulate import simulate
-from ..solvers.bounds.proven_bound import proven_bound
+from ..models.bounds.prove import proven_bound
 from ..solvers.result import Limits, Status
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SOLVER

@@ -20,7 +20,7 @@ from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
 from ..models.bounds.fleet import work_bound
-from ..solvers.bounds.proven_bound import proven_bound
+from ..models.bounds.prove import proven_bound
 from .history import History
 
 SAMPLES = 99

@@ -1,4 +1,4 @@
-"""The difference-set bound: few prefill stages leave few lengths of time a slot can be held for."""
+"""The difference-set bound: few prefill stages leave few spans of time that a slot can be held for."""
 
 from __future__ import annotations
 
@@ -9,104 +9,33 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
-from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
-from .rounded_packing import RoundedPacking
-from .slot_ends import EndCase, EndWaste
-from .stage_intervals import IntervalSolution
+from .argument import Curve, Known, exact
+from .least_counts import Counts, least_counts
 
 
-def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, late: int = 0) -> int:
+def useful_differences(stages: int, longest: int, rounds: int) -> int:
     r"""
     Return how many differences below the longest request S start times and the end can have between them.
 
-    Let M be the longest request's rounds and :math:`x_0 < \dots < x_D` the distinct start times and the
-    end, D <= S. No gap between neighbours need exceed M: when it does, everything has finished M rounds
-    after the earlier one, and the rest moves forward. So there is a chain of points from :math:`r_0 = x_0`
-    to the end: :math:`r_{j + 1}` is the last point less than M after :math:`r_j`, or the next one, M after
-    it, if there is none. What comes after :math:`r_{j + 1}` is at least M after :math:`r_j`. Hence chain
-    points two or more steps apart, C(m, 2) pairs for m steps, differ by M at least, and so does any other
-    point, between :math:`r_j` and :math:`r_{j + 1}` say, from all of the chain but :math:`r_j`,
-    :math:`r_{j + 1}` and :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, or each
-    of them is M and nothing lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small
-    as can be.
-
-    Some pairs of points may be known to differ by M to M + l, :math:`a_i` and :math:`b_i` with
-    :math:`b_i \le a_{i + 1}`, e of them. All of the above holds for M + l + 1 in place of M, so that many
-    pairs are farther apart than M + l, and these e come to them. Besides, let s of the :math:`b_i` be an
-    :math:`a_{i + 1}`. Of their 2 e - s points only a :math:`b_i` and the :math:`a_{i + 1}` after it can be
-    nearer than M without being the same. Another point between :math:`a_j` and :math:`b_j` is at least M
-    from the :math:`a_i` before and the :math:`b_i` after these, which leaves it e + 1 - s of these points,
-    and no others than :math:`b_{j - 1}`, :math:`a_j`, :math:`b_j` and :math:`a_{j + 1}`; one between no two
-    is left one fewer. If they all join, s = e - 1, and R > e (M + l), the first point or the end is such a
-    one.
-
-    Parameters
-    ----------
-    stages
-        Prefill stages S.
-    longest
-        Rounds M of the longest request.
-    rounds
-        A lower bound on the decode steps R.
-    exact
-        Pairs e of points that differ by M to M + l, none beginning before another has ended.
-    late
-        Rounds l.
-
-    Returns
-    -------
-    int
-        The number of pairs that can differ by less than M.
+    Let M be the longest request's decode steps and :math:`x_0 < \dots < x_D` the distinct start times and the
+    end, D <= S. No gap between neighbours need exceed M: after a longer one everything has finished, and what
+    follows moves forward. So there is a chain of points from :math:`r_0 = x_0` to the end:
+    :math:`r_{j + 1}` is the last point less than M after :math:`r_j`, or the next point, M after it, if there
+    is none. Points after :math:`r_{j + 1}` are at least M after :math:`r_j`. Hence chain points two or more
+    steps apart, C(m, 2) pairs for m steps, differ by M at least. Any other point, between :math:`r_j` and
+    :math:`r_{j + 1}` say, differs by M at least from all of the chain but :math:`r_j`, :math:`r_{j + 1}` and
+    :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, where R is a lower bound on the
+    decode steps (``rounds``), or each of them is M and nothing lies between. The pairs left of C(D + 1, 2)
+    are most with D = S and m as small as can be.
     """
-    points = stages + 1
-    most = _near_in_chain(stages, longest, rounds)
-    if not exact:
-        return most
-    among = [0]
-    # While four may be near, one more that joins makes it more, by one more than its other points and two.
-    for joined in range(max(0, exact - 3), exact):
-        others = points - 2 * exact + joined
-        if others >= 0:
-            near = others * (others - 1) // 2 + others * min(4, exact + 1 - joined) + exact - 1 - joined
-            among.append(near - (joined == exact - 1 and rounds > exact * (longest + late)))
-    beside = max(0, _near_in_chain(stages, longest + late + 1, rounds) - exact)
-    return min(most, beside, max(among))
+    return int(_useful(np.array([stages]), longest, rounds)[0])
 
 
-def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
-    """Return how many pairs of the start times and the end can be nearer than a distance."""
-    steps = rounds // distance + 1
-    far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
-    return max(0, (stages + 1) * stages // 2 - far)
-
-
-def useful_end_values(stages: int, longest: int, rounds: int, exact: int = 0) -> int:
-    r"""
-    Return how many lengths S start times and the end leave to the first and the last requests of slots.
-
-    These are what the points between the first, 0, and the end, R, are modulo the longest request's M rounds,
-    as seen from either: :math:`V = \{x \bmod M\}` and :math:`U = \{(R - x) \bmod M\}` for S - 1 points
-    at most, nothing left out. Let :math:`b_i = a_i + M` be e pairs of points, none beginning before another
-    has ended. They are the same in V, so V lacks one for each :math:`b_i` but the end, and U one for each
-    :math:`a_i` but the first point: together 2 e - 2 if :math:`a_1 = 0` and :math:`b_e = R`, else one more.
-    But then M and R - M are points too, and so R modulo M is in both of them, unless it is nothing.
-
-    Parameters
-    ----------
-    stages, longest
-        As in :func:`useful_differences`.
-    rounds
-        The decode steps R.
-    exact
-        Pairs e of points M apart, none beginning before another has ended.
-
-    Returns
-    -------
-    int
-        The most members of V and U together that are not 0.
-    """
-    same = 2 * exact - (1 if rounds % longest else 2) if exact else 0
-    return max(0, 2 * (stages - 1) - same)
+def _useful(stages: IntArray, longest: int, rounds: int) -> IntArray:
+    steps = rounds // longest + 1
+    far = steps * (steps - 1) // 2 + np.maximum(0, stages - steps) * max(0, steps - 2)
+    useful: IntArray = np.maximum(0, (stages + 1) * stages // 2 - far)
+    return useful
 
 
 @dataclass(slots=True)
@@ -116,8 +45,8 @@ class RoundUp:
 
     The largest length is a value for free. For a charge :math:`\lambda` per further value let
     :math:`\phi(\lambda)` be the least waste plus charges. With k values the waste W(k) is at least
-    :math:`\phi(\lambda) - \lambda k`, and since the cost of rounding a run of lengths up to its last is
-    Monge, W is convex and some whole :math:`\lambda` attains W(k).
+    :math:`\phi(\lambda) - \lambda k`. The cost of rounding a run of lengths up to its last is Monge, so W is
+    convex and some whole :math:`\lambda` attains W(k).
 
     Parameters
     ----------
@@ -132,19 +61,7 @@ class RoundUp:
     charged: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def relaxed(self, charge: int) -> tuple[int, int]:
-        """
-        Return the least waste plus charges, and how many values it pays for.
-
-        Parameters
-        ----------
-        charge
-            Waste charged per value beyond the largest length, not negative.
-
-        Returns
-        -------
-        tuple of int
-            The relaxed optimum and the charged values of one solution.
-        """
+        """Return the least waste plus charges for values beyond the largest, and how many it pays for."""
         if charge in self.charged:
             return self.charged[charge]
         size = len(self.lengths)
@@ -167,19 +84,11 @@ class RoundUp:
         return result
 
     def least_waste(self, values: int) -> int:
-        """
-        Return the least waste with that many values beyond the largest length.
+        """Return the least waste with that many values beyond the largest length."""
+        return self.certified_waste(values, self.charge(values))
 
-        Parameters
-        ----------
-        values
-            Number of further values, not negative.
-
-        Returns
-        -------
-        int
-            Total rounds by which lengths are rounded up.
-        """
+    def charge(self, values: int) -> int:
+        """Return a charge that proves the least waste with that many values beyond the largest length."""
         if values >= len(self.lengths) - 1:
             return 0
         # A charge above any waste buys no value, charge 0 buys them all: the number bought falls with the
@@ -196,241 +105,65 @@ class RoundUp:
                 low = middle
             else:
                 high = middle
-        return self.certified_waste(values, [low, high])
+        return max(low, high, key=lambda charge: self.certified_waste(values, charge))
 
-    def certified_waste(self, values: int, charges: list[int]) -> int:
-        """
-        Return the waste that given charges prove for a number of values.
-
-        Parameters
-        ----------
-        values
-            Number of values beyond the largest length.
-        charges
-            Charges to use.
-
-        Returns
-        -------
-        int
-            The largest of the relaxed optima less the charges of ``values`` values, not negative.
-        """
-        return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
+    def certified_waste(self, values: int, charge: int) -> int:
+        """Return the waste that a charge proves for a number of values beyond the largest length."""
+        return max(0, self.relaxed(charge)[0] - charge * values)
 
 
-def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """
-    Return the bound that the number of differences between start times puts on slot time.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds to start from, if more is known than
-        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
-
-    Returns
-    -------
-    Bound
-        As :meth:`Differences.bound` gives it, without what takes a search.
-    """
-    return Differences(problem, least_counts(problem) if counts is None else counts).bound()
-
-
-@dataclass(frozen=True, slots=True)
-class CheapestCounts:
-    """
-    The stages and rounds that cost least of those that the differences allow.
-
-    Parameters
-    ----------
-    stages, rounds
-        The counts.
-    values
-        The most values below the longest request that lengths can be rounded up to there.
-    """
-
-    stages: int
-    rounds: int
-    values: int
-
-
-class Differences:
+class DifferenceBound:
     r"""
-    What few differences between start times waste, and the bound that this gives.
+    The argument that few differences between start times waste slot time.
 
     A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
     is held for a difference of two of the S + 1 points (start times and end) that is at least n_i.
     Intervals prolonged to the next point overlap no more than before, since nothing starts in between, so
-    all prolonged lengths fit into J R slot rounds. With k values for the differences below the longest
+    all prolonged lengths fit into J R slot-steps. With k values for the differences below the longest
     request M (:func:`useful_differences`; every longer difference is taken as M), rounding up wastes W(k)
-    at least, hence
+    at least (:class:`RoundUp`), hence
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    The A longest requests, M rounds each, are held for more than M + l, which wastes l + 1 rounds of each,
-    but for those between points M to M + l apart. If no more than e such pairs of points follow one another,
-    e points of time lie in all of them, and J requests are in progress at each: then (l + 1) (A - J e) rounds
-    are wasted beside W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever
-    e is, one of these cases holds, and for every l. Prolonged lengths must also fit the slots one by one,
-    which ``refuted`` shows them not to do for some k and R.
-
-    The first and the last request of a slot that are shorter than M are rounded up to end values too
-    (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), of which there are few
-    (:func:`useful_end_values`).
-    ``ends`` are the wastes proven of them, each for some R; a number of rounds that has no room for one is
-    refuted. And requests are held for whole intervals between stages
-    (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
-
-    The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
-    S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
-    capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
-    bound valid.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds to start from.
-
-    Attributes
-    ----------
-    refuted
-        Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
-    ends
-        Wastes of the first and the last requests of slots.
-    intervals
-        Solutions at prices of the intervals between stages.
+    Requests of no decode steps are prefilled but hold no slot. Stages that share a start time, token caps, KV
+    capacity and empty slots only mean fewer differences or more waste, so the bound stays valid.
     """
+
+    name = "difference_set"
 
     def __init__(self, problem: Problem, counts: Counts) -> None:
         work = problem.rounds[problem.rounds > 0]
         self.lengths, self.numbers = np.unique(work, return_counts=True)
-        self.refuted: list[RoundedPacking] = []
-        self.ends: list[EndWaste] = []
-        self.intervals: list[IntervalSolution] = []
-        self._problem = problem
-        self._counts = counts
+        self._counts, self._work, self._longest = counts, int(work.sum()), max(1, int(work.max(initial=0)))
         self._round_up = RoundUp(self.lengths, self.numbers)
-        self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
-        self._number = int(self.numbers[-1]) if len(self.numbers) else 0
-        self._charge_of: dict[int, int] = {}
-        self._charges: list[int] = []
-        # The most late at which as many steps are needed as without.
-        steps = counts.rounds // self._longest
-        most_late = counts.rounds // steps - self._longest - 1 if steps else 0
-        self._late = (0, most_late) if most_late > 0 else (0,)
+        self._curves: dict[int, Curve] = {}
 
-    def with_counts(self, counts: Counts) -> Differences:
-        """Return the same with other least counts of the same slots; whatever is proven holds for any."""
-        other = Differences(self._problem, counts)
-        other.refuted, other.ends, other.intervals = self.refuted, self.ends, self.intervals
-        return other
+    def prove(self, known: Known, deadline: float) -> Curve | None:
+        """Return the curve of the charge that proves most waste where stages and steps cost least."""
+        if not len(self.lengths):
+            return None
+        values = useful_differences(known.cheapest[0], self._longest, self._counts.rounds)
+        if values not in self._curves:
+            self._curves[values] = self._curve(known.stages, self._round_up.charge(values))
+        curve = self._curves[values]
+        return curve if curve.steps[known.place] > known.cheapest[1] else None
 
-    @property
-    def slots(self) -> int:
-        """Slots that can be in use."""
-        return self._counts.slots
+    def _curve(self, stages: IntArray, charge: int) -> Curve:
+        """Return the steps that a charge proves for each number of stages."""
+        values = _useful(stages, self._longest, self._counts.rounds)
+        waste = self._round_up.relaxed(charge)[0] - charge * exact(values, charge * int(values.max()))
+        steps = -(-(self._work + np.maximum(0, waste)) // self._counts.slots)
+        return Curve("charges", steps.astype(np.int64), charge)
 
-    def bound(self) -> Bound:
-        """
-        Return the bound that the least waste, the refutations and the wastes of ends prove.
 
-        Returns
-        -------
-        Bound
-            Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-            shortest paths, the refutations used and the prices of ends.
-        """
-        cheapest = self.cheapest()
-        terms = cost_terms(self._problem, cheapest.stages, cheapest.rounds)
-        certificate = {
-            "kind": "difference set",
-            "slots": self._counts.slots,
-            **self._counts.claims,
-            "charges": self._charges,
-            "late": list(self._late),
-            "refuted": [proof.witness for proof in self.refuted],
-            "ends": [waste.prices.witness for waste in self.ends],
-            "intervals": [solution.prices.witness for solution in self.intervals],
-        }
-        taken = {"intervals": self.intervals, "ends": self.ends, "prices": self.refuted}
-        source = " and ".join(["difference set", *(name for name, proofs in taken.items() if proofs)])
-        return Bound(sum(terms.values()), source, terms, certificate)
+def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+    """Return the bound that counts and differences between start times prove, without pricing intervals."""
+    return with_differences(Known.of(problem, least_counts(problem) if counts is None else counts)).bound()
 
-    def cheapest(self) -> CheapestCounts:
-        """Return the stages and rounds that cost least of those that the differences allow."""
-        prefill, fewest = prefill_seconds(self._problem, self._counts.stages), self._counts.stages
-        decode = self._problem.cost.decode_base
-        best: CheapestCounts | None = None
-        least = np.inf
-        for at in np.argsort(prefill, kind="stable").tolist():
-            stages, seconds = fewest + at, float(prefill[at])
-            if seconds + decode * self._counts.rounds >= least:
-                break
-            rounds, values = self._rounds(stages)
-            while seconds + decode * rounds < least and self._tighten(values):
-                rounds, values = self._rounds(stages)
-            if seconds + decode * rounds < least:
-                least, best = seconds + decode * rounds, CheapestCounts(stages, rounds, values)
-        assert best is not None, "every problem has a request, so some number of stages is possible"
-        return best
 
-    def weakest(self, stages: int) -> EndCase:
-        """Return the case that needs the fewest rounds of those in which some requests fit exactly."""
-        return min(self._cases(stages, 0), key=lambda case: case.rounds)
-
-    def charge(self, values: int) -> int:
-        """Return the charge for a value, in rounds, that proves most of the waste for so many."""
-        self._tighten(values)
-        return self._charge_of[values]
-
-    def _rounds(self, stages: int) -> tuple[int, int]:
-        """Return the rounds that so many stages need, and the most values in a case that needs no more."""
-        needed = 0, 0
-        for late in self._late:
-            cases = self._cases(stages, late)
-            rounds = min(case.rounds for case in cases)
-            if rounds > needed[0]:
-                needed = rounds, max(case.values for case in cases if case.rounds == rounds)
-        return needed
-
-    def _cases(self, stages: int, late: int) -> list[EndCase]:
-        """Return the fewest rounds of each case: of how many exact pairs of points follow one another."""
-        cases: list[EndCase] = []
-        exact, least = 0, np.inf
-        slots, known = self._counts.slots, self._counts.rounds
-        known = max([known, *(each.prices.rounds(each.charged, slots, stages) for each in self.intervals)])
-        while exact * self._longest < least and exact <= stages:
-            case = self._case(stages, late, exact, known)
-            cases.append(case)
-            exact, least = exact + 1, min(least, case.rounds)
-        return cases
-
-    def _case(self, stages: int, late: int, exact: int, known: int) -> EndCase:
-        """Return the fewest rounds, of those known, with so many exact pairs of points in a row at most."""
-        slots = self._counts.slots
-        values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
-        beside = (late + 1) * max(0, self._number - exact * slots)
-        waste = beside + self._round_up.certified_waste(values, self._charges)
-        unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
-        filled = -(-(self._work + waste) // slots)
-        rounds = max(known, exact * self._longest, filled, *unfit)
-        while True:
-            end_values = useful_end_values(stages, self._longest, rounds, 0 if late else exact)
-            case = EndCase(rounds, slots * rounds - self._work + 1, values, end_values, beside)
-            if not any(case.refuted_by(ends) for ends in self.ends):
-                return case
-            rounds += 1
-
-    def _tighten(self, values: int) -> bool:
-        """Add the charge that proves the waste for so many values, and return whether it was missing."""
-        if values in self._charge_of:
-            return False
-        waste = self._round_up.least_waste(values)
-        charges = self._round_up.charged
-        tight = [c for c in charges if self._round_up.certified_waste(values, [c]) == waste]
-        self._charge_of[values] = tight[0] if tight else 0
-        self._charges = sorted(set(self._charge_of.values()))
-        return True
+def with_differences(known: Known) -> Known:
+    """Return what is known with what differences between start times prove."""
+    argument = DifferenceBound(known.problem, known.counts)
+    while (curve := argument.prove(known, np.inf)) is not None:
+        known = known.with_curves((*known.curves, curve))
+    return known

@@ -16,16 +16,16 @@ from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
-"""What each request pays of prefill stages: its share of the slots, of the token cap, or of the floor."""
+"""How requests share prefill stages: by the slots, the token cap, or the floor of a stage."""
 
 RoundBy = Literal["slots", "keys and values"]
-"""What each request pays of decode steps: its rounds over the slots, or its tokens over the KV capacity."""
+"""How requests share decode steps: by their steps over the slots, or their tokens over the KV capacity."""
 
 MOST_KINDS = 16
 """Kinds of replicas of which each is tried as the one of most decode steps."""
 
 CLASSES = 300
-"""Kinds of requests that the programme for the replicas' weights tells apart."""
+"""Classes of requests in the programme for the replicas' weights."""
 
 
 def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: RoundBy) -> FloatArray:
@@ -41,15 +41,6 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
     which is so much a token of the cap; and under a KV capacity K no round reads more than K tokens, of
     :math:`\sum h_i` in all. What a prompt exceeds the bend by, its stage exceeds it by, too. Of a prompt,
     :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
-
-    Parameters
-    ----------
-    fleet
-        The requests.
-    replica
-        Its costs and limits.
-    stage_by, round_by
-        Which of the arguments to use; one whose limit the replica lacks falls back on the slots.
     """
     cost, workload, rounds = replica.cost, fleet.workload, fleet.rounds
     prompts = workload.input_tokens - workload.shared_tokens
@@ -68,14 +59,7 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
 
 
 def step_shares(fleet: Fleet, replica: Replica, round_by: RoundBy) -> FloatArray:
-    """
-    Return what each request pays of decode steps in :func:`request_costs`, seconds, shape (requests,).
-
-    Parameters
-    ----------
-    fleet, replica, round_by
-        As there.
-    """
+    """Return what each request pays of decode steps in :func:`request_costs`, seconds, shape (requests,)."""
     cost, shares = replica.cost, fleet.rounds / replica.slots
     if round_by == "keys and values" and replica.kv_capacity is not None:
         shares = fleet.kv_token_rounds / replica.kv_capacity
@@ -96,16 +80,6 @@ def fleet_bound(fleet: Fleet) -> Bound:
     give good ones, and equal replicas have equal weights. A request on its own is a bound too, and so are
     both together (:func:`~batchbound.models.bounds.fleet_steps.steps_bound`); so is that of
     :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
-
-    Parameters
-    ----------
-    fleet
-        The job and its replicas.
-
-    Returns
-    -------
-    Bound
-        Its certificate lists the weights and the arguments used.
     """
     if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
         return best_bound(fleet.problem())
@@ -120,19 +94,9 @@ def fleet_bound(fleet: Fleet) -> Bound:
 
 def work_bound(fleet: Fleet) -> Bound:
     """
-    Return what is proven of the makespan of a fleet even where requests are put back and go on elsewhere.
+    Return a bound on a fleet's makespan that holds even if requests are evicted and resumed elsewhere.
 
     Each request takes part in one prefill stage at least, and in as many decode steps as without.
-
-    Parameters
-    ----------
-    fleet
-        The job and its replicas.
-
-    Returns
-    -------
-    Bound
-        The best of the requests' shares and of a request on its own, as in :func:`fleet_bound`.
     """
     bounds = [_alone(fleet)]
     for stage_by in _stage_arguments(fleet):
@@ -141,16 +105,7 @@ def work_bound(fleet: Fleet) -> Bound:
 
 
 def share_weights(fleet: Fleet, stage_by: StageBy = "slots", round_by: RoundBy = "slots") -> FloatArray:
-    """
-    Return weights of the replicas for :func:`fleet_bound`, not negative, adding up to one, shape (replicas,).
-
-    Parameters
-    ----------
-    fleet
-        The job and its replicas.
-    stage_by, round_by
-        As of :func:`request_costs`.
-    """
+    """Return the replicas' weights for :func:`fleet_bound`, not negative, of sum one, shape (replicas,)."""
     kinds = list(dict.fromkeys(fleet.replicas))
     which = np.array([kinds.index(replica) for replica in fleet.replicas])
     if len(kinds) == 1:

@@ -19,24 +19,11 @@ WORTH = 1e-9
 """Share of its time by which the last replica has to be done sooner."""
 
 SAVING = 1.0
-"""What an exchange is worth that both replicas gain from, in times of what the later one gains."""
+"""Worth of an exchange from which both replicas gain, as a multiple of the later one's gain."""
 
 
 def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: IntArray) -> IntArray:
-    """
-    Return the replica of each unit when each goes where it would end first: Graham's rule, or a list's.
-
-    Parameters
-    ----------
-    costs
-        Seconds of each unit on each kind of replica, shape (kinds, units).
-    kind_of
-        The kind of each replica, shape (replicas,).
-    busy
-        Seconds each replica is busy already, shape (replicas,).
-    order
-        The units in the order they are placed, shape (units,); by decreasing cost for LPT.
-    """
+    """Return the replica of each unit when each goes where it would end first: Graham's rule, or a list's."""
     heaps: list[list[tuple[float, int]]] = [[] for _ in range(len(costs))]
     for replica, kind in enumerate(kind_of.tolist()):
         heaps[kind].append((float(busy[replica]), replica))
@@ -57,7 +44,7 @@ def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: 
 
 class LongestFirst:
     """
-    Units placed by what replicas take in all, or their longest unit alone and what others add beside it.
+    Placement by the whole work of a replica, or by its longest unit alone plus the additions of the others.
 
     Parameters
     ----------
@@ -83,11 +70,6 @@ class LongestFirst:
 
         That keeps long units together, so that fewer replicas wait for one. The time is the least at which
         all fit that bisection finds (MULTIFIT: Coffman, Garey and Johnson 1978).
-
-        Parameters
-        ----------
-        busy
-            Seconds each replica is busy already, shape (replicas,).
         """
         best, high = self._placed(busy, None)
         low = 0.0
@@ -138,18 +120,7 @@ class Exchanges:
         self._alone, self._kind_of = alone, kind_of
 
     def improved(self, replica_of: IntArray, busy: FloatArray, late: Callable[[], bool]) -> IntArray:
-        """
-        Return the replica of each unit once no move and no exchange helps, or it is late, shape (units,).
-
-        Parameters
-        ----------
-        replica_of
-            The replica of each unit now, shape (units,).
-        busy
-            Seconds each replica is busy beside them, shape (replicas,).
-        late
-            Whether to end.
-        """
+        """Return the replica of each unit, shape (units,), once no move or exchange helps or it is late."""
         replica_of = replica_of.copy()
         for saving in (SAVING, 0.0):
             while self._exchange(replica_of, busy, saving, late):
@@ -242,17 +213,7 @@ class Exchanges:
 def spread_groups(
     costs: FloatArray, kind_of: IntArray, busy: FloatArray, groups: Sequence[IntArray]
 ) -> IntArray:
-    """
-    Return the replica of each unit with no two of a group together, as far as there are replicas.
-
-    Parameters
-    ----------
-    costs, kind_of, busy
-        As of :func:`least_loaded`.
-    groups
-        The units of each group; together all units. Groups of most cost go first, and of each its dearest
-        unit to the replica that would end first.
-    """
+    """Return the replica of each unit with no two of a group together, as far as there are replicas."""
     mean = costs.mean(axis=0)
     loads = busy.astype(np.float64).copy()
     replica_of = np.empty(costs.shape[1], dtype=np.int64)

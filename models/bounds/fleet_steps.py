@@ -1,4 +1,4 @@
-"""What the replica of most decode steps takes, beside what is left for the others."""
+"""The argument of the replica with the most decode steps, and of the work left for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
-from .partition import lifted_bound
+from .packing.lower_bounds import lifted_bound
 
 EVALUATIONS = 40
 """Weights of the replica tried."""
@@ -56,7 +56,7 @@ class StepsBound:
     cases
         The cases.
     rounds
-        What a checker needs to repeat that some slot holds so many decode steps.
+        Claim that some slot holds that number of decode steps.
     """
 
     cases: tuple[StepsCase, ...]
@@ -75,7 +75,7 @@ class FleetCosts:
     beside
         The same without the share of decode steps: what is added to a replica whose steps are counted.
     a_token
-        What a token of a shared prompt adds at least, for each replica alike.
+        Least seconds of a token of a shared prompt, on every replica.
     """
 
     shares: dict[Replica, FloatArray]
@@ -97,17 +97,6 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
     that add up to one, each request costs at least the least of :math:`w_j` times the bracket and
     :math:`w_k c_{ik}` of all other replicas k. The weight of j is found by golden section: what is proven is
     concave in it.
-
-    Parameters
-    ----------
-    fleet
-        The job and its replicas.
-    costs
-        What its requests add.
-    weights
-        Of the replicas, from which those of the others are made.
-    enough
-        Seconds that are proven already.
     """
     slots = sum(replica.slots for replica in fleet.replicas)
     enough *= WORTH
@@ -124,7 +113,7 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
 
 
 def _one_of_each(fleet: Fleet) -> Iterator[int]:
-    """Yield where the first of all replicas that are alike is."""
+    """Yield the index of the first of each kind of replica."""
     met = set[Replica]()
     for at, replica in enumerate(fleet.replicas):
         if replica not in met:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
-from .partition import lifted_bound
+from .packing.lower_bounds import lifted_bound
 
 
 def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool = False) -> IterationBound:
@@ -23,24 +23,14 @@ def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool 
 
     - *slots*: the sum of ``r`` over ``S``;
     - *longest*: the largest ``r``;
-    - *packing*: where nobody has to be put back, sequences take slots for intervals, and a packing of them is
-      no shorter than any lifted sub-instance (:func:`~.partition.lifted_bound`; its simplest case is that of
-      ``k S + 1`` sequences ``k + 1`` share a slot);
+    - *packing*: if no sequence needs to be evicted, sequences take slots for intervals, and a packing of them
+      is no shorter than any lifted sub-instance (:func:`~.packing.lower_bounds.lifted_bound`; its
+      simplest case: of ``k S + 1`` sequences ``k + 1`` share a slot);
     - *tokens*: every prompt token not cached and every generated one but the last is computed once: their
       number over ``B``;
     - *KV*: in the iteration that draws its token ``j`` a sequence holds at least ``p + j - 1`` tokens, of
       which those running hold ``p - c + j - 1`` each in blocks of their own (one less where ``c = p - 1``:
       the last token may be another's, too): their sum over all blocks.
-
-    Parameters
-    ----------
-    sequences
-        What is to be computed.
-    limits
-        Of the engine, which puts nobody back unless keys and values run out.
-    summed
-        Bound the iterations of several such engines, added up, that share the sequences: then without the
-        packing, which is of one.
     """
     rows = sequences.rows(limits)
     claims: list[tuple[int, str, Mapping[str, object]]] = [

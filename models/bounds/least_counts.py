@@ -1,43 +1,39 @@
-"""What every schedule needs at least: prefill stages, decode steps, and what they cost."""
+"""The fewest prefill stages and decode steps of every schedule, each on its own, and what they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
-from .partition import PartitionBound, dual_feasible_bound, lifted_bound, packing_bound
+from .packing.lower_bounds import dual_feasible_bound, lifted_bound, mean_or_longest
+from .params import BoundParams
+from .stage_packing import PRICED_WORK, fewest_stages
+from .two_requests import two_requests
 
-PRICED_WORK = 20_000_000
-"""Most capacity times distinct lengths for an argument by prices: a checker repeats the knapsack."""
-
-
-LONGEST = 200
-"""Requests of which each two are looked at."""
-
-BY_SLOTS: Mapping[str, object] = {"kind": "requests over slots"}
-BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
+ALL_ON = BoundParams()
+"""Every argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """
-    What every schedule of a problem needs at least, apart from how starts and ends fit together.
+    The fewest stages and steps of every schedule of a problem, whatever the starts and ends.
 
     Parameters
     ----------
     slots
-        No more requests than this are ever in progress together: the problem's slots, or fewer where the KV
-        capacity holds no more prompts.
+        No more requests than this ever run together: the problem's slots, or fewer where the KV capacity
+        holds no more prompts.
     stages
         Least number of prefill stages (the paper's non-empty bins).
     rounds
         Least number of decode steps.
     claims
-        Why, as a certificate states it: one claim for ``stages`` and one for ``rounds``.
+        Proofs, as a certificate states them: one claim for ``stages`` and one for ``rounds``.
     """
 
     slots: int
@@ -45,109 +41,49 @@ class Counts:
     rounds: int
     claims: Mapping[str, Mapping[str, object]]
 
-    def with_packing(self, packing: PartitionBound) -> Counts:
-        """
-        Return the counts with a bound on the packing of all requests' rounds over the slots, if it says more.
 
-        Parameters
-        ----------
-        packing
-            No packing of the rounds over ``slots`` slots has a smaller makespan.
-        """
-        if packing.value <= self.rounds:
-            return self
-        claim = {"at_least": packing.value, **packing.witness}
-        return replace(self, rounds=packing.value, claims={**self.claims, "rounds": claim})
-
-
-def least_counts(problem: Problem) -> Counts:
-    r"""
-    Return the fewest prefill stages and decode steps any schedule of the problem has.
-
-    With J slots, the requests' rounds n_i and prompts p_i:
-
-    - the KV capacity C holds at most the k smallest prompts that fit it together, so J may be replaced by
-      min(J, k);
-    - a stage prefills at most J requests and, under a token cap, at most that many prompt tokens, of which
-      those that requests share are computed once at least; all prompts of a stage are held at once, each
-      as a whole, so the KV capacity caps a stage's tokens too. Stages are bins of a packing, so dual
-      feasible functions of the prompts count as well;
-    - a slot works on one request at a time, so the rounds are at least any bound on the makespan of packing
-      the n_i over J slots (the hybrid paper's (26)-(30)), and no round reads more than C tokens of keys and
-      values;
-    - of two requests, the one that ends last holds no more than C leaves in the last round of the other, so
-      that they share no more than :math:`C - a_j - (a_i + n_i - 1) + 1` rounds if j ends last.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-
-    Returns
-    -------
-    Counts
-        The two counts, the slots they hold for, and why.
+def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     """
-    slots, capacity = problem.slots, problem.kv_capacity
-    if capacity is not None:
-        fitting = int(np.searchsorted(np.cumsum(np.sort(problem.prompt_tokens)), capacity, side="right"))
-        slots = min(slots, fitting)
-    stages, stage_claim = -(-len(problem) // slots), BY_SLOTS
-    caps = [cap for cap in (problem.prefill_token_cap, capacity) if cap is not None]
-    for pieces, cap, said in _in_stages(problem, caps):
-        needed, witness = -(-int(pieces.sum()) // cap), BY_CAP
-        if cap * len(np.unique(pieces)) <= PRICED_WORK:
-            priced, prices = packing_bound(pieces, cap)
-            if priced > needed:
-                needed, witness = priced, {**prices, **said}
-        if needed > stages:
-            stages, stage_claim = needed, witness
-    lifted = lifted_bound(problem.rounds, slots)
-    rounds, round_claim = lifted.value, lifted.witness
-    if rounds * len(np.unique(problem.rounds)) <= PRICED_WORK:
-        refuted = dual_feasible_bound(problem.rounds, slots, rounds, int(problem.rounds.sum()))
-        if refuted is not None:
-            rounds, round_claim = refuted.value, refuted.witness
-    if capacity is not None and -(-problem.kv_token_rounds // capacity) > rounds:
-        rounds, round_claim = -(-problem.kv_token_rounds // capacity), {"kind": "KV tokens over capacity"}
-    if capacity is not None:
-        apart, pair = _two_requests(problem, capacity)
-        if apart > rounds:
-            rounds, round_claim = apart, {"kind": "two requests", "requests": pair}
+    Return the fewest prefill stages and decode steps that any schedule of the problem has.
+
+    The KV capacity holds at most the k smallest prompts that fit it together, so J slots may be replaced by
+    min(J, k).
+    """
+    slots = problem.slots
+    if problem.kv_capacity is not None:
+        held = np.cumsum(np.sort(problem.prompt_tokens))
+        slots = min(slots, int(np.searchsorted(held, problem.kv_capacity, side="right")))
+    stages, stage_claim = fewest_stages(problem, slots, priced=params.stage_packing)
+    steps, step_claim = max(_fewest_steps(problem, slots, params), key=lambda found: found[0])
     claims = {
         "stages": {"at_least": stages, **stage_claim},
-        "rounds": {"at_least": rounds, **round_claim},
+        "rounds": {"at_least": steps, **step_claim},
     }
-    return Counts(slots, stages, rounds, claims)
+    return Counts(slots, stages, steps, claims)
 
 
-def _two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
-    """Return the most rounds that two requests need which cannot run side by side for long, and the two."""
-    longest = np.argsort(-problem.rounds, kind="stable")[:LONGEST]
-    longest = longest[problem.rounds[longest] > 0]
-    if len(longest) < 2:
-        return 0, []
-    rounds, first = problem.rounds[longest], problem.kv_at_start[longest]
-    # Of each two, rounds side by side if the first ends first.
-    beside = np.maximum(0, capacity - (first + rounds - 1)[:, None] - first + 1)
-    needed = rounds[:, None] + rounds - np.maximum(beside, beside.T)
-    np.fill_diagonal(needed, 0)
-    one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
-    return int(needed[one, other]), [int(longest[one]), int(longest[other])]
+def _fewest_steps(
+    problem: Problem, slots: int, params: BoundParams
+) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """
+    Yield the least decode steps by each argument, with the claim that proves them.
 
-
-def _in_stages(problem: Problem, caps: list[int]) -> list[tuple[IntArray, int, Mapping[str, object]]]:
-    """Return what is packed into stages, the tokens of it a stage takes, and how a claim tells it apart."""
-    if not caps:
-        return []
-    if not len(problem.prefix_tokens):
-        return [(problem.prompt_tokens, min(caps), {})]
-    packed: list[tuple[IntArray, int, Mapping[str, object]]] = []
-    if problem.prefill_token_cap is not None:
-        packed.append((problem.prompt_pieces, problem.prefill_token_cap, {}))
-    if problem.kv_capacity is not None:
-        packed.append((problem.prompt_tokens, problem.kv_capacity, {"held": True}))
-    return packed
+    A slot works on one request at a time, so the steps are at least any bound on the makespan of packing the
+    requests' steps over the slots (the hybrid paper's (26)-(30)).
+    """
+    bounded = (lifted_bound if params.lifting else mean_or_longest)(problem.rounds, slots)
+    yield bounded.value, bounded.witness
+    if params.dual_feasible_functions and bounded.value * len(np.unique(problem.rounds)) <= PRICED_WORK:
+        refuted = dual_feasible_bound(problem.rounds, slots, bounded.value, int(problem.rounds.sum()))
+        if refuted is not None:
+            yield refuted.value, refuted.witness
+    if problem.kv_capacity is None:
+        return
+    if params.kv_tokens:
+        yield -(-problem.kv_token_rounds // problem.kv_capacity), {"kind": "KV tokens over capacity"}
+    if params.two_requests:
+        steps, pair = two_requests(problem, problem.kv_capacity)
+        yield steps, {"kind": "two requests", "requests": pair}
 
 
 def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
@@ -155,8 +91,8 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     Return the least seconds of that many prefill stages and decode steps, by what they pay for.
 
     A stage of p tokens takes max(floor, base + per_token p + beyond max(0, p - bend)), and S of them take at
-    least S times the floor, and at least what is inside. A round takes base + per_slot active + per_kv_token
-    held, and the sums of active slots and of held tokens over all rounds are those of the requests whatever
+    least S times the floor, and at least the inner sum. A step takes base + per_slot active + per_kv_token
+    held, and the sums of active slots and of held tokens over all steps are those of the requests whatever
     the schedule.
 
     What a stage of prompts :math:`p_i` exceeds the bend b by splits into what each prompt exceeds it by and
@@ -168,21 +104,6 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     does, then :math:`\sum_i \min(p_i, b) \ge b`, so both positive parts are what is in them, and
     :math:`(p_i - b)^+ + \min(p_i, b) = p_i`. Over S stages the first sum is the same for every schedule, and
     the positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    stages
-        Prefill stages. More of them may take less, where stages reach beyond the bend: a bound for at least
-        so many takes :func:`cheapest_stages`.
-    rounds
-        Decode steps.
-
-    Returns
-    -------
-    dict
-        Seconds by name, all not negative.
     """
     cost = problem.cost
     prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
@@ -199,13 +120,6 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
     Return how many prefill stages, of at least some number, take the least seconds.
 
     These are as few as possible, but for stages that reach beyond the bend of their cost.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    at_least
-        Stages at least; more than one a request never take less.
     """
     if not problem.reaches_bend or at_least >= len(problem):
         return at_least
@@ -213,21 +127,7 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
 
 
 def prefill_seconds(problem: Problem, at_least: int) -> FloatArray:
-    """
-    Return the least seconds of prefill with each number of stages from some number to one a request.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    at_least
-        Stages at least, no more than requests.
-
-    Returns
-    -------
-    FloatArray
-        As :func:`cost_terms` counts them, shape (requests - at_least + 1,).
-    """
+    """Return the least seconds of prefill with each number of stages from some number to one a request."""
     terms = _prefill_terms(problem, np.arange(at_least, len(problem) + 1))
     seconds: FloatArray = np.sum([*terms.values()], axis=0)
     return seconds

@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of a problem, each with the terms that add up to it and a certificate."""
+"""Lower bounds on the makespan of a problem that take no search, and the hybrid paper's printed formula."""
 
 from __future__ import annotations
 
@@ -6,31 +6,14 @@ from collections.abc import Sequence
 
 from ...data.bound import Bound
 from ...data.problem import Problem
-from .difference_set import difference_set_bound
-from .least_counts import Counts, cheapest_stages, cost_terms, least_counts
+from .argument import Known
+from .difference_set import with_differences
+from .least_counts import Counts, least_counts
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """
-    Return the bound of the fewest prefill stages and the fewest decode steps, each on its own.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    counts
-        The least stages and rounds, if more is known than
-        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
-
-    Returns
-    -------
-    Bound
-        Valid for the problem's cost model, floor, caps and first-token option.
-    """
-    counts = least_counts(problem) if counts is None else counts
-    terms = cost_terms(problem, cheapest_stages(problem, counts.stages), counts.rounds)
-    certificate = {"kind": "trivial", "slots": counts.slots, **counts.claims}
-    return Bound(sum(terms.values()), "fewest stages and rounds", terms, certificate)
+    """Return the bound of the fewest prefill stages and the fewest decode steps, each on its own."""
+    return Known.of(problem, least_counts(problem) if counts is None else counts).bound()
 
 
 def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: int) -> Bound:
@@ -42,31 +25,12 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
         T^{LB} = t^{p*} + t^{d*} \quad (32)
 
     with :math:`L` the prefill level of the largest capacity and :math:`t^{d*}` the optimum of (26)-(30), in
-    which every decode step takes :math:`T^d`, a round with all slots active. Neither holds in general:
+    which every decode step takes :math:`T^d`, a step with all slots active. Neither holds in general:
 
     - (31) fails when the largest level is not the cheapest per token: levels of 10 tokens at 1 s and 20
       tokens at 3 s and 20 prompt tokens give 3 s, and two stages of the small level take 2 s;
-    - (32) charges full rounds even when slots are idle: requests of 512, 300, 200, 100, 50 and 20 tokens on
+    - (32) charges full steps even when slots are idle: requests of 512, 300, 200, 100, 50 and 20 tokens on
       200 slots give 36.35 s at the paper's costs, and a schedule of 15.17 s exists.
-
-    Parameters
-    ----------
-    problem
-        The problem; its cost model gives the seconds of a full round.
-    levels
-        Prefill levels: tokens :math:`N^{cap}_l` and seconds :math:`T^p_l` of each.
-    rounds
-        Makespan in rounds of the bin packing (26)-(30), proven optimal.
-
-    Returns
-    -------
-    Bound
-        With ``valid=False``: to be shown beside the paper's figures, never used in a gap.
-
-    Raises
-    ------
-    ValueError
-        If there is no level.
     """
     if not levels:
         raise ValueError("levels: the formula needs at least one prefill level")
@@ -86,21 +50,5 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
 
 
 def best_bound(problem: Problem) -> Bound:
-    """
-    Return the strongest valid bound that takes no search.
-
-    :func:`~batchbound.solvers.bounds.proven_bound.proven_bound` searches for a stronger one.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-
-    Returns
-    -------
-    Bound
-        The larger of the trivial and the difference-set bound, with its certificate.
-    """
-    counts = least_counts(problem)
-    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
-    return max(bounds, key=lambda bound: bound.seconds)
+    """Return the strongest valid bound that takes no search: of counts and of differences."""
+    return with_differences(Known.of(problem, least_counts(problem))).pruned().bound()

@@ -1,32 +1,44 @@
-"""The intervals between prefill stages: requests are held for whole ones, of which few stages leave few."""
+"""The argument that requests hold slots for whole intervals between prefill stages."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.costs.cost import FloatArray, IntArray
+from ..programme import Programme
+from .argument import Curve, Known, exact
 
 PARTS = 65536
-"""Parts of a round in which prices are counted, so that they are whole numbers."""
+"""Parts of a decode step in which prices are counted, so that they are whole numbers."""
+
+KINDS = 4
+"""Spans that have a price of their own: of one interval, of two, and so on."""
+
+INWARDS = 0.35
+"""Share of the way from the best prices to the programme's at which two of three trials are made."""
+
+CLOSE = 1e-6
+"""Slot-steps short of another decode step at which no prices prove it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalPrices:
     """
-    Prices (Lagrange multipliers) that prove a number of rounds, in parts of a round.
+    Prices (Lagrange multipliers) that prove a number of decode steps, in parts of a step.
 
     Parameters
     ----------
     interval
-        What a request is charged for each interval that it is held for.
+        Charge for each interval that a request is held for.
     spans
-        What is charged for each span of one interval, of two in a row, and so on, that requests are held for,
-        one at least; longer spans are free.
+        Charge for each span of one interval, of two in a row, and so on, that requests are held for, at least
+        one price; longer spans are free.
     round
-        What is charged beside for each round of a span of one interval.
+        Further charge for each decode step of a span of one interval.
     """
 
     interval: int
@@ -35,45 +47,44 @@ class IntervalPrices:
 
     @property
     def witness(self) -> Mapping[str, object]:
-        """What a checker needs to repeat the argument."""
+        """Numbers that a checker needs to repeat the argument."""
         return {"interval": self.interval, "spans": list(self.spans), "round": self.round}
 
     def rounds(self, charged: int, slots: int, stages: int) -> int:
-        """
-        Return the fewest decode steps in which requests can be held.
+        """Return the least decode steps of a number of stages, ``charged`` of :class:`IntervalSolution`."""
+        return int(self.curve(charged, slots, np.array([stages]))[0])
 
-        Parameters
-        ----------
-        charged
-            The least that all requests come to with what is charged, in parts of a round
-            (:meth:`StageIntervals.solved`).
-        slots, stages
-            Slots there are, and prefill stages.
-        """
+    def curve(self, charged: int, slots: int, stages: IntArray) -> IntArray:
+        """Return the least decode steps of each number of stages."""
+        most = int(stages.max(initial=0))
+        largest = charged + most * (slots * self.interval + sum(self.spans))
+        stages = exact(stages, largest)
         given = slots * stages * self.interval
-        given += sum(price * max(0, stages - more) for more, price in enumerate(self.spans))
-        return max(0, -(-(charged - given) // (slots * PARTS + self.round)))
+        for more, price in enumerate(self.spans):
+            given = given + price * np.maximum(0, stages - more)
+        steps = np.maximum(0, -(-(charged - given) // (slots * PARTS + self.round)))
+        return steps.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalSolution:
     """
-    What requests are held for at some prices.
+    Spans that hold all requests at the least, at some prices.
 
     Parameters
     ----------
     prices
         The prices.
     charged
-        What all requests come to with what is charged, in parts of a round: no schedule has less.
+        Least sum of slot time and charges, in parts of a step: no schedule has less.
     held
-        Rounds that requests are held for, in all.
+        Slot-steps that requests are held for, in all.
     intervals
         Intervals that they are held for, in all.
     spans
         Different spans of one interval, of two, and so on.
     short
-        Rounds of the different spans of one interval.
+        Decode steps of the different spans of one interval.
     """
 
     prices: IntervalPrices
@@ -86,24 +97,24 @@ class IntervalSolution:
 
 class StageIntervals:
     r"""
-    What requests are held for if that is whole intervals between stages, at prices.
+    Requests held for whole intervals between stages, at prices.
 
-    Let :math:`0 = x_0 \le \dots \le x_S = R` be the rounds of S stages and the end, and an interval what lies
-    between two that follow one another. A slot that serves a request of n rounds from one stage on is held to
-    a later one, or to the end: for a span of m intervals in a row, of n rounds at least. Nothing starts
-    within an interval, so J slots are held for J S intervals and J R rounds at most. Of spans of m intervals
-    there are S - m + 1, and those of one interval come to R rounds.
+    Let :math:`0 = x_0 \le \dots \le x_S = R` be the decode steps at which S stages begin, and the end. An
+    interval lies between two neighbours. A slot that serves a request of n steps from one stage on is held to
+    a later one, or to the end: for a span of m intervals in a row, of n steps at least. Nothing starts within
+    an interval, so J slots are held for J S intervals and J R steps at most. There are S - m + 1 spans of m
+    intervals, and those of one interval come to R steps.
 
-    Charge each request g for each interval, and each span that requests are held for :math:`u_m` if it has m
-    intervals and, if it has one, r for each of its rounds, all of them not negative. Then what all are held
-    for and charged is
+    Charge each request g for each interval. Charge each span that requests are held for :math:`u_m` if it has
+    m intervals and, if it has one, r for each of its steps. No charge is negative. Then the sum of slot time
+    and charges is
 
     .. math:: L(g, u, r) \le J R + g J S + \sum_m u_m (S - m + 1) + r R
 
-    at most, and at least what it comes to where every length may be rounded up to any span for these charges.
-    The requests of a span are then neighbours by length, as any is as well held for a shorter span that is
-    long enough, so a shortest path finds that least. Fewer points, slots that stay empty and spans without
-    requests only lower the left or raise the right side.
+    at most, and at least the sum where every length may be rounded up to any span for these charges. The
+    requests of a span are then neighbours by length, as any is as well held for a shorter span that is long
+    enough. So a shortest path finds that least sum. Fewer points, empty slots and spans without requests only
+    lower the left or raise the right side.
 
     Parameters
     ----------
@@ -121,11 +132,11 @@ class StageIntervals:
 
     @property
     def requests(self) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         return int(self._below[-1])
 
     def solved(self, prices: IntervalPrices) -> IntervalSolution:
-        """Return what requests are held for at the least with what is charged."""
+        """Return the spans of the least slot time and charges."""
         size, below, free = len(self.lengths), self._below, len(prices.spans)
         intervals = np.arange(1, free + 2)
         fixed = np.array([*prices.spans, 0])
@@ -147,3 +158,80 @@ class StageIntervals:
             short += length if kind == 0 else 0
             i = int(before[i])
         return IntervalSolution(prices, int(least[size]), held, in_all, tuple(spans[:free]), short)
+
+
+class IntervalBound:
+    """
+    A search for the prices of intervals by cutting planes (Kelley 1960).
+
+    The slot time and charges of a solution bound those at any other prices, whatever the number of stages, so
+    the planes of one number serve the next.
+    """
+
+    name = "stage_intervals"
+
+    def __init__(self, intervals: StageIntervals) -> None:
+        self._intervals = intervals
+        self._planes: list[tuple[int, ...]] = []
+        self._best: FloatArray | None = None
+
+    def prove(self, known: Known, deadline: float) -> Curve | None:
+        """Return the curve of the prices that prove most where stages and steps cost least."""
+        solution = self.best(*known.cheapest, deadline)
+        if solution is None:
+            return None
+        steps = solution.prices.curve(solution.charged, self._intervals.slots, known.stages)
+        return Curve("intervals", steps, solution.prices.witness)
+
+    def best(self, stages: int, rounds: int, deadline: float) -> IntervalSolution | None:
+        """Return the solution that proves most beyond so many steps for a number of stages, or None."""
+        found, steps = None, 0
+        while time.perf_counter() < deadline:
+            prices = self._priced(stages, rounds)
+            if prices is None:
+                break
+            inwards = self._best is not None and steps % 3 > 0
+            if self._best is not None and inwards:
+                prices = self._best + INWARDS * (prices - self._best)
+            solution = self._intervals.solved(_whole(prices))
+            new = self._add(solution)
+            steps += 1
+            proven = solution.prices.rounds(solution.charged, self._intervals.slots, stages)
+            if proven > rounds:
+                found, rounds, self._best = solution, proven, prices
+            elif not new and not inwards:
+                # The rest lies within a part of a step.
+                break
+        return found
+
+    def _priced(self, stages: int, rounds: int) -> FloatArray | None:
+        """Return the prices at which the planes refute so many steps most clearly, None if they cannot."""
+        slots = self._intervals.slots
+        spans = np.maximum(0, stages - np.arange(KINDS))
+        given = np.concatenate(([slots * stages], spans, [rounds])).astype(np.float64)
+        if not self._planes:
+            return np.zeros(len(given))
+        # Columns: the prices, and the sum of slot time and charges.
+        planes = np.array(self._planes, dtype=np.float64)
+        rows = np.hstack((-planes[:, 1:], np.ones((len(planes), 1))))
+        longest = float(self._intervals.lengths[-1])
+        highest = [longest, *[longest * self._intervals.requests] * KINDS, float(slots)]
+        programme = Programme.within(np.append(given, -1.0), rows, planes[:, 0])
+        found = replace(programme, upper=np.array([*highest, np.inf])).solved()
+        if found is None or found.cost >= -slots * rounds - CLOSE:
+            return None
+        return found.x[:-1]
+
+    def _add(self, solution: IntervalSolution) -> bool:
+        """Add the plane of a solution, and return whether it is a new one."""
+        plane = solution.held, solution.intervals, *solution.spans, solution.short
+        new = plane not in self._planes
+        if new:
+            self._planes.append(plane)
+        return new
+
+
+def _whole(prices: FloatArray) -> IntervalPrices:
+    """Return prices in whole parts of a step."""
+    interval, *spans, each = np.rint(PARTS * prices).astype(np.int64).tolist()
+    return IntervalPrices(interval, tuple(spans), each)

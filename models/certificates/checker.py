@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,27 @@ from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, fullest_slot, prices, unreadable, whole, wholes
-from .enumeration import MOST_REQUESTS, fits
 from .memory_growth import proven_by_growth
-from .packings import packs
 from .reads import tokens_read
-from .slot_ends import EndClaim, checked_ends
-from .stage_intervals import IntervalClaim, checked_intervals
+from .stage_intervals import checked_intervals
 from .states import check_no_cheaper
+
+Curve = Callable[[int], int]
+"""Least decode steps by the number of prefill stages."""
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
+
+DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
+"""Arguments of earlier versions by the field of a certificate that holds their claims."""
+
+EXACT_PAIRS = "late"
+"""Field of certificates of earlier versions, which may rest on exact pairs of stages."""
+
+
+def deleted(argument: str) -> str:
+    """Return the sentence about an argument that this version no longer checks."""
+    return f"{argument!r} is of an earlier version: plan it again"
 
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
@@ -31,36 +41,15 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     Return what is wrong with a bound, or None if its certificate proves it.
 
     Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
-    arguments are checked by a knapsack over all loads, the least waste by shortest paths, and an enumeration
-    by another one. A certificate whose check takes more than
+    arguments are checked by a knapsack over all loads, and the least waste by shortest paths. A certificate
+    whose check takes more than
     :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps is refused, whatever it claims.
-
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-    bound
-        The bound, its terms and certificate.
-
-    Returns
-    -------
-    Violation or None
-        The first claim that fails.
     """
     return judged(bound, lambda: _proven_seconds(problem, bound))
 
 
 def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
-    """
-    Return what is wrong with a bound whose certificate proves the seconds that ``derive`` returns, or None.
-
-    Parameters
-    ----------
-    bound
-        The bound, its terms and certificate.
-    derive
-        Returns the seconds, or raises RefutedError.
-    """
+    """Return what is wrong with a bound if its certificate proves the seconds that ``derive`` returns."""
     if not bound.valid:
         return Violation(
             "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
@@ -92,16 +81,17 @@ def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
 def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
+    if kind == "trivial" and certificate.get("evictions") is True:
+        return "fewest stages and rounds, evictions allowed"
     if kind == "difference set":
-        parts = (("intervals", "intervals"), ("ends", "ends"), ("prices", "refuted"))
-        return " and ".join([kind, *(name for name, claims in parts if certificate.get(claims))])
+        parts = [name for name in ("intervals", "growth") if certificate.get(name)]
+        return " and ".join([kind, *parts])
     return _SOURCES.get(kind, "")
 
 
 _SOURCES = {
     "trivial": "fewest stages and rounds",
     "growth": "growing keys and values",
-    "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
     "decode steps and shares": "decode steps of one replica and shares of the fleet",
@@ -109,23 +99,20 @@ _SOURCES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _WasteClaims:
-    """What proves waste: charges and lates of differences, packings refuted, ends and intervals."""
-
-    charges: list[int]
-    lates: list[int]
-    refuted: list[tuple[int, int]]
-    ends: list[EndClaim]
-    intervals: list[IntervalClaim]
-
-
 def _proven_seconds(problem: Problem, bound: Bound) -> float:
+    proven = _derived_seconds(problem, bound)
+    if EXACT_PAIRS in bound.certificate and bound.seconds > proven * (1 + ROUNDING):
+        raise RefutedError("a certificate is of a known kind", deleted("exact pairs"))
+    return proven
+
+
+def _derived_seconds(problem: Problem, bound: Bound) -> float:
     work, certificate = Work(), bound.certificate
     _check_terms(problem, bound.terms)
+    if "evictions" in certificate:
+        _check_evictions(problem, certificate)
     if certificate["kind"] == "enumeration":
-        stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
-        return _enumerated_seconds(problem, stages, rounds, work)
+        raise RefutedError("a certificate is of a known kind", deleted("enumeration"))
     if certificate["kind"] == "states":
         if problem.workload.shared_tokens.any():
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
@@ -133,29 +120,54 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
         return bound.seconds
     if certificate["kind"] not in ("trivial", "difference set", "growth"):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+    _refuse_deleted(certificate)
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
     rounds = _checked_rounds(problem, slots, _object(certificate, "rounds"), work)
-    if certificate["kind"] == "trivial":
-        least = _LeastSeconds(problem)
-        return least(least.from_cheapest(stages)[0], rounds)
-    if certificate["kind"] == "growth":
-        growth = proven_by_growth(problem, slots, _object(certificate, "growth"), work)
-        least = _LeastSeconds(problem)
-        return min(
-            least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
-        )
-    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-    # Certificates of before have none.
-    priced = entries({"intervals": [], **certificate}, "intervals")
-    claims = _WasteClaims(
-        wholes(certificate, "charges", "charges"),
-        wholes(certificate, "late", "late"),
-        [_checked_refutation(have, slots, claim, work) for claim in entries(certificate, "refuted")],
-        [checked_ends(have, slots, claim, work) for claim in entries(certificate, "ends")],
-        [checked_intervals(have, slots, claim, work) for claim in priced],
-    )
-    return _difference_seconds(problem, slots, stages, rounds, claims, work)
+    curves: list[Curve] = []
+    if certificate["kind"] == "difference set":
+        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+        charges = wholes(certificate, "charges", "charges")
+        curves.append(_difference_curve(have, slots, rounds, charges, work))
+        for claim in entries({"intervals": [], **certificate}, "intervals"):
+            curves.append(checked_intervals(have, slots, claim, work).rounds)
+    if certificate["kind"] == "growth" or "growth" in certificate:
+        curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
+    return _cheapest(problem, stages, rounds, curves, work)
+
+
+def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
+    """Refuse arguments that need one interval a request, if the bound is of schedules that may evict."""
+    if certificate["evictions"] is not True:
+        raise unreadable("evictions", certificate["evictions"], "true")
+    kind = certificate["kind"]
+    if kind == "trivial":
+        claim = _object(certificate, "rounds")
+        kind = claim["kind"]
+        spread = claim.get("heaviest"), claim.get("machines")
+        # The mean load of all slots, or the longest request.
+        alone = kind == "lifted" and spread in ((len(problem), certificate["slots"]), (1, 1))
+        if alone or kind == "KV tokens over capacity":
+            return
+    raise RefutedError("evictions", f"{kind!r} does not hold of schedules that evict")
+
+
+def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
+    """Refuse claims of arguments that only earlier versions check."""
+    for name, argument in DELETED.items():
+        if certificate.get(name):
+            raise RefutedError("a certificate is of a known kind", deleted(argument))
+
+
+def _cheapest(problem: Problem, stages: int, rounds: int, curves: list[Curve], work: Work) -> float:
+    """Return the least cost over all numbers of stages, each with the most decode steps proven for it."""
+    least, best = _LeastSeconds(problem), math.inf
+    for number in least.from_cheapest(stages):
+        if least(number, rounds) >= best:
+            break
+        work.spend(len(curves))
+        best = min(best, least(number, max([rounds, *(curve(number) for curve in curves)])))
+    return best
 
 
 def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
@@ -177,7 +189,7 @@ def _computed_once(problem: Problem) -> list[int]:
     """
     Return the tokens that every schedule computes, in pieces that one stage computes as a whole.
 
-    Those are what each request has for itself, and what the requests of a group begin with alike, which
+    Those are the tokens that each request has for itself, and the shared beginning of a group, which
     the stage of at least one of them computes.
     """
     workload = problem.workload
@@ -197,30 +209,6 @@ def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return claim
 
 
-def _enumerated_seconds(problem: Problem, stages: int, rounds: int, work: Work) -> float:
-    """
-    Return the cost of so many stages and rounds if every schedule costs as much.
-
-    Caps, capacity, arrivals, a floor and requests of no rounds are left out: they only make schedules dearer.
-    """
-    cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
-    if cost.decode_base <= 0 or not lengths:
-        raise RefutedError("enumeration", "without decode rounds that cost something there is nothing to try")
-    if len(lengths) > MOST_REQUESTS:
-        what = f"{len(lengths)} requests, of which {MOST_REQUESTS} at most are tried in every order"
-        raise RefutedError("an enumeration is small", what)
-    least_seconds = _LeastSeconds(problem)
-    claimed = least_seconds(stages, rounds)
-    # Every slot can be used from the first stage on, so no more stages than this lead to fewer rounds.
-    most = len(lengths) - min(problem.slots, len(lengths)) + 1
-    bends = least_seconds.within > problem.cost.prefill_bend * most
-    for number in least_seconds.from_cheapest(1) if bends else range(1, most + 1):
-        below = (claimed * (1 - ROUNDING) - least_seconds(number, 0)) / cost.decode_base
-        if fits(lengths, problem.slots, min(number, most), math.ceil(below) - 1, work):
-            raise RefutedError("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
-    return claimed
-
-
 def _checked_slots(problem: Problem, claimed: int) -> int:
     """Return the claimed slots if no more requests can ever be in progress."""
     prompts = sorted(problem.prompt_tokens.tolist())
@@ -238,7 +226,7 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
     claimed = whole(claim, "at_least", "stages")
     prompts: list[int] = problem.prompt_tokens.tolist()
     pieces = _computed_once(problem)
-    # What a stage computes is capped, and what its requests hold, each its whole prompt: two packings.
+    # Both the tokens that a stage computes and the whole prompts it holds are capped: two packings.
     computed, held = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
     if claim["kind"] == "requests over slots":
         proven = math.ceil(len(prompts) / slots)
@@ -270,10 +258,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
             raise RefutedError("rounds", f"prices of {worth} fit {slots} slots of {limit}")
         proven = capacity + 1
     elif claim["kind"] == "every packing":
-        capacity = whole(claim, "capacity", "rounds")
-        if packs(rounds, slots, capacity, work):
-            raise RefutedError("rounds", f"all requests fit {slots} slots of {capacity}")
-        proven = capacity + 1
+        raise RefutedError("a certificate is of a known kind", deleted("every packing"))
     elif claim["kind"] == "KV tokens over capacity":
         held = _held_over_rounds(problem)
         proven = -(-held // (problem.kv_capacity or held or 1))
@@ -287,7 +272,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
 
 
 def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
-    """Return the rounds that two requests need, whichever ends first, as the capacity keeps them apart."""
+    """Return the steps that two requests need, whichever ends first, as the capacity keeps them apart."""
     if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
         raise RefutedError("rounds", f"{pair} are not two requests under a KV capacity")
     needed = []
@@ -297,7 +282,7 @@ def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
         if not rounds or not others:
             return 0
         emitted = int(problem.prefill_emits_first_token)
-        # In its last round the first to end holds this, and the other what it began with and a token a round.
+        # The first to end holds this in its last step, and the other its first tokens and one more a step.
         peak = prompts[0] + emitted + rounds - 1
         left = problem.kv_capacity - peak - (prompts[1] + emitted)
         needed.append(rounds + others - max(0, left + 1))
@@ -335,14 +320,14 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
 
 
 def _held_over_rounds(problem: Problem) -> int:
-    """Return the tokens of keys and values that all requests together hold, summed over their rounds."""
+    """Return the tokens in the KV cache of all requests, summed over their steps."""
     first = int(problem.prefill_emits_first_token)
     rows = np.stack([problem.rounds, problem.prompt_tokens]).T.tolist()
     return sum(tokens_read(rounds, prompt + first) for rounds, prompt in rows)
 
 
 class _LeastSeconds:
-    """The least cost of a schedule with so many stages and rounds."""
+    """The least cost of a schedule by its numbers of stages and steps."""
 
     def __init__(self, problem: Problem) -> None:
         self.cost = problem.cost
@@ -350,13 +335,13 @@ class _LeastSeconds:
         self.requests, self.tokens = len(lengths), sum(prompts)
         held = _held_over_rounds(problem)
         self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
-        # What a prompt exceeds the bend by it exceeds it by in any stage; the rest of it fills a stage up.
+        # A prompt exceeds the bend by the same tokens in any stage; the rest of it fills a stage up.
         bend = self.cost.prefill_bend
         self.beyond = math.fsum(p - bend for p in prompts if p > bend)
         self.within = math.fsum(min(p, bend) for p in prompts)
 
     def prefill(self, stages: int) -> float:
-        """Return the least seconds of so many prefill stages."""
+        """Return the least seconds of a number of prefill stages."""
         beyond = self.beyond + max(0.0, self.within - stages * self.cost.prefill_bend)
         seconds: float = self.cost.prefill_base * stages + self.cost.prefill_per_token * self.tokens
         return max(seconds + self.cost.prefill_per_token_beyond * beyond, self.cost.prefill_floor * stages)
@@ -370,110 +355,22 @@ class _LeastSeconds:
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
-def _checked_refutation(
-    have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
-) -> tuple[int, int]:
-    """Return a number of values and the rounds that lengths rounded up to no more values do not fit."""
-    price, values = prices(claim, "refuted"), whole(claim, "values", "refuted")
-    capacity, limit = whole(claim, "capacity", "refuted"), whole(claim, "limit", "refuted", least=1)
-    used = min(values, len(have))
-    work.spend(capacity * len(have) + (used + 1) * len(have) ** 2)
-    dearest = [0] * (capacity + 1)
-    for load in range(1, capacity + 1):
-        # What a slot is too short for is left at its end, where it holds nothing.
-        dearest[load] = max((dearest[load - n] + price[n] for n, _ in have if n <= load), default=0)
-    if dearest[capacity] > limit:
-        raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
-    # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
-    least: list[float] = [0] + [math.inf] * len(have)
-    for _ in range(used + 1):
-        least = [0] + [
-            min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
-            for i in range(1, len(have) + 1)
-        ]
-    if least[-1] <= slots * limit:
-        raise RefutedError("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
-    return values, capacity
-
-
-def _rounded_up(have: list[tuple[int, int]], price: int, least: list[float]) -> list[float]:
-    """Return the price of these lengths with the last few of them, by how many, at the given price each."""
-    prices, number = [], 0
-    for j in range(len(have) - 1, -1, -1):
-        number += have[j][1]
-        prices.append(least[j] + number * price)
-    return prices
-
-
-def _difference_seconds(
-    problem: Problem,
-    slots: int,
-    stages: int,
-    rounds: int,
-    claims: _WasteClaims,
-    work: Work,
-) -> float:
-    """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
-    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-    least_seconds = _LeastSeconds(problem)
-    numbers = least_seconds.from_cheapest(stages)
+def _difference_curve(
+    have: list[tuple[int, int]], slots: int, rounds: int, charges: list[int], work: Work
+) -> Curve:
+    """Return the decode steps that the differences between stages need, by the number of stages."""
     if not have:
-        return least_seconds(numbers[0], rounds)
-    relaxed = {charge: _relaxed_waste(have, charge, work) for charge in claims.charges}
+        return lambda stages: 0
+    relaxed = {charge: _relaxed_waste(have, charge, work) for charge in charges}
     longest, slot_rounds = have[-1][0], sum(length * count for length, count in have)
-    best = math.inf
-    for number in numbers:
-        if least_seconds(number, rounds) >= best:
-            break
-        proven = least_rounds = max([rounds, *(each.rounds(number) for each in claims.intervals)])
-        work.spend(len(claims.intervals))
-        for late in claims.lates:
-            # Each number of spans hardly longer than the longest request, one after the other, is a case.
-            needed = math.inf
-            for spans in range(number + 1):
-                if spans * longest >= needed:
-                    break
-                work.spend(1 + len(relaxed) + len(claims.refuted) + len(claims.ends))
-                near = _near_in_chain(number, longest, rounds)
-                if spans > 0:
-                    beside = _near_in_chain(number, longest + late + 1, rounds) - spans
-                    near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
-                waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-                held = (late + 1) * max(0, have[-1][1] - spans * slots)
-                unfit = [capacity + 1 for values, capacity in claims.refuted if near <= values]
-                least = max(
-                    [least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit]
-                )
-                same = spans if late == 0 else 0
-                refuting = {
-                    end.rounds
-                    for end in claims.ends
-                    if end.exceeds(
-                        slots * end.rounds - slot_rounds,
-                        near,
-                        _end_values(number, same, end.rounds % longest),
-                        held,
-                    )
-                }
-                while least in refuting:
-                    least += 1
-                needed = min(needed, least)
-            proven = max(proven, int(needed))
-        best = min(best, least_seconds(number, proven))
-    return best
 
+    def needed(stages: int) -> int:
+        work.spend(len(relaxed))
+        near = _near_in_chain(stages, longest, rounds)
+        waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+        return -(-(slot_rounds + waste) // slots)
 
-def _end_values(stages: int, spans: int, left: int) -> int:
-    """
-    Return the values, modulo the longest request, of the points between as seen from either end, at most.
-
-    The ends of a span of just the longest request's rounds are one, seen from either end, unless one of them
-    is that end. If this is so at both ends, what is ``left`` of all rounds is a value seen from both.
-    """
-    values = 2 * (stages - 1)
-    if spans > 0:
-        values -= 2 * spans - 2 + (1 if left else 0)
-    return max(0, values)
+    return needed
 
 
 def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
@@ -487,29 +384,6 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     chain = rounds // distance + 1
     far = chain * (chain - 1) // 2 + max(0, stages - chain) * max(0, chain - 2)
     return max(0, (stages + 1) * stages // 2 - far)
-
-
-def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
-    """
-    Return the same, at most, if so many spans of the longest request's rounds follow one another.
-
-    They have that many rounds at least and ``span`` at most. A point outside of a span is too far from its
-    start or from its end, so from one point of each span but the one it lies in; and only the ends of that
-    one and of its neighbours are near at all. The ends of spans are near each other across a gap only.
-    """
-    most = 0
-    # From two gaps on, one more takes a point away, and with it more pairs than it adds.
-    for gaps in range(min(3, spans)):
-        ends = spans + 1 + gaps
-        others = stages + 1 - ends
-        if others < 0:
-            continue
-        near = gaps + others * (others - 1) // 2 + others * min(4, ends - (spans - 1))
-        if gaps == 0 and rounds > spans * span:
-            # Something lies before the first span or after the last, so in none.
-            near -= 1
-        most = max(most, near)
-    return most
 
 
 def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:

@@ -28,77 +28,24 @@ class Work:
         self.allowed = self.left = steps
 
     def spend(self, steps: int = 1) -> None:
-        """
-        Take steps away, before they are done and before their memory is.
-
-        Raises
-        ------
-        RefutedError
-            If there are not as many left.
-        """
+        """Take steps away, before they are done and before their memory is."""
         self.left -= steps
         if self.left < 0:
             raise RefutedError("a certificate is small", f"its check takes more than {self.allowed:,} steps")
 
 
 def whole(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> int:
-    """
-    Return a whole number of a claim.
-
-    Parameters
-    ----------
-    claim
-        The claim.
-    name
-        The field.
-    rule
-        What is refuted if the number is below ``least``.
-    least
-        The least it may be.
-
-    Raises
-    ------
-    RefutedError
-        If the field is missing, is no whole number, or is too small.
-    """
+    """Return a whole number of a claim."""
     return _whole(claim.get(name), name, rule, least)
 
 
 def wholes(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> list[int]:
-    """
-    Return the whole numbers that a claim lists.
-
-    Parameters
-    ----------
-    claim, name, rule, least
-        As of :func:`whole`, for each of them.
-
-    Raises
-    ------
-    RefutedError
-        As of :func:`whole`, and if the field is no list.
-    """
+    """Return the whole numbers that a claim lists."""
     return [_whole(value, name, rule, least) for value in entries(claim, name)]
 
 
 def fullest_slot(rounds: list[int], slots: int, claim: Mapping[str, Any]) -> int:
-    """
-    Return decode steps that some slot holds, by a claim about some of them and the longest requests.
-
-    Parameters
-    ----------
-    rounds
-        Decode steps of each request.
-    slots
-        Slots that they are put on.
-    claim
-        Its ``heaviest`` requests, and the number of slots (``machines``) that hold most of them.
-
-    Raises
-    ------
-    RefutedError
-        If there are no such slots.
-    """
+    """Return decode steps that some slot holds, by a claim about some of them and the longest requests."""
     heaviest = sorted(rounds, reverse=True)[: whole(claim, "heaviest", "rounds")]
     group = whole(claim, "machines", "rounds", least=1)
     if group > slots:
@@ -122,21 +69,7 @@ def unreadable(name: str, value: object, expected: str) -> RefutedError:
 
 
 def prices(claim: Mapping[str, Any], rule: str) -> dict[int, int]:
-    """
-    Return the price of each length that a claim lists.
-
-    Parameters
-    ----------
-    claim
-        Its ``lengths`` and their ``prices``.
-    rule
-        What is refuted if one of them is out of its range.
-
-    Raises
-    ------
-    RefutedError
-        If they are not different lengths, each with a price, none of them negative.
-    """
+    """Return the price of each length that a claim lists."""
     lengths, given = wholes(claim, "lengths", rule), wholes(claim, "prices", rule)
     price = dict(zip(lengths, given, strict=False))
     if len(price) != len(lengths) or len(given) != len(lengths):

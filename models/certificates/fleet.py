@@ -19,13 +19,6 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     Return what is wrong with a fleet's bound, or None if its certificate proves it.
 
     Nothing is taken from the code that makes bounds.
-
-    Parameters
-    ----------
-    fleet
-        The job and its replicas.
-    bound
-        The bound, its terms and certificate.
     """
     certificate = bound.certificate
     kind = certificate.get("kind")
@@ -95,7 +88,7 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
 
 def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str, round_by: str) -> float:
     """Return what all requests add at least to the weighted mean of the replicas' times."""
-    # Of two replicas alike, the one of less weight is the cheaper.
+    # The cheaper of two equal replicas is the one of less weight.
     lightest: dict[Replica, float] = {}
     for replica, weight in weighted:
         lightest[replica] = min(weight, lightest.get(replica, math.inf))
@@ -124,7 +117,7 @@ def _a_token(replica: Replica, stage_by: str) -> float:
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by != "tokens" or cap is None:
         return cost.prefill_per_token
-    # Of all stages the fullest takes least a token: what it costs, or the floor, spread over the cap.
+    # A full stage takes least a token: its cost, or the floor, spread over the cap.
     return max(cost.prefill_base + cap * cost.prefill_per_token, cost.prefill_floor) / cap
 
 
@@ -178,4 +171,4 @@ _DERIVED = {
     "decode steps and shares": _beside_steps,
     "one request": _one_request,
 }
-"""What each kind of certificate proves."""
+"""Function that derives the seconds of each kind of certificate."""

@@ -17,13 +17,6 @@ def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: Iterati
 
     Everything is counted again from the sequences, one by one, by code that shares nothing with what makes
     the bound.
-
-    Parameters
-    ----------
-    sequences, limits
-        What is computed, and on which engine.
-    bound
-        The bound with its certificate.
     """
     claim = bound.certificate
     try:
@@ -112,24 +105,7 @@ def verify_iteration_seconds(
     *,
     resumed_known: bool = False,
 ) -> Violation | None:
-    """
-    Return what is wrong with seconds said to be the least at some rates, or None if they are proven.
-
-    Parameters
-    ----------
-    sequences, limits
-        What is computed, and on which engine.
-    bound
-        On its iterations, with its certificate.
-    rates
-        Seconds that an iteration takes at least, and per unit of its work: ``iterations``, ``decodes``,
-        ``prompt_tokens``, ``drawn``, ``kv_tokens`` (read by decodes) and ``pairs`` (of prompt tokens).
-    seconds
-        The bound.
-    resumed_known
-        Whether the rates are known to hold, too, where a chunk that resumes a request is charged as the
-        decode it stands for; else that is asked of the rates themselves.
-    """
+    """Return what is wrong with seconds said to be the least at some rates, or None if they are proven."""
     wrong = verify_iterations(sequences, limits, bound)
     if wrong is not None:
         return wrong

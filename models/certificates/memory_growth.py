@@ -1,4 +1,4 @@
-"""An independent check of what growing keys and values cost: every state change is valued again."""
+"""An independent check of the growth of memory: every transition between states is valued again."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .claims import RefutedError, Work, entries, unreadable, whole
 from .reads import tokens_read
 
 RULE = "growth"
-"""What is refuted."""
+"""Name of the rule in a refusal."""
 
 FINEST = 10**12
-"""Most parts that distances between points may make it necessary to tell apart."""
+"""Most parts of a token that the distances between points may need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
     """
-    What steps and stages of any schedule come to at least.
+    Least sum of the priced steps and stages of any schedule.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Growth:
     stage: int
 
     def steps(self, stages: int) -> int:
-        """Return the decode steps of any schedule with so many prefill stages, at least."""
+        """Return the least decode steps of any schedule with a number of prefill stages."""
         left = self.worth - self.stage * stages
         return -(-left // self.step) if self.step > 0 and left > 0 else 0
 
@@ -46,30 +46,10 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     """
     Return what a claim's values of states prove of steps and stages.
 
-    A schedule walks over states: how many requests are under way, the tokens they read in the next step, and
+    A schedule walks over states: how many requests run, the tokens they read in the next step, and
     whether it is in a prefill stage. It begins and ends with none, so what all its changes add to the value
-    of the state is known. What each step can add, with a price for each token it reads, is bounded by its
-    greatest over all states, and so is what each stage, each start and each end can add; all tokens read,
-    and the starts and ends, are known.
-
-    Parameters
-    ----------
-    problem
-        A problem with a KV capacity.
-    slots
-        Requests that are ever under way together, as checked.
-    claim
-        ``token``, the price of a token read; ``closed`` and ``open``, a row for each of ``active`` requests
-        (each number up to the slots where that is left out), of the values of states out of stages and in one
-        at every of ``points`` tokens, straight lines between them and from row to row; ``end``, the value of
-        none at the end.
-    work
-        What is left of the steps of the check.
-
-    Raises
-    ------
-    RefutedError
-        If the claim cannot be read, or does not value every state.
+    of the state is known. Each step (with a price for each token it reads), stage, start and end adds at most
+    its greatest value over all states. All tokens read, and the starts and ends, are known.
     """
     if problem.kv_capacity is None:
         raise RefutedError(RULE, "nothing grows over a KV capacity where there is none")
@@ -105,7 +85,7 @@ class _Walk:
         self._active = self._read_active(claim)
         self._closed, self._open = self._rows(claim, "closed"), self._rows(claim, "open")
         self.start = self._value(self._closed, 0, 0)
-        # Nothing under way may be met before the end as well, and then begins again.
+        # A state with no running request may be met before the end as well.
         end = max(self.start, self._parts * _number(claim.get("end"), "end"))
         self.end = end if self.requests else self.start
 
@@ -169,7 +149,7 @@ class _Walk:
         return whole_line * (self._parts // (right - left))
 
     def _held(self, least: int, most: int, more: int) -> Iterator[int]:
-        """Yield the tokens among so many at which a change by more can be worth most."""
+        """Yield the tokens held at which a change can be worth most."""
         if least > most:
             return
         self._work.spend(6 * (len(self._points) + 1))
@@ -200,7 +180,7 @@ class _Walk:
                     yield self._value(self._open, active, held) - self._value(self._closed, active, held)
 
     def starts(self, first: int) -> Iterator[int]:
-        """Yield what the start of a request can add that reads so many tokens first."""
+        """Yield the gains of the start of a request by the tokens it reads first."""
         for low, high in self._between():
             most = min(self._capacity - first, self._most[high])
             for active in {low, high}:
@@ -209,7 +189,7 @@ class _Walk:
                     yield after - self._value(self._open, active, held)
 
     def ends(self, last: int) -> Iterator[int]:
-        """Yield what the end of a request can add that holds so many tokens then."""
+        """Yield the gains of the end of a request by the tokens it holds then."""
         for low, high in self._between():
             most = min(self._capacity + high + 1, last + self._most[high])
             for left in {low, high}:

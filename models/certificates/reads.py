@@ -4,14 +4,5 @@ from __future__ import annotations
 
 
 def tokens_read(rounds: int, held: int) -> int:
-    """
-    Return the tokens of KV cache that a request reads in all its decode steps.
-
-    Parameters
-    ----------
-    rounds
-        Its decode steps.
-    held
-        Tokens in the cache before the first one; each round adds one.
-    """
+    """Return the tokens of KV cache that a request reads in all its decode steps."""
     return rounds * held + rounds * (rounds - 1) // 2

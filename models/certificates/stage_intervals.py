@@ -1,4 +1,4 @@
-"""An independent check of how long requests are held if that is for whole intervals between stages."""
+"""An independent check of prices of the intervals between stages."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from .claims import RefutedError, Work, whole, wholes
 
 PARTS = 65536
-"""Parts of a round in which prices are stated."""
+"""Parts of a decode step in which prices are stated."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalClaim:
     """
-    Rounds proven for any number of stages, by prices in parts of a round.
+    Decode steps proven for any number of stages, by prices in parts of a step.
 
     Parameters
     ----------
     slots
         Slots there are.
     charged
-        The least that all requests come to: rounds held, and what is charged.
+        Least sum of slot time and charges of all requests.
     interval, spans, short
         What is charged for each interval that a request is held for, for each span by its number of
-        intervals, and for each round of a span of one interval.
+        intervals, and for each step of a span of one interval.
     """
 
     slots: int
@@ -36,7 +36,7 @@ class IntervalClaim:
     short: int
 
     def rounds(self, stages: int) -> int:
-        """Return the decode steps that so many stages need: slots hold all but what is charged."""
+        """Return the decode steps that a number of stages needs: slots hold all but the charges."""
         charges = self.interval * self.slots * stages
         for number, price in enumerate(self.spans, start=1):
             charges += price * max(0, stages + 1 - number)
@@ -47,25 +47,7 @@ class IntervalClaim:
 def checked_intervals(
     have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
 ) -> IntervalClaim:
-    """
-    Return what the prices of a claim prove.
-
-    Parameters
-    ----------
-    have
-        Each length and how many requests have it, ascending.
-    slots
-        Slots there are.
-    claim
-        The witness of :class:`~batchbound.models.bounds.stage_intervals.IntervalPrices`.
-    work
-        What is left of the steps of the check.
-
-    Raises
-    ------
-    RefutedError
-        If the prices are none, or there are too few steps left to check them.
-    """
+    """Return what the prices of a claim prove."""
     interval, short, spans = (
         whole(claim, "interval", "intervals"),
         whole(claim, "round", "intervals"),
@@ -75,7 +57,7 @@ def checked_intervals(
         raise RefutedError(
             "intervals", "spans of one interval have no price, and would be charged as longer ones"
         )
-    # What a span of so many intervals costs each request beside its rounds, and once: longer ones nothing.
+    # Charges of a span by its intervals: for each request, and once. Longer spans are free.
     kinds = [(interval * number, price) for number, price in enumerate([*spans, 0], start=1)]
     least = [0]
     for i, (length, _) in enumerate(have):

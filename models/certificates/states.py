@@ -15,40 +15,26 @@ from .claims import RefutedError, Work
 from .reads import tokens_read
 
 STEPS = 30
-"""Steps of a check that trying a stage or a number of rounds takes."""
+"""Steps of a check that trying a stage or a number of decode steps takes."""
 
 Waiting = tuple[int, ...]
 """Requests of each kind that wait."""
 UnderWay = tuple[tuple[int, int], ...]
-"""Rounds left and tokens held of each request under way, ascending; 0 tokens where capacity never matters."""
+"""Steps left and tokens held of each running request, ascending; 0 tokens where capacity never matters."""
 
 
 def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
     """
     Refute a number of seconds if some schedule takes less.
 
-    From each state right before a prefill stage (which requests wait, what those under way have left and
-    hold, seconds spent) every stage that fits is tried, and after it every number of rounds until the next
+    From each state right before a prefill stage (which requests wait, what the running ones have left and
+    hold, seconds spent) every stage that fits is tried, and after it every number of steps until the next
     one; where the KV capacity matters no more only those at which a request ends, as a stage after no end
-    could be earlier. Two stages with no round between them are one, unless a token cap, a bend or a request
-    of no rounds stands against it. Where only slots are scarce and stages cost the same however full they
-    are, requests differ by their rounds alone, and no slot stays free while one waits that could begin.
+    could be earlier. Two stages with no step between them are one, unless a token cap, a bend or a request
+    of no steps stands against it. Where only slots are scarce and stages cost the same however full they
+    are, requests differ by their steps alone, and no slot stays free while one waits that could begin.
     States are left out in which nothing that waits has room, and those from which slots, KV tokens, the
     longest request and the cost of stages leave no way to be cheaper.
-
-    Parameters
-    ----------
-    problem
-        The problem, everything there at the start.
-    seconds
-        What no schedule is below.
-    work
-        What is left of the steps of the check.
-
-    Raises
-    ------
-    RefutedError
-        If a schedule is cheaper, or there is more to try than there are steps.
     """
     tries = _Tries(problem, seconds, work)
     layers: dict[int, dict[tuple[Waiting, UnderWay], float]] = {len(problem): {(tries.everyone, ()): 0.0}}
@@ -84,7 +70,7 @@ class _Kind(NamedTuple):
 
 
 class _Tries:
-    """Everything that could lead to less than so many seconds."""
+    """All states that could lead to less than a number of seconds."""
 
     def __init__(self, problem: Problem, seconds: float, work: Work) -> None:
         cost, self.work = problem.cost, work
@@ -95,7 +81,7 @@ class _Tries:
             _Kind(n, p, p + first, tokens_read(n, p + first), max(p, p + first + n - 1))
             for n, p in zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True)
         ]
-        # Slot-rounds and tokens read cost the same whatever the schedule, so only the rest is counted.
+        # Slot-steps and tokens read cost the same whatever the schedule, so only the rest is counted.
         rounds, tokens, _, read, _ = map(sum, zip(*requests, strict=True))
         self.limit = seconds - cost.decode_per_slot * rounds - cost.decode_per_kv_token * read
         self.scarce = sum(sorted(each.peak for each in requests)[-self.slots :]) > self.capacity
@@ -117,7 +103,7 @@ class _Tries:
         self.least_room = functools.cache(self._least_room)
 
     def waits(self, waiting: Waiting, busy: UnderWay, spent: float) -> Iterator[tuple[UnderWay, float]]:
-        """Yield those under way and the seconds spent after each number of rounds worth trying."""
+        """Yield the running requests and the seconds spent after each number of steps worth trying."""
         if self.at_once:
             yield busy, spent
         tried: Sequence[int] = sorted({left for left, _ in busy})
@@ -133,7 +119,7 @@ class _Tries:
                 yield after, total
 
     def _may_be_full(self, waiting: Waiting, busy: UnderWay) -> bool:
-        """Return whether the requests under way and those that wait could hold more than the capacity."""
+        """Return whether running and waiting requests could hold more than the capacity."""
         if not self.scarce:
             return False
         peaks = [held + left - 1 for left, held in busy]
@@ -142,17 +128,17 @@ class _Tries:
         return sum(heapq.nlargest(self.slots, peaks)) > self.capacity
 
     def _has_room(self, waiting: Waiting, busy: UnderWay) -> bool:
-        """Return whether one of the fewest rounds and tokens of those that wait has room beside others."""
+        """Return whether the least waiting request has room next to the running ones."""
         rounds, held = self.least_room(waiting)
         return rounds == 0 or self._holds(tuple(sorted((*busy, (rounds, held)))))
 
     def _least_room(self, waiting: Waiting) -> tuple[int, int]:
-        """Return the fewest rounds of a request that waits, and the fewest tokens that one holds at first."""
+        """Return the fewest steps of a waiting request, and the fewest tokens that one holds at first."""
         wait = [kind for count, kind in zip(waiting, self.kinds, strict=True) if count]
         return min(kind.rounds for kind in wait), min(kind.held for kind in wait)
 
     def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
-        """Return whether nothing that goes on from here is cheaper."""
+        """Return whether no schedule from here is cheaper."""
         work, read, longest, prefill = self.facts(waiting)
         rounds = -(-(work + sum(left for left, _ in busy)) // self.slots)
         if busy:
@@ -166,7 +152,7 @@ class _Tries:
         return hopeless
 
     def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
-        """Return the rounds, the tokens read, the longest request and the least seconds of stages."""
+        """Return the steps, the tokens read, the longest request and the least seconds of stages."""
         wait = [(count, kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
         number, tokens = sum(waiting), sum(count * kind.prompt for count, kind in wait)
         cost, bend = self.cost, self.cost.prefill_bend
@@ -185,7 +171,7 @@ class _Tries:
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
     ) -> Iterator[tuple[Waiting, UnderWay, float]]:
-        """Yield what waits, those under way and the seconds spent after each stage that fits and may pay."""
+        """Yield waiting and running requests and the seconds spent after each stage that fits and may pay."""
         room = min(self.cap, self.capacity - sum(held for _, held in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
         most = min(len(kinds), self.slots - len(busy))
@@ -205,7 +191,7 @@ class _Tries:
                     yield tuple(rest), after, total
 
     def _holds(self, busy: UnderWay) -> bool:
-        """Return whether those under way fit in the capacity until they end: in the last round of each."""
+        """Return whether running requests fit in the capacity until they end: in the last step of each."""
         return not self.scarce or all(
             sum(held + last - 1 for left, held in busy if left >= last) <= self.capacity for last, _ in busy
         )

@@ -11,7 +11,7 @@ from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.bounds.least_counts import least_counts
-from ..packing.partition import packed_full
+from ...models.bounds.packing.partition import packed_full
 from .incumbent import BETTER
 
 TRIES = 20

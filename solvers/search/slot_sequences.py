@@ -15,8 +15,8 @@ import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ...models.bounds.partition_heuristics import machine_loads
-from ..packing.partition import packed_full
+from ...models.bounds.packing.heuristics import machine_loads
+from ...models.bounds.packing.partition import packed_full
 
 MOST_PACKED = 10_000
 """Requests up to which slots are packed: of more, that takes a tenth of a second, and rules pack as well."""

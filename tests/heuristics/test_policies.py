@@ -30,7 +30,7 @@ from batchbound.heuristics.queues.prefill_rules import (
 from batchbound.heuristics.queues.queue_policy import QueuePolicy
 from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
-from batchbound.solvers.packing.partition import solve_partition
+from batchbound.models.bounds.packing.partition import solve_partition
 
 ADMITS_BY_THE_NEXT_ROUND = ("fcfs", "learned", "scouts", "survival", "moving-average")
 """Policies that reserve no memory for planned lengths, so that it may run out."""

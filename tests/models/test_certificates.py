@@ -15,7 +15,6 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.models.certificates.checker import source_of, verify_bound
 from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work, prices, whole, wholes
-from batchbound.models.certificates.enumeration import MOST_REQUESTS
 
 Certificate = dict[str, Any]
 
@@ -58,8 +57,6 @@ SMALL = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
 PACKED = problem_of([1] * 8, [10] * 5 + [6] * 3, 2, UNIT)
 PACKED_ROUNDS = priced(36, 35, 6, {6: 1, 10: 2})
 PACKED_STAGES = by_slots(4)
-# Sums of tens and up to three sixes are never 34 or 35, and 68 rounds are to be shared by two.
-EVERY_PACKING = {"kind": "every packing", "at_least": 36, "capacity": 35}
 # No two of these prompts fit a stage of ten tokens.
 CAPPED = problem_of([6, 6, 6, 5], [1] * 4, 4, UNIT, prefill_token_cap=10)
 CAPPED_STAGES = priced(4, 10, 1, {5: 1, 6: 1})
@@ -87,7 +84,6 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
     "few slots": (SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6),
     "all slots": (SMALL, trivial(2, by_slots(2), lifted(5, 3, 2)), 2, 5),
     "prices of rounds": (PACKED, trivial(2, PACKED_STAGES, PACKED_ROUNDS), 4, 36),
-    "every packing of rounds": (PACKED, trivial(2, PACKED_STAGES, EVERY_PACKING), 4, 36),
     "prices of prompts": (CAPPED, trivial(4, CAPPED_STAGES, lifted(1, 4, 1)), 4, 1),
     "tokens over the cap": (
         CAPPED,
@@ -133,19 +129,6 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         14,
     ),
     "requests of no rounds": (DONE_AT_ONCE, trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})), 3, 6),
-    "an enumeration": (SMALL, {"kind": "enumeration", "stages": 2, "rounds": 6}, 2, 6),
-    "an enumeration of single rounds": (
-        problem_of([1] * 3, [1, 1, 2], 1, UNIT),
-        {"kind": "enumeration", "stages": 3, "rounds": 4},
-        3,
-        4,
-    ),
-    "an enumeration of as many requests as are tried": (
-        problem_of([1] * MOST_REQUESTS, [3] * MOST_REQUESTS, MOST_REQUESTS, UNIT),
-        {"kind": "enumeration", "stages": 1, "rounds": 3},
-        1,
-        3,
-    ),
 }
 
 
@@ -394,20 +377,15 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": 10**15}),
         f"a certificate is small: its check takes more than {MOST_STEPS:,} steps",
     ),
-    "a packing of less than no rounds": (
-        PACKED,
-        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 0, "capacity": -1}),
-        "rounds: capacity is -1, less than 0",
+    "an enumeration, which earlier versions repeated": (
+        SMALL,
+        {"kind": "enumeration", "stages": 2, "rounds": 6},
+        "a certificate is of a known kind: 'enumeration' is of an earlier version: plan it again",
     ),
-    "a round more than packings refute": (
+    "every packing, which earlier versions tried": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**EVERY_PACKING, "at_least": 37}),
-        "rounds: 37 claimed, 36 proven",
-    ),
-    "a packing that there is": (
-        PACKED,
-        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 39, "capacity": 38}),
-        "rounds: all requests fit 2 slots of 38",
+        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 36, "capacity": 35}),
+        "a certificate is of a known kind: 'every packing' is of an earlier version: plan it again",
     ),
     "a round more than reading takes": (
         READING,
@@ -458,41 +436,6 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         SMALL,
         trivial(2, by_slots(2), {**BY_READING, "at_least": 2}),
         "rounds: 2 claimed, 1 proven",
-    ),
-    "an enumeration of a stage more": (
-        SMALL,
-        {"kind": "enumeration", "stages": 3, "rounds": 6},
-        "enumeration: 2 stages and fewer than 7.000000 rounds are enough",
-    ),
-    "an enumeration of two stages where one is enough": (
-        problem_of([1, 1], [3, 3], 2, UNIT),
-        {"kind": "enumeration", "stages": 2, "rounds": 3},
-        "enumeration: 1 stages and fewer than 4.000000 rounds are enough",
-    ),
-    "an enumeration of rounds that cost nothing": (
-        problem_of([1, 1], [3, 3], 2, replace(UNIT, decode_base=0.0)),
-        {"kind": "enumeration", "stages": 1, "rounds": 3},
-        "enumeration: without decode rounds that cost something there is nothing to try",
-    ),
-    "an enumeration of no stage": (
-        SMALL,
-        {"kind": "enumeration", "stages": 0, "rounds": 6},
-        "enumeration: stages is 0, less than 1",
-    ),
-    "an enumeration of no rounds": (
-        SMALL,
-        {"kind": "enumeration", "stages": 2, "rounds": 0},
-        "enumeration: rounds is 0, less than 1",
-    ),
-    "an enumeration of requests of no rounds": (
-        problem_of([1, 1], [1, 1], 2, UNIT, prefill_emits_first_token=True),
-        {"kind": "enumeration", "stages": 1, "rounds": 1},
-        "enumeration: without decode rounds that cost something there is nothing to try",
-    ),
-    "an enumeration of too many requests": (
-        problem_of([1] * 41, [3] * 41, 3, UNIT),
-        {"kind": "enumeration", "stages": 14, "rounds": 42},
-        "an enumeration is small: 41 requests, of which 40 at most are tried in every order",
     ),
 }
 
@@ -569,11 +512,8 @@ def test_rounding_is_let_pass_and_nothing_more() -> None:
 @pytest.mark.parametrize(
     ("certificate", "source"),
     [
-        ({"kind": "difference set", "ends": [], "refuted": []}, "difference set"),
-        ({"kind": "difference set", "ends": [1], "refuted": []}, "difference set and ends"),
-        ({"kind": "difference set", "ends": [], "refuted": [1]}, "difference set and prices"),
-        ({"kind": "difference set", "ends": [1], "refuted": [1]}, "difference set and ends and prices"),
-        ({"kind": "enumeration"}, "enumeration of packings and orders"),
+        ({"kind": "difference set", "intervals": []}, "difference set"),
+        ({"kind": "difference set", "intervals": [1]}, "difference set and intervals"),
         ({"kind": "solver"}, ""),
     ],
 )

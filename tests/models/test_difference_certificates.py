@@ -17,21 +17,12 @@ from batchbound.data.problem import Problem
 from batchbound.models.bounds.difference_set import (
     difference_set_bound,
     useful_differences,
-    useful_end_values,
 )
 from batchbound.models.bounds.makespan import trivial_bound
 from batchbound.models.certificates.checker import (
-    _difference_seconds,
-    _end_values,
-    _near_beside,
     _near_in_chain,
-    _WasteClaims,
-    source_of,
     verify_bound,
 )
-from batchbound.models.certificates.claims import RefutedError, Work
-from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
-from batchbound.solvers.bounds.proven_bound import CASE_SECONDS, proven_bound
 
 
 def tiny_problem(seed: int) -> Problem:
@@ -70,55 +61,12 @@ def is_proven_and_no_more(problem: Problem, bound: Bound) -> None:
     assert violation.rule == "the certificate proves the bound"
 
 
-LATE = (308, 447, 563)
-"""Seeds whose bounds take what the longest requests waste that are held for longer."""
-
-
 @pytest.mark.parametrize("batch", range(4))
 def test_the_checker_derives_what_the_differences_prove_and_no_more(batch: int) -> None:
-    for seed in (*range(60 * batch, 60 * batch + 60), *LATE[batch : batch + 1]):
+    for seed in range(60 * batch, 60 * batch + 60):
         problem = tiny_problem(seed)
         for bound in (trivial_bound(problem), difference_set_bound(problem)):
             is_proven_and_no_more(problem, bound)
-
-
-def with_ends(seed: int) -> Problem:
-    """Return a problem of few requests a slot: the bounds of some take ends, or prices."""
-    rng = np.random.default_rng(seed)
-    requests, slots, longest = (int(rng.integers(*of)) for of in ((6, 13), (2, 6), (5, 16)))
-    many, few = rng.random() < 0.7, rng.choice([0.2, 0.4, 0.6])
-    length = rng.integers(1, longest + 1, requests)
-    lengths = np.where(rng.random(requests) < few, longest if many else 1, length)
-    return problem_of([1] * requests, lengths.tolist(), slots, CostModel(0.5, 0.0, 1.0, 0.0))
-
-
-def with_many_longest(seed: int) -> Problem:
-    """Problems most of whose requests are the longest: spans of just that length follow one another."""
-    rng = np.random.default_rng(seed)
-    requests, longest = int(rng.integers(4, 16)), int(rng.integers(3, 8))
-    lengths = np.where(rng.random(requests) < 0.6, longest, rng.integers(1, longest + 1, requests))
-    slots, stage = int(rng.integers(1, 4)), float(rng.choice([0.5, 2.0]))
-    return problem_of([1] * requests, lengths.tolist(), slots, CostModel(stage, 0.0, 1.0, 0.0))
-
-
-@pytest.mark.parametrize("seed", [1012, 1029, 1037, 1049])
-def test_the_checker_derives_what_spans_of_the_longest_prove_and_no_more(seed: int) -> None:
-    problem = with_many_longest(seed)
-    is_proven_and_no_more(problem, difference_set_bound(problem))
-
-
-SEEDS_OF_ENDS, SEEDS_OF_PRICES = (9, 46, 51, 61, 107, 432), (0, 49, 74, 85, 92)
-
-
-@pytest.mark.parametrize("seed", SEEDS_OF_ENDS + SEEDS_OF_PRICES)
-def test_the_checker_derives_what_ends_and_prices_prove_and_no_more(seed: int) -> None:
-    problem = with_ends(seed)
-    is_proven_and_no_more(problem, proven_bound(problem, 60.0))
-
-
-@pytest.mark.parametrize(("seeds", "taken"), [(SEEDS_OF_ENDS, "ends"), (SEEDS_OF_PRICES, "prices")])
-def test_some_of_these_take_ends_and_some_prices(seeds: tuple[int, ...], taken: str) -> None:
-    assert any(taken in proven_bound(with_ends(seed), 60.0).source for seed in seeds)
 
 
 # Differences at work: six lengths on three slots, two stages leave two differences below the longest.
@@ -130,10 +78,6 @@ def difference(**changes: Any) -> Bound:
     return replace(bound, certificate={**bound.certificate, **changes})
 
 
-ENDS = {"rounds": 9, "filling": False, "share": 8, "value": 16, "end_value": 8, "end": 16, "dearer": [[1, 2]]}
-REFUTED = {"values": 0, "capacity": 11, "lengths": [1, 2, 3, 4, 5, 6], "prices": [1] * 6, "limit": 11}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -141,125 +85,37 @@ REFUTED = {"values": 0, "capacity": 11, "lengths": [1, 2, 3, 4, 5, 6], "prices":
         ({"charges": 3}, "a certificate is readable: charges is 3, not a list"),
         ({"charges": [1.5]}, "a certificate is readable: charges is 1.5, not a whole number"),
         ({"charges": []}, "the certificate proves the bound"),
-        ({"late": [-1]}, "late: late is -1, less than 0"),
-        ({"late": None}, "a certificate is readable: late is None, not a list"),
-        ({"late": []}, "the certificate proves the bound"),
-        ({"refuted": [{**REFUTED, "values": -1}]}, "refuted: values is -1, less than 0"),
-        ({"refuted": [{**REFUTED, "capacity": -1}]}, "refuted: capacity is -1, less than 0"),
-        ({"refuted": [{**REFUTED, "limit": 0}]}, "refuted: limit is 0, less than 1"),
-        ({"refuted": [{**REFUTED, "limit": 10}]}, "refuted: a slot of 11 rounds holds 11, above 10"),
-        ({"refuted": [REFUTED]}, "refuted: roundings worth 6 fit 3 slots of 11"),
-        ({"refuted": [{**REFUTED, "lengths": [1]}]}, "refuted: 6 prices for 1 lengths, 1 of them different"),
-        ({"refuted": [{**REFUTED, "capacity": 10**12}]}, "a certificate is small"),
-        ({"refuted": [{}]}, "a certificate is readable: lengths is None, not a list"),
-        ({"refuted": [5]}, "a certificate is readable: AttributeError"),
-        ({"ends": [{**ENDS, "value": -1}]}, "ends: value is -1, less than 0"),
-        ({"ends": [{**ENDS, "end_value": -1}]}, "ends: end_value is -1, less than 0"),
-        ({"ends": [{**ENDS, "end": -1}]}, "ends: end is -1, less than 0"),
-        ({"ends": [{**ENDS, "share": -1}]}, "ends: share is -1, less than 0"),
-        ({"ends": [{**ENDS, "share": 17}]}, "ends: a share of 17 is more than all 16 parts"),
-        ({"ends": [{**ENDS, "rounds": -9}]}, "ends: rounds is -9, less than 0"),
-        ({"ends": [{**ENDS, "filling": 1}]}, "a certificate is readable: filling is 1, not true or false"),
         (
-            {"ends": [{**ENDS, "dearer": [[1]]}]},
-            "a certificate is readable: dearer is [1], not an end value and",
+            {"refuted": [{"values": 0, "capacity": 11}]},
+            "a certificate is of a known kind: 'rounded packings' is of an earlier version",
         ),
         (
-            {"ends": [{**ENDS, "dearer": [[1, 0.5]]}]},
-            "a certificate is readable: dearer is [1, 0.5], not an end",
+            {"ends": [{"rounds": 9}]},
+            "a certificate is of a known kind: 'slot ends' is of an earlier version: plan it again",
         ),
-        ({"ends": [{**ENDS, "dearer": [[0, 2]]}]}, "ends: no other end value comes with 0, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[6, 2]]}]}, "ends: no other end value comes with 6, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[3, 2]]}]}, "ends: no other end value comes with 3, so it cannot be"),
-        ({"ends": [{**ENDS, "dearer": [[1, 9]]}]}, "ends: an end value has a negative price"),
     ],
 )
 def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str) -> None:
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
     assert verify_bound(problem, difference()) is None
     assert str(verify_bound(problem, difference(**changes))).startswith(message)
-    # Claims that hold and are of no use change nothing but the name.
-    unfit = {**REFUTED, "capacity": 1, "limit": 1}
-    assert (
-        verify_bound(problem, replace(difference(refuted=[unfit]), source="difference set and prices"))
-        is None
-    )
-    assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
 
 
-def test_many_requests_on_one_slot_are_bounded_and_checked_in_steps_of_their_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = list[int]()
-
-    def counted(*values: Any) -> Any:
-        asked.append(1)
-        return min(*values)
-
-    monkeypatch.setattr("batchbound.models.bounds.difference_set.min", counted, raising=False)
-    useful_differences(2000, longest=7, rounds=14_000, exact=1000)
-    assert len(asked) < 10
-    problem = problem_of([1] * 2000, [7] * 2000, slots=1)
-    bound = difference_set_bound(problem)
-    verified_within(problem, bound, monkeypatch)(Work(10_000))
-    # Where there is no time for that, nothing is looked for.
-    found = proven_bound(problem, seconds=2000 * CASE_SECONDS)
-    assert found.certificate["kind"] == "trivial"
-    assert found.seconds == pytest.approx(bound.seconds)
-
-
-@pytest.mark.parametrize(("refuted", "ends", "steps"), [(0, 0, 46), (1, 0, 162), (0, 1, 129), (2, 3, 527)])
-def test_claims_of_differences_are_checked_in_just_these_steps(
-    refuted: int, ends: int, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_of_differences_are_checked_in_just_these_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
-    unfit = {**REFUTED, "values": 2, "capacity": 1, "limit": 1}
-    bound = difference(refuted=[unfit] * refuted, ends=[ENDS] * ends)
-    bound = replace(bound, source=source_of(bound.certificate))
-    assert steps_of(verified_within(problem, bound, monkeypatch)) == steps
+    assert steps_of(verified_within(problem, difference(), monkeypatch)) == 19
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_packing_is_refuted_by_just_the_prices_that_trying_all_roundings_gives(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    lengths = np.sort(rng.choice(np.arange(1, 9), int(rng.integers(2, 6)), replace=False)).tolist()
-    counts = rng.integers(1, 5, len(lengths)).tolist()
-    price = dict(zip(lengths, rng.integers(0, 6, len(lengths)).tolist(), strict=True))
-    capacity, values = int(rng.integers(1, 17)), int(rng.integers(0, 4))
-    slots = int(rng.integers(1, 4))
-    problem = problem_of([1] * sum(counts), np.repeat(lengths, counts).tolist(), slots, UNIT)
-    # What a slot holds, by all numbers of each length; and what all cost, rounded up to chosen ones.
-    numbers = itertools.product(*(range(capacity // n + 1) for n in lengths))
-    held = max(
-        sum(price[n] * k for n, k in zip(lengths, chosen, strict=True))
-        for chosen in numbers
-        if sum(n * k for n, k in zip(lengths, chosen, strict=True)) <= capacity
+@pytest.mark.parametrize("late", [[0], [0, 3], None])
+def test_a_bound_of_an_earlier_version_passes_only_if_it_holds_without_exact_pairs(late: Any) -> None:
+    problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
+    bound = difference(late=late)
+    assert verify_bound(problem, bound) is None
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
+    assert str(violation) == (
+        "a certificate is of a known kind: 'exact pairs' is of an earlier version: plan it again"
     )
-    worth = min(
-        sum(
-            price[min(v for v in (*chosen, lengths[-1]) if v >= n)] * k
-            for n, k in zip(lengths, counts, strict=True)
-        )
-        for size in range(min(values, len(lengths) - 1) + 1)
-        for chosen in itertools.combinations(lengths[:-1], size)
-    )
-    bound = difference_set_bound(problem)
-
-    def refusal(limit: int) -> str:
-        claim = {"values": values, "capacity": capacity, "lengths": lengths, "prices": list(price.values())}
-        certificate = {**bound.certificate, "refuted": [{**claim, "limit": limit}]}
-        return str(
-            verify_bound(problem, replace(bound, source=source_of(certificate), certificate=certificate))
-        )
-
-    for limit in range(1, held + worth + 2):
-        if held > limit:
-            said = f"refuted: a slot of {capacity} rounds holds {held}, above {limit}"
-        elif worth <= slots * limit:
-            said = f"refuted: roundings worth {worth} fit {slots} slots of {limit}"
-        else:
-            said = "None"
-        assert refusal(limit) == said
 
 
 def test_requests_of_no_rounds_leave_stages_alone() -> None:
@@ -269,84 +125,10 @@ def test_requests_of_no_rounds_leave_stages_alone() -> None:
     is_proven_and_no_more(problem, bound)
 
 
-def test_requests_of_no_rounds_are_in_no_packing() -> None:
-    # The first of seven has its only token from its stage, and six of 1 to 6 rounds are left.
-    problem = problem_of([1] * 7, [1, 2, 3, 4, 5, 6, 7], 3, UNIT, prefill_emits_first_token=True)
-    bound = difference_set_bound(problem)
-    certificate = {**bound.certificate, "refuted": [{**REFUTED, "capacity": 1, "limit": 1}]}
-    priced = replace(bound, source="difference set and prices", certificate=certificate)
-    is_proven_and_no_more(problem, priced)
-
-
-def test_ends_add_up_and_must_be_more_than_the_room() -> None:
-    # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
-    claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
-    assert 2 * PARTS == 20 - 2 * 3 - 5 * 2 + 4 * 7
-    assert not claim.exceeds(2, 2, 5, 4)
-    assert claim.exceeds(2, 1, 5, 4)
-    assert claim.exceeds(2, 2, 4, 4)
-    assert claim.exceeds(2, 2, 5, 5)
-    assert claim.exceeds(1, 2, 5, 4)
-
-
-def test_ends_of_endless_requests_are_given_up() -> None:
-    with pytest.raises(RefutedError, match="its check takes more than"):
-        checked_ends([(10**9, 1)], 1, ENDS, Work())
-
-
-@pytest.mark.parametrize(
-    ("lengths", "slots", "stages", "rounds", "claims", "needed"),
-    [
-        # One stage leaves no two points near, and 7 rounds are refuted for as few.
-        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], [], []), 8),
-        # Ends refute 5 rounds, and nothing refutes 6.
-        ([3], 1, 1, 5, _WasteClaims([], [0], [], [EndClaim(5, 1000, 0, 0, 0)], []), 6),
-        # The ends of a span that may last a round longer are two values: they take away all that ends waste.
-        ([2, 3], 1, 2, 5, _WasteClaims([], [1], [], [EndClaim(5, 2, 0, 1, 0)], []), 5),
-        # Nothing is left of 6 rounds after spans of 3, so no end value is one from both ends: four remain.
-        ([1, 2, 3], 1, 3, 6, _WasteClaims([], [0], [], [EndClaim(6, 4, 0, 1, 0)], []), 6),
-        # Two spans of 5, one after the other: with fewer, one of the three is held for 10 rounds more.
-        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], [], []), 10),
-        # A span of 6 to 10 rounds may fill all 7, so that the point in it may be near both its ends.
-        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], [], []), 7),
-    ],
-)
-def test_the_case_that_needs_the_fewest_rounds_decides(
-    lengths: list[int], slots: int, stages: int, rounds: int, claims: _WasteClaims, needed: int
-) -> None:
-    problem = problem_of([1] * len(lengths), lengths, slots, UNIT)
-    assert _difference_seconds(problem, slots, stages, rounds, claims, Work()) == stages + needed
-
-
-SMALL_COUNTS = [
-    (stages, longest, rounds, spans, late)
-    for stages in range(1, 12)
-    for longest in range(1, 4)
-    for rounds in range(longest, 4 * longest + 2)
-    for spans in range(stages + 1)
-    for late in (0, 1, 2)
-]
-
-
 def test_the_checker_counts_near_pairs_of_points_as_the_prover_does_by_code_of_its_own() -> None:
-    for stages, longest, rounds, spans, late in SMALL_COUNTS:
-        near = _near_in_chain(stages, longest, rounds)
-        if spans:
-            beside = _near_in_chain(stages, longest + late + 1, rounds) - spans
-            near = max(0, min(near, beside, _near_beside(stages, longest + late, rounds, spans)))
-        assert near == useful_differences(stages, longest, rounds, spans, late)
-
-
-def test_the_checker_counts_values_at_the_ends_as_the_prover_does_by_code_of_its_own() -> None:
-    for stages, longest, rounds, spans, late in SMALL_COUNTS:
-        same = spans if late == 0 else 0
-        found = _end_values(stages, same, rounds % longest)
-        assert found == useful_end_values(stages, longest, rounds, same)
-    # Two stages of three points: the point between is seen from either end.
-    assert _end_values(2, 0, 0) == _end_values(2, 1, 0) == 2
-    assert _end_values(2, 1, 3) == 1
-    assert _end_values(4, 3, 0) == 2
-    assert _end_values(1, 2, 1) == 0
+    for stages, longest in itertools.product(range(1, 12), range(1, 4)):
+        for rounds in range(longest, 4 * longest + 2):
+            assert _near_in_chain(stages, longest, rounds) == useful_differences(stages, longest, rounds)
 
 
 def placements(stages: int, gap: int, rounds: int) -> Iterator[list[int]]:
@@ -368,16 +150,3 @@ def test_no_points_have_more_near_pairs_than_the_checker_counts(stages: int, gap
         assert near <= _near_in_chain(stages, gap, rounds)
         met += near == _near_in_chain(stages, gap, rounds)
     assert met
-
-
-def test_an_end_claim_that_the_rounds_have_room_for_refutes_none() -> None:
-    problem, bound = replace(APART, cost=replace(UNIT, prefill_base=100.0)), difference()
-    rounds = int(bound.terms["decode rounds"])
-    free = {"filling": False, "share": 0, "value": 0, "end_value": 0, "end": 0, "dearer": []}
-    bound = difference(ends=[{"rounds": n, **free} for n in range(rounds, rounds + 3)])
-    bound = replace(bound, source="difference set and ends")
-    assert verify_bound(problem, bound) is None
-    terms = {**bound.terms, "decode rounds": rounds + 1.0}
-    violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
-    assert violation is not None
-    assert violation.rule == "the certificate proves the bound"

@@ -12,12 +12,11 @@ from builders import UNIT, problem_of, steps_of
 
 from batchbound.data.costs.cost import IntArray
 from batchbound.models.bounds.difference_set import difference_set_bound
-from batchbound.models.bounds.stage_intervals import PARTS, IntervalPrices, StageIntervals
+from batchbound.models.bounds.prove import proven_bound
+from batchbound.models.bounds.stage_intervals import PARTS, IntervalBound, IntervalPrices, StageIntervals
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.stage_intervals import checked_intervals
-from batchbound.solvers.bounds.proven_bound import proven_bound
-from batchbound.solvers.bounds.stage_intervals import IntervalPricing
 
 
 def random_prices(rng: np.random.Generator, kinds: int) -> IntervalPrices:
@@ -102,18 +101,18 @@ def test_no_schedule_has_fewer_rounds_than_any_prices_prove() -> None:
 def test_two_stages_of_two_slots_hold_four_requests_for_an_interval_each() -> None:
     # The shorter two in one and the longer two in the other: 2 + 4 rounds, where slots always full take 5.
     intervals, have = intervals_of([1, 2, 3, 4], slots=2)
-    found = IntervalPricing(intervals).best(2, 5, time.perf_counter() + 60.0)
+    found = IntervalBound(intervals).best(2, 5, time.perf_counter() + 60.0)
     assert found is not None
     assert found.prices.rounds(found.charged, 2, 2) == 6
     assert checked_intervals(have, 2, found.prices.witness, Work()).rounds(2) == 6
-    assert IntervalPricing(intervals).best(2, 6, time.perf_counter() + 60.0) is None, (
+    assert IntervalBound(intervals).best(2, 6, time.perf_counter() + 60.0) is None, (
         "no prices prove more than is so"
     )
 
 
 def test_prices_of_one_number_of_stages_hold_for_others() -> None:
     intervals, _ = intervals_of([1, 2, 3, 4], slots=2)
-    pricing = IntervalPricing(intervals)
+    pricing = IntervalBound(intervals)
     for stages, rounds in ((2, 6), (3, 5)):
         found = pricing.best(stages, rounds - 1, time.perf_counter() + 60.0)
         assert found is not None

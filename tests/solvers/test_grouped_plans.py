@@ -24,10 +24,10 @@ from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.difference_set import difference_set_bound
 from batchbound.models.bounds.fleet import fleet_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.formulations.full_model import UnsupportedProblemError
-from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
 from batchbound.solvers.search.constructive import ski_rental_schedule

@@ -79,8 +79,8 @@ FLEETS = {
 @pytest.fixture(autouse=True)
 def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs that take seconds have tests of their own."""
-    bounds = importlib.import_module("batchbound.solvers.bounds.proven_bound")
-    monkeypatch.setattr(bounds, "proven_bound", lambda problem, seconds=0.0: best_bound(problem))
+    bounds = importlib.import_module("batchbound.models.bounds.prove")
+    monkeypatch.setattr(bounds, "proven_bound", lambda problem, *_, **__: best_bound(problem))
 
 
 @pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
@@ -213,11 +213,11 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
 @pytest.mark.parametrize(
     ("solver", "interrupted"),
     [
-        ("exact", "bounds.proven_bound.proven_bound"),
-        ("exact", "exact.stage_states._StateSearch.run"),
-        ("search", "exact.backward_dp._EndSearch.run"),
-        ("fleet", "search.schedule_search.ScheduleSearch.improve"),
-        ("fleet", "fleet._FleetSearch.offer_rules"),
+        ("exact", "models.bounds.prove.proven_bound"),
+        ("exact", "solvers.exact.stage_states._StateSearch.run"),
+        ("search", "solvers.exact.backward_dp._EndSearch.run"),
+        ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
+        ("fleet", "solvers.fleet._FleetSearch.offer_rules"),
     ],
 )
 def test_what_an_interrupt_ends_hands_back_its_best_schedule(
@@ -226,7 +226,7 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"batchbound.solvers.{interrupted}", interrupt)
+    monkeypatch.setattr(f"batchbound.{interrupted}", interrupt)
     few = PROBLEMS["few"]
     if solver == "fleet":
         plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))

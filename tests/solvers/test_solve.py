@@ -20,12 +20,13 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.models.bounds.params import BoundParams
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.formulations.slot_free import list_schedule
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits, mip, solve
 from batchbound.solvers.backends.linear import LinearResult
 from batchbound.solvers.backends.worker import Outcome
-from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.result import Status, StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
@@ -88,7 +89,7 @@ def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
 
     asked: list[Any] = []
 
-    def bounded(problem: Problem, seconds: float) -> Bound:
+    def bounded(problem: Problem, seconds: float, _: BoundParams) -> Bound:
         asked.append(seconds)
         time.sleep(0.05)
         return best_bound(problem)
@@ -101,9 +102,7 @@ def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
         raise Made
 
     # Modules, and a function of the same name in one of them: the text would name that one.
-    monkeypatch.setattr(
-        importlib.import_module("batchbound.solvers.bounds.proven_bound"), "proven_bound", bounded
-    )
+    monkeypatch.setattr(importlib.import_module("batchbound.models.bounds.prove"), "proven_bound", bounded)
     module, name = maker.rsplit(".", 1)
     monkeypatch.setattr(importlib.import_module(module), name, made)
     with pytest.raises(Made):

@@ -12,7 +12,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
-from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stage_split import split_stages, stages_capped
 

@@ -14,8 +14,8 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
-from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact import stage_states
 from batchbound.solvers.exact.columns import first_of_equal
 from batchbound.solvers.exact.stage_states import best_by_states, can_list_states

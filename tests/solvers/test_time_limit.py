@@ -42,11 +42,11 @@ def test_a_plan_for_predicted_lengths_comes_out_as_well() -> None:
 def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Problem] = []
 
-    def counted(problem: Problem, seconds: float = 2.0) -> Bound:
+    def counted(problem: Problem, *_: object, **__: object) -> Bound:
         asked.append(problem)
         return best_bound(problem)
 
-    for module in ("batchbound.planning.plan", "batchbound.solvers.bounds.proven_bound"):
+    for module in ("batchbound.planning.plan", "batchbound.models.bounds.prove"):
         monkeypatch.setattr(importlib.import_module(module), "proven_bound", counted)
     # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by CP-SAT.
     problem = Problem(generate("table3", 0, 20), CostModel.paper(), 6)

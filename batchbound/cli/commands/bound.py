@@ -10,8 +10,8 @@ from ...data.files.record import plain
 from ...data.problem import Problem
 from ...models.bounds.difference_set import difference_set_bound
 from ...models.bounds.makespan import paper_bound, trivial_bound
-from ...solvers.bounds.proven_bound import proven_bound
-from ...solvers.packing.partition import solve_partition
+from ...models.bounds.packing.partition import solve_partition
+from ...models.bounds.prove import proven_bound
 from ..inputs import add_problem, read_inputs
 
 

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_params(args: argparse.Namespace) -> None:
     """Raise InputError if search parameters are given to another kind of plan."""
     others = (args.replicas, args.length_error, args.sweep, args.engine)
-    if any(each is not None for each in others) or concerned(args) or args.solver != DEFAULT_SOLVER:
+    if any(each is not None for each in others) or args.solver != DEFAULT_SOLVER:
         where = f"but with --solver {DEFAULT_SOLVER} on one machine and known lengths"
         refuse_given(args, ("params",), where, "Leave it out.")
 

@@ -23,10 +23,10 @@ from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import simulate
 from ...judging import report as report_of
 from ...models.bounds.fleet import fleet_bound
+from ...models.bounds.packing.partition import solve_partition
+from ...models.bounds.prove import proven_bound
 from ...planning.fleet import fleet_of
 from ...run_job.outputs import trace_paths
-from ...solvers.bounds.proven_bound import proven_bound
-from ...solvers.packing.partition import solve_partition
 from ..inputs import add_problem, named_files, read_inputs, refuse_given, refuse_losses
 from ..reporting import print_report
 from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden

@@ -14,15 +14,17 @@ from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.argument import Curve, Known
+from batchbound.models.bounds.difference_set import with_differences
+from batchbound.models.bounds.growth import closed_form, programmes
+from batchbound.models.bounds.growth.programmes import growing_curve
+from batchbound.models.bounds.growth.states import GrowthPrices, GrowthProof, GrowthStates, growth_curve
+from batchbound.models.bounds.least_counts import Counts, least_counts
 from batchbound.models.bounds.makespan import trivial_bound
-from batchbound.models.bounds.memory_growth import GrowthPrices, GrowthProof, GrowthStates, growth_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
-from batchbound.solvers.bounds import growth_curve, memory_growth
-from batchbound.solvers.bounds.memory_growth import growing_bound
-from batchbound.solvers.bounds.proven_bound import proven_bound
 
 BY_ROUNDS = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 BOTH = replace(BY_ROUNDS, prefill_base=0.5)
@@ -60,6 +62,13 @@ def least_steps(problem: Problem) -> dict[int, int]:
     return fewest
 
 
+def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
+    """Return the bound of the counts and the growth of memory, if that is tried."""
+    known = Known.of(problem, counts)
+    curve = growing_curve(known, seconds)
+    return None if curve is None else known.with_curves([curve]).bound()
+
+
 def least_seconds(problem: Problem) -> float:
     return min(problem.cost.prefill_base * stages + steps for stages, steps in least_steps(problem).items())
 
@@ -94,7 +103,7 @@ BRIEF = 0.03
     st.integers(1, 4),
     st.integers(0, 9),
     st.sampled_from([0.0, 0.5, 3.0]),
-    st.sampled_from([0, memory_growth.FEW_SLOTS]),
+    st.sampled_from([0, programmes.FEW_SLOTS]),
     st.sampled_from([BRIEF, 10.0]),
 )
 def test_it_is_never_above_the_least_seconds(
@@ -105,15 +114,15 @@ def test_it_is_never_above_the_least_seconds(
     problem = job(prompts, lengths, slots, capacity, replace(BY_ROUNDS, prefill_base=stage))
     with pytest.MonkeyPatch.context() as patched:
         # With 0, rows of few numbers of requests, as where slots are many.
-        patched.setattr(memory_growth, "FEW_SLOTS", few)
-        patched.setattr(growth_curve, "MANY_SLOTS", few)
+        patched.setattr(programmes, "FEW_SLOTS", few)
+        patched.setattr(closed_form, "MANY_SLOTS", few)
         bound = growing_bound(problem, replace(least_counts(problem), rounds=0), seconds)
     assert bound is not None
     assert bound.seconds <= least_seconds(problem) + 1e-9
 
 
 def test_many_slots_have_few_rows_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_growth, "GRIDS", memory_growth.GRIDS[:1])
+    monkeypatch.setattr(programmes, "GRIDS", programmes.GRIDS[:1])
     rng = np.random.default_rng(0)
     problem = job(rng.integers(5, 60, 120).tolist(), rng.integers(5, 90, 120).tolist(), 40, 2000)
     bound = growing_bound(problem, least_counts(problem), 60.0)
@@ -136,11 +145,11 @@ def test_without_a_programme_it_proves_most_of_what_that_does(
 ) -> None:
     problem = many_requests()
     counts = least_counts(problem)
-    monkeypatch.setattr(growth_curve, "MANY_SLOTS", most)
+    monkeypatch.setattr(closed_form, "MANY_SLOTS", most)
     bound = growing_bound(problem, counts, BRIEF)
     assert bound is not None
     assert verify_bound(problem, bound) is None
-    monkeypatch.setattr(memory_growth, "GRIDS", memory_growth.GRIDS[:1])
+    monkeypatch.setattr(programmes, "GRIDS", programmes.GRIDS[:1])
     by_programme = growing_bound(problem, counts, 60.0)
     assert by_programme is not None
     area = trivial_bound(problem, counts).seconds
@@ -150,11 +159,11 @@ def test_without_a_programme_it_proves_most_of_what_that_does(
 def test_a_longer_limit_begins_with_the_grid_of_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # The second grid may prove less than the first: a bound fell by 0.4 % with more time.
     begun = list[object]()
-    monkeypatch.setattr(memory_growth._Search, "follow", lambda _, grid, end: begun.append(grid))
+    monkeypatch.setattr(programmes._Search, "follow", lambda _, grid, end: begun.append(grid))
     for seconds in (0.1, 10.0):
         begun.clear()
         growing_bound(FOUR, least_counts(FOUR), seconds)
-        assert begun[0] is memory_growth.GRIDS[0]
+        assert begun[0] is programmes.GRIDS[0]
 
 
 def drawn_prices(rng: np.random.Generator, problem: Problem) -> GrowthPrices:
@@ -434,5 +443,27 @@ def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
     states = GrowthStates.of(FOUR, counts.slots)
     values = np.zeros((2, 3, 2), dtype=np.int64)
     prices = GrowthPrices(np.array([0, 1, 4]), np.array([-4, 16]), 1, values, 0)
-    bound = growth_bound(FOUR, counts, GrowthProof.of(states, prices), prices)
+    known = Known.of(FOUR, counts)
+    bound = known.with_curves([growth_curve(GrowthProof.of(states, prices), prices, known.stages)]).bound()
     assert bound.seconds == 0.5 * counts.stages + 7
+
+
+def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
+    counted = Known.of(FOUR, least_counts(FOUR))
+    curve = growing_curve(counted, 10.0)
+    assert curve is not None
+    known = with_differences(counted)
+    charge = Curve("charges", np.zeros_like(curve.steps), 1)
+    both = known.with_curves((*known.curves, charge, curve))
+    bound = both.bound()
+    assert bound.source == "difference set and growth"
+    assert bound.seconds == counted.with_curves([curve]).bound().seconds
+    assert verify_bound(FOUR, bound) is None
+    assert both.pruned().bound().source == "growing keys and values"
+    for part in ("growth", "charges"):
+        fewer = {name: claim for name, claim in bound.certificate.items() if name != part}
+        assert verify_bound(FOUR, replace(bound, certificate=fewer)) is not None
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    violation = verify_bound(FOUR, replace(bound, seconds=bound.seconds + 1, terms=terms))
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"

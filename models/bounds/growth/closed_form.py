@@ -1,47 +1,35 @@
 r"""
-Values of states that prove what growing keys and values cost, without a linear programme.
+Values of states in closed form, which prove what memory growth costs without a linear programme.
 
-Let x be the room left of the capacity C. With k requests under way a step that reads all but x of it may add
-x / C to the value of the state, so that up to a full memory the value can rise along the parabola
-:math:`-x (x + k) / (2 k C)`. An end at a full memory that leaves room for L tokens loses what that is at L,
-by itself; beside a prefill stage, which fills the room again, it loses :math:`\mu L`, and a start of a tokens
+Let x be the room left of the capacity C. With k running requests a step that reads all but x of it may add
+x / C to the value of the state, so up to a full memory the value can rise along the parabola
+:math:`-x (x + k) / (2 k C)`. An end at a full memory that leaves room for L tokens loses the parabola's value
+at L; next to a prefill stage, which fills the room again, it loses :math:`\mu L`, and a start of a tokens
 gains :math:`\mu a`. So closed states are worth the greater of the parabola and the line :math:`-\mu x`, and
-open ones the line that lies nowhere below; how far above it lies at most is what a stage adds.
+open ones the line that is nowhere below. A stage adds the largest distance between that line and the values.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
-from ...data.problem import Problem
-from ...models.bounds.least_counts import Counts, prefill_seconds
-from ...models.bounds.memory_growth import GrowthPrices, GrowthStates
+from ....data.costs.cost import FloatArray, IntArray
+from ..argument import Known
+from .states import GrowthPrices, GrowthStates
 
 POINTS = 160
-"""Points on the parabola at least, but for many slots."""
+"""Least points on the parabola, unless slots are many."""
 
 POINTS_OF_MANY, MANY_SLOTS = 60, 32
-"""Those of more slots than this, of which none has a parabola of its own either."""
+"""Least points for more slots than this, which share one parabola."""
 
 TRIED = 60
 """Rooms tried at which the line is as steep as the parabola."""
 
 
-def curved_prices(problem: Problem, counts: Counts, states: GrowthStates) -> GrowthPrices:
-    """
-    Return prices, in parts of a step, with the line that proves most.
-
-    Parameters
-    ----------
-    problem
-        A problem with a KV capacity, whose rounds cost something.
-    counts
-        Its least stages and steps.
-    states
-        Of the problem, with a slot at least.
-    """
-    steep = _steep(problem, counts, states)
+def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
+    """Return prices, in parts of a step, with the line that proves most; a step costs something."""
+    steep = _steep(known, states)
     slots, capacity = states.slots, states.capacity
     few = slots <= MANY_SLOTS
     # The parabola and the line meet at twice the room at which they are as steep.
@@ -55,28 +43,26 @@ def curved_prices(problem: Problem, counts: Counts, states: GrowthStates) -> Gro
     closed[0] = line
     above = -_slope(states, steep) * room + float((closed - line).max())
     values = np.stack((closed, np.maximum(closed, above)))
-    # With nothing under way at the end the state is worth what it was at the start.
+    # With no request running at the end the state is worth what it was at the start.
     prices = GrowthPrices(active, points, 1.0 / capacity, values, float(line[0]))
     scale = prices.scale
     return GrowthPrices(active, points, 1.0 / capacity, values / scale, float(line[0]) / scale)
 
 
 def _parabola(states: GrowthStates, active: int, room: FloatArray) -> FloatArray:
-    """Return what states of so many requests are worth by the room left."""
+    """Return the values of states of so many requests by the room left."""
     room = np.maximum(room, 0.0)
     worth: FloatArray = -room * (room + active) / (2.0 * active * states.capacity)
     return worth
 
 
 def _slope(states: GrowthStates, steep: int) -> float:
-    """Return how steep the parabola of all slots is where there is so much room."""
+    """Return the slope of the parabola of all slots by the room left."""
     return (2 * steep + states.slots) / (2.0 * states.slots * states.capacity)
 
 
-def _steep(problem: Problem, counts: Counts, states: GrowthStates) -> int:
+def _steep(known: Known, states: GrowthStates) -> int:
     """Return the room at which the line is as steep as the parabola for the most to be proven, about."""
-    stages = np.arange(counts.stages, len(problem) + 1)
-    prefill = prefill_seconds(problem, counts.stages)
     lost = -_parabola(states, max(1, states.slots - 1), states.last.astype(np.float64))
     best, most = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():
@@ -84,15 +70,15 @@ def _steep(problem: Problem, counts: Counts, states: GrowthStates) -> int:
         rounds = states.tokens / states.capacity + states.ends @ np.minimum(lost, slope * states.last)
         rounds -= slope * (states.starts @ states.first)
         stage = slope * steep + float(_parabola(states, states.slots, np.array([float(steep)]))[0])
-        steps = np.maximum(counts.rounds, rounds - stage * stages)
-        seconds = float((prefill + problem.cost.decode_base * steps).min())
+        steps = np.maximum(known.steps, rounds - stage * known.stages)
+        seconds = float((known.prefill + known.problem.cost.decode_base * steps).min())
         if seconds > most:
             best, most = steep, seconds
     return best
 
 
 def _points(states: GrowthStates, room: int, least: int) -> IntArray:
-    """Return points up to some room at distances of a power of two, and ever further apart beyond."""
+    """Return points at distances of a power of two up to some room, and farther apart beyond."""
     apart = 1
     while room >= 2 * apart * least:
         apart *= 2

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...models.bounds.partition import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
-from ...models.bounds.partition_heuristics import (
+from .heuristics import (
     IntArray,
     checked_weights,
     karmarkar_karp,
@@ -19,6 +18,7 @@ from ...models.bounds.partition_heuristics import (
     multifit,
 )
 from .local_search import Resplit
+from .lower_bounds import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
 from .patterns import PatternMaster
 from .small import settle_packing
 
@@ -28,8 +28,6 @@ FIRST_RESPLIT = 1.0
 """Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
-SHARE_TO_MEET = 0.3
-"""The share of a bound's time that goes to assignments, which show that nothing more can be proven."""
 SMALL_KNAPSACK = 400_000
 """Items times capacity up to which integer programming over patterns beats re-splits."""
 
@@ -69,14 +67,7 @@ class PartitionResult:
 
     @property
     def gap(self) -> float:
-        """
-        Return the relative gap.
-
-        Returns
-        -------
-        float
-            (makespan - bound) / makespan, 0 for an empty instance.
-        """
+        """Return the relative gap."""
         return (self.makespan - self.bound) / self.makespan if self.makespan else 0.0
 
 
@@ -89,15 +80,6 @@ def solve_partition(
     Bounds and constructive heuristics first; a small packing is then settled by trying every one. Else come
     re-splits of pairs of machines towards the bound, then (only when a gap is left) column generation, which
     lifts the bound and assembles an assignment from its patterns.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
-    seconds
-        Seconds after which it stops with what it has; the constructive heuristics always run.
-    seed
-        Seed of the local search.
     """
     weights = checked_weights(weights, machines)
     search = _Search(weights, machines, seconds, seed)
@@ -123,15 +105,6 @@ def packed_full(
     Return the machine of each item in an assignment nearly as good as there is, without a proof.
 
     The best of the quick heuristics, then re-splits towards ever smaller steps down.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`solve_partition`.
-    tries
-        Machines relieved for one step down before it counts as not found.
-    seconds
-        Seconds after which it stops with what it has.
     """
     began = time.perf_counter()
 
@@ -150,26 +123,16 @@ def packed_full(
     return best
 
 
-def partition_bound(weights: IntArray, machines: int, seconds: float) -> PartitionBound:
-    """
-    Return the best lower bound proven within a time limit.
-
-    As :func:`solve_partition`, with no more search for assignments than what shows that the bound is met.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`solve_partition`.
-    seconds
-        Seconds after which it stops with what is proven.
-    """
+def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: float) -> PartitionBound | None:
+    """Return the bound above a known one that column generation proves within a time limit, if any."""
     search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
+    if search.master(max(at_least, search.bound.value)).work > LARGEST_KNAPSACK:
+        return None
     search.construct()
-    search.settle()
-    search.resplit(search.bound.value, SHARE_TO_MEET * seconds)
-    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
-        search.price_out()
-    return search.bound
+    if search.bound.value < at_least:
+        search.bound = PartitionBound(at_least, "known", {})
+    search.price_out()
+    return search.bound if search.bound.value > at_least else None
 
 
 class _Search:

@@ -11,21 +11,7 @@ IntArray = NDArray[np.int64]
 
 
 def checked_weights(weights: IntArray, machines: int) -> IntArray:
-    """
-    Return the weights as an int64 array, shape (n,), once the instance makes sense.
-
-    Parameters
-    ----------
-    weights
-        Weight of each item (rounds of each request), shape (n,), not negative.
-    machines
-        Number of machines (slots), at least 1.
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or not whole, the array is not one-dimensional, or there is no machine.
-    """
+    """Return the weights as an int64 array, shape (n,), once the instance makes sense."""
     array = np.asarray(weights)
     if array.ndim != 1:
         raise ValueError(f"weights: expected one dimension, got shape {array.shape}")
@@ -39,16 +25,7 @@ def checked_weights(weights: IntArray, machines: int) -> IntArray:
 
 
 def machine_loads(weights: IntArray, assignment: IntArray, machines: int) -> IntArray:
-    """
-    Return the total weight on each machine, shape (machines,).
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`checked_weights`.
-    assignment
-        Machine of each item, shape (n,).
-    """
+    """Return the total weight on each machine, shape (machines,)."""
     loads = np.zeros(machines, dtype=np.int64)
     np.add.at(loads, assignment, weights)
     return loads
@@ -59,11 +36,6 @@ def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
     Return the machine of each item by Graham's rule: heaviest item first, always to the lightest machine.
 
     The largest load is at most 4/3 - 1/(3 machines) times the optimum (Graham 1969).
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`checked_weights`, with its errors.
     """
     weights = checked_weights(weights, machines)
     assignment = np.zeros(weights.size, dtype=np.int64)
@@ -76,16 +48,7 @@ def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
 
 
 def first_fit_decreasing(weights: IntArray, machines: int, capacity: int) -> IntArray | None:
-    """
-    Return the machine of each item, first fit decreasing, or None if it needs more within a capacity.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`checked_weights`.
-    capacity
-        Largest load allowed on a machine.
-    """
+    """Return the machine of each item, first fit decreasing, or None if it needs more within a capacity."""
     room = np.full(machines, capacity, dtype=np.int64)
     assignment = np.zeros(weights.size, dtype=np.int64)
     for item in np.argsort(-weights, kind="stable").tolist():
@@ -103,13 +66,6 @@ def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray
     Return the machine of each item by MULTIFIT: first fit decreasing under a bisected capacity.
 
     Never worse than longest processing time first.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`checked_weights`, with its errors.
-    iterations
-        Bisection steps. Coffman, Garey and Johnson (1978) prove 1.22 + 2**-iterations times the optimum.
     """
     weights = checked_weights(weights, machines)
     best = longest_processing_time(weights, machines)
@@ -135,11 +91,6 @@ def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
     Every item starts as a partial solution of its own (one machine loaded, the others empty). The two
     partial solutions of widest spread are merged, heaviest machine of one on lightest of the other, until
     one is left.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`checked_weights`, with its errors.
     """
     weights = checked_weights(weights, machines)
     count = weights.size

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from ...models.bounds.partition_heuristics import IntArray
+from .heuristics import IntArray
 
 MOST_PARTNERS = 16
 """Machines below the target tried with an overloaded one before others are shuffled."""
@@ -17,14 +17,7 @@ SHUFFLED_SHARE = 8
 
 
 def subset_sums(weights: list[int]) -> int:
-    """
-    Return the sums of all subsets of weights (none negative) as the set bits of one integer.
-
-    Returns
-    -------
-    int
-        Bit s is set when some subset sums to s.
-    """
+    """Return the sums of all subsets of weights (none negative) as the set bits of one integer."""
     sums = 1
     for weight in weights:
         sums |= sums << weight
@@ -32,23 +25,7 @@ def subset_sums(weights: list[int]) -> int:
 
 
 def subset_of_sum(items: list[int], values: list[int], total: int) -> list[int]:
-    """
-    Return items of exactly the wanted total value.
-
-    Parameters
-    ----------
-    items
-        The items to choose from.
-    values
-        Value of every item, indexed by item.
-    total
-        A sum that some subset has.
-
-    Raises
-    ------
-    ValueError
-        If no subset has that sum.
-    """
+    """Return items of exactly the wanted total value."""
     reachable = [1]
     for item in items:
         reachable.append(reachable[-1] | (reachable[-1] << values[item]))
@@ -104,16 +81,7 @@ class Resplit:
         self.sums = [subset_sums([self.values[item] for item in items]) for items in self.members]
 
     def run(self, seconds: float, tries: float = math.inf) -> bool:
-        """
-        Return whether no machine is loaded beyond the target any more.
-
-        Parameters
-        ----------
-        seconds
-            Seconds after which the search gives up.
-        tries
-            Machines relieved, or looked at in vain, after which it does.
-        """
+        """Return whether no machine is loaded beyond the target any more."""
         deadline = time.perf_counter() + seconds
         while (worst := max(self.loads)) > self.target:
             tries -= 1
@@ -128,14 +96,7 @@ class Resplit:
         return True
 
     def assignment(self) -> IntArray:
-        """
-        Return the machine of each item.
-
-        Returns
-        -------
-        IntArray
-            Shape (n,).
-        """
+        """Return the machine of each item."""
         result = np.zeros(len(self.values), dtype=np.int64)
         for machine, items in enumerate(self.members):
             result[items] = machine

@@ -15,8 +15,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.least_counts import cost_terms
 from batchbound.models.bounds.makespan import trivial_bound
-from batchbound.models.bounds.partition import dual_feasible_bound, lifted_bound, packing_bound
-from batchbound.models.bounds.partition_heuristics import (
+from batchbound.models.bounds.packing.heuristics import (
     IntArray,
     first_fit_decreasing,
     karmarkar_karp,
@@ -24,10 +23,11 @@ from batchbound.models.bounds.partition_heuristics import (
     machine_loads,
     multifit,
 )
+from batchbound.models.bounds.packing.local_search import Resplit, subset_of_sum, subset_sums
+from batchbound.models.bounds.packing.lower_bounds import dual_feasible_bound, lifted_bound, packing_bound
+from batchbound.models.bounds.packing.partition import packed_full, solve_partition
+from batchbound.models.bounds.packing.patterns import PatternMaster
 from batchbound.models.certificates.checker import verify_bound
-from batchbound.solvers.packing.local_search import Resplit, subset_of_sum, subset_sums
-from batchbound.solvers.packing.partition import packed_full, solve_partition
-from batchbound.solvers.packing.patterns import PatternMaster
 
 Construction = Callable[[IntArray, int], IntArray]
 CONSTRUCTIONS: list[Construction] = [longest_processing_time, multifit, karmarkar_karp]
@@ -201,7 +201,7 @@ def test_generated_prices_convince_the_checker() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_papers_size_is_proven_optimal(seed: int) -> None:
-    assert solve_partition(cut50(seed), 200).optimal
+    assert solve_partition(cut50(seed), 200, seconds=120.0).optimal
 
 
 def test_the_same_seed_gives_the_same_assignment() -> None:

@@ -8,74 +8,73 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.bound import Bound
-from ...data.costs.cost import FloatArray, IntArray
-from ...data.problem import Problem
-from ...models.bounds.least_counts import Counts, prefill_seconds
-from ...models.bounds.makespan import trivial_bound
-from ...models.bounds.memory_growth import (
+from ....data.costs.cost import FloatArray, IntArray
+from ...programme import Entries, Programme
+from ..argument import Curve, Known
+from ..least_counts import ALL_ON
+from ..params import BoundParams
+from .closed_form import closed_form
+from .states import (
     CLOSED,
     OPEN,
-    Change,
     GrowthPrices,
     GrowthProof,
     GrowthStates,
+    Transition,
     gained,
-    growth_bound,
+    growth_curve,
 )
-from ...models.programme import Entries, Programme
-from .growth_curve import curved_prices
 
 MOST_SLOTS = 1024
-"""Slots up to which this is tried: each is looked at in turn for its steps."""
+"""Slots up to which the argument is tried; its time grows with them."""
 
 FEW_SLOTS = 8
-"""Slots up to which each number of requests under way has values of its own."""
+"""Slots up to which each number of running requests has values of its own."""
 
 FINE = 5
-"""Distances of the first grid's finest points in the tokens that a request grows by on average."""
+"""Points of the first grid in the average growth of a request; more are finer and slower."""
 
 LEAST_FINE = 75
-"""Least of them that the capacity is divided by."""
+"""Least points of the first grid in the capacity."""
 
 STEPS_OF = 24
-"""Numbers of requests under way whose steps are in a programme from the beginning, about."""
+"""Numbers of running requests with steps in a programme from the beginning, about."""
 
 EACH_PLACE = 2
-"""Every so many places where a start or an end may be worth most are in it from the beginning."""
+"""Stride of the places where starts and ends are in a programme from the beginning."""
 
 WORTH_TRYING = 0.5
-"""Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
+"""Share of the known steps that a full memory must need at least for the argument to be tried."""
 
 CURVE_SECONDS, CURVE_SLOT_SECONDS, CURVE_LENGTH_SECONDS = 0.005, 2e-4, 5e-5
-"""Seconds that a proof without a programme takes, about, and as many more for each slot and each length."""
+"""Seconds of a proof without a programme, about: fixed, for each slot and for each length."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
-"""Seconds that the first grid takes to prove something, about, and as many more for each slot."""
+"""Seconds of the first grid until it proves something, about: fixed and for each slot."""
 
 MORE = 1e-3
-"""The share that a grid has to add to what is proven for the next one to be tried, which adds less."""
+"""Relative gain of a grid from which the next one is tried."""
 
 LONGER = 4
-"""How many times longer a programme takes than one of the grid before, about."""
+"""Ratio of the seconds of a programme to one of the grid before, about."""
 
 PARTS = 10**10
 """Parts of a step."""
 
 LEAST_STAGE = 1e-3
-"""Steps that a stage counts for at least where proofs are compared."""
+"""Least steps that a stage counts for when proofs are compared."""
 
 FARTHEST = 10.0
 """Steps that a state may be worth beyond those in which a full memory reads all tokens."""
 
 INWARDS = 0.4
-"""How far from the best solution so far towards the programme's the next one is tried."""
+"""Share of the way from the best solution to the programme's at which the next one is tried."""
 
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
 CLOSE = 5e-4
-"""How near what is proven comes to what the programme allows at the end, as a share of that."""
+"""Relative distance between proof and programme at which a grid is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class _Grid:
     Parameters
     ----------
     numbers
-        Parts that the numbers of requests under way are divided into, from one to all slots.
+        Parts that the numbers of running requests are divided into, from one to all slots.
     finer
         What the finest distance of the first grid is divided by.
     alike
@@ -101,7 +100,7 @@ class _Grid:
     classes: int
 
     def active(self, slots: int) -> IntArray:
-        """Return the numbers of requests under way."""
+        """Return the numbers of running requests."""
         parts = self.numbers if slots > FEW_SLOTS else slots
         numbers = np.rint(np.linspace(1, max(2, slots), parts + 1)).astype(np.int64)
         return np.append(0, np.unique(numbers))
@@ -128,72 +127,75 @@ GRIDS = (
 """From coarse to fine."""
 
 
-def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
+class GrowthBound:
     """
-    Return the bound that growing keys and values give, or None where that is not looked for.
+    A search for the values of states that prove most of the growth of memory.
 
-    First come values that need no programme (:mod:`~.growth_curve`), which are enough for a short limit where
-    memory and slots are full together. Then the linear programme over values of states
-    (:mod:`batchbound.models.bounds.memory_growth`), its rows added where they are violated (Kelley 1960), on
-    one grid after the other. Any solution on the way, also a rounded one, is a proof.
-
-    Parameters
-    ----------
-    problem
-        A problem with a KV capacity.
-    counts
-        Its least stages and steps.
-    seconds
-        Limit, most of it of the linear programmes.
+    Values in closed form come first (:mod:`.closed_form`); they are enough for a short limit where memory and
+    slots are full together. Linear programmes over the values (:mod:`.states`) follow, on one grid after the
+    other, with rows added where they are violated (Kelley 1960). Any solution on the way is a proof, also a
+    rounded one. The search compares proofs by what they add to the counts alone.
     """
+
+    name = "memory_growth"
+
+    def __init__(self, params: BoundParams, seconds: float) -> None:
+        self._params, self._seconds = params, seconds
+        self._done = False
+
+    def prove(self, known: Known, deadline: float) -> Curve | None:
+        """Return the curve of the best proof, once; the search takes its share of the time at most."""
+        if self._done:
+            return None
+        self._done = True
+        now = time.perf_counter()
+        return growing_curve(known.with_curves(()), min(self._seconds, deadline - now), self._params)
+
+
+def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) -> Curve | None:
+    """Return the curve that the growth of memory proves within a time limit, if it is tried."""
+    problem, counts = counted.problem, counted.counts
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
         return None
     if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
         return None
-    search, lengths = _Search(problem, counts, states), len(states.first) + len(states.last)
+    search, lengths = _Search(counted, states), len(states.first) + len(states.last)
     if seconds > CURVE_SECONDS + CURVE_SLOT_SECONDS * states.slots + CURVE_LENGTH_SECONDS * lengths:
-        search.prove(curved_prices(problem, counts, states))
-    if seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots:
+        search.prove(closed_form(counted, states))
+    if not params.growth_programmes or seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots:
         return search.best
-    found = [search.best, _bound_by_programmes(problem, counts, states, end)]
-    return max(filter(None, found), key=lambda bound: bound.seconds, default=None)
-
-
-def _bound_by_programmes(problem: Problem, counts: Counts, states: GrowthStates, end: float) -> Bound | None:
-    """Return the best bound of one grid after the other, as long as each adds something."""
-    search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
-    # A longer limit goes through the grids of a shorter one, then through more.
-    for grid in GRIDS:
-        search.follow(grid, end)
-        if search.best is None or search.best.seconds <= (1.0 + MORE) * known:
-            break
-        if time.perf_counter() + LONGER * search.longest > end:
-            break
-        known = search.best.seconds
-    return search.best
+    # From no solution again: a longer limit goes through the grids of a shorter one, then through more.
+    programmes = _Search(counted, states)
+    programmes.follow_grids(end)
+    found = [each for each in (search, programmes) if each.best is not None]
+    return max(found, key=lambda each: each.seconds).best if found else None
 
 
 class _Search:
-    """
-    The best bound so far, and what it was found by.
+    """The best curve so far, and the solution it was found by."""
 
-    Parameters
-    ----------
-    problem, counts
-        What is bounded.
-    states
-        Of the problem.
-    """
-
-    def __init__(self, problem: Problem, counts: Counts, states: GrowthStates) -> None:
-        self._problem, self._counts, self._states = problem, counts, states
-        self._stage = _stage_price(problem, counts)
+    def __init__(self, counted: Known, states: GrowthStates) -> None:
+        self._counted, self._states = counted, states
+        self._stage = _stage_price(counted)
         self._inner: GrowthPrices | None = None
         self._most = -np.inf
-        self.best: Bound | None = None
+        self.best: Curve | None = None
+        self.seconds = counted.seconds
+        """Seconds that the best curve and the counts prove."""
         self.longest = 0.0
         """Seconds of the longest programme."""
+
+    def follow_grids(self, end: float) -> None:
+        """Solve the programmes of one grid after the other, as long as each adds something."""
+        known = self.seconds
+        for grid in GRIDS:
+            self.follow(grid, end)
+            if self.best is None or self.seconds <= (1.0 + MORE) * known:
+                break
+            if time.perf_counter() + LONGER * self.longest > end:
+                break
+            known = self.seconds
 
     def follow(self, grid: _Grid, end: float) -> None:
         """Solve the programme of a grid until no more is proven than it allows."""
@@ -217,21 +219,22 @@ class _Search:
                 return
 
     def prove(self, prices: GrowthPrices) -> tuple[GrowthProof, GrowthPrices]:
-        """Return what prices prove and what they are in whole parts, and keep the bound if it is the best."""
+        """Return what prices prove and their whole parts, and keep the curve if it is the best."""
         whole = _whole(prices)
         proof = GrowthProof.of(self._states, whole)
-        found = growth_bound(self._problem, self._counts, proof, whole)
-        if self.best is None or found.seconds > self.best.seconds:
-            self.best = found
+        curve = growth_curve(proof, whole, self._counted.stages)
+        seconds = self._counted.with_curves([curve]).seconds
+        if self.best is None or seconds > self.seconds:
+            self.best, self.seconds = curve, seconds
         return proof, whole
 
 
-def _stage_price(problem: Problem, counts: Counts) -> float:
+def _stage_price(known: Known) -> float:
     """Return what a stage more costs at least, in steps."""
-    if counts.stages >= len(problem):
+    few = known.prefill
+    if len(few) < 2:
         return 0.0
-    few = prefill_seconds(problem, counts.stages)
-    return max(0.0, float(few[-1] - few[0])) / (len(few) - 1) / problem.cost.decode_base
+    return max(0.0, float(few[-1] - few[0])) / (len(few) - 1) / known.problem.cost.decode_base
 
 
 def _whole(prices: GrowthPrices) -> GrowthPrices:
@@ -245,7 +248,7 @@ def _whole(prices: GrowthPrices) -> GrowthPrices:
 
 class _Programme:
     """
-    The most that steps, and stages at a price, must come to by values between points.
+    A linear programme for the most steps, and stages at a price, that values between points prove.
 
     Parameters
     ----------
@@ -282,50 +285,50 @@ class _Programme:
         """Add rows for some numbers of requests and lengths, at some of the places."""
         prices = self.prices(np.zeros(len(self._worth)))
         stepped = {*self._active.tolist(), *range(1, self._states.slots, 1 + self._states.slots // STEPS_OF)}
-        for kind, change, which in self._changes():
-            if change.is_step and change.active not in stepped:
+        for kind, move, which in self._moves():
+            if move.is_step and move.active not in stepped:
                 continue
-            held = prices.places(change)
+            held = prices.places(move)
             some = range(1) if kind < 0 else np.flatnonzero(np.isin(which, self._gains[kind].argmax(axis=0)))
             for each in some:
                 at = np.unique(held[each])
                 if kind >= 0:
                     at = np.unique(
-                        np.append(at[(change.active + each) % EACH_PLACE :: EACH_PLACE], at[[0, -1]])
+                        np.append(at[(move.active + each) % EACH_PLACE :: EACH_PLACE], at[[0, -1]])
                     )
-                self._add(kind, change, which, np.full(len(at), each), at)
+                self._add(kind, move, which, np.full(len(at), each), at)
 
-    def _changes(self) -> Iterator[tuple[int, Change, IntArray]]:
-        """Yield the kind of gain, -1 for none, the change, and the lengths that may start or end."""
+    def _moves(self) -> Iterator[tuple[int, Transition, IntArray]]:
+        """Yield the kind of gain, -1 for none, the move, and the lengths that may start or end."""
         states, active = self._states, self._active
-        for change in (*states.steps(), *states.stages(active)):
-            yield -1, change, np.zeros(1, dtype=np.int64)
-        for kind, changes in enumerate((states.begun(active), states.ended(active))):
-            for can, change in changes:
-                yield kind, change, can
+        for move in (*states.steps(), *states.stages(active)):
+            yield -1, move, np.zeros(1, dtype=np.int64)
+        for kind, moves in enumerate((states.begun(active), states.ended(active))):
+            for can, move in moves:
+                yield kind, move, can
 
-    def _allowed(self, change: Change) -> float:
-        """Return what a change may add, gains apart."""
-        if change.more:
+    def _allowed(self, move: Transition) -> float:
+        """Return what a move may add, gains apart."""
+        if move.more:
             return 0.0
-        return 1.0 if change.is_step else self._stage
+        return 1.0 if move.is_step else self._stage
 
-    def _add(self, kind: int, change: Change, lengths: IntArray, which: IntArray, held: IntArray) -> None:
-        """Add the rows of a change where so much is held."""
+    def _add(self, kind: int, move: Transition, lengths: IntArray, which: IntArray, held: IntArray) -> None:
+        """Add the rows of a move by the tokens held."""
         rows = self._rows + np.arange(len(held))
-        after, active = held + change.tokens[which], change.active + change.more
-        self._value(rows, change.before, change.active, held, -1.0)
-        if active == 0 and change.more < 0:
+        after, active = held + move.tokens[which], move.active + move.more
+        self._value(rows, move.before, move.active, held, -1.0)
+        if active == 0 and move.more < 0:
             self._entries.append((rows, np.full(len(rows), self._end), np.ones(len(rows))))
         else:
-            self._value(rows, change.after, active, after, 1.0)
-        if change.is_step:
+            self._value(rows, move.after, active, after, 1.0)
+        if move.is_step:
             self._entries.append((rows, np.full(len(rows), self._token), held.astype(np.float64)))
         if kind >= 0:
             gains = self._gains[kind][lengths[which]]
             row, column = np.nonzero(gains)
             self._entries.append((rows[row], self._gained[kind] + column, -gains[row, column]))
-        self._right.append(np.full(len(rows), self._allowed(change)))
+        self._right.append(np.full(len(rows), self._allowed(move)))
         self._rows += len(rows)
 
     def _value(self, rows: IntArray, side: int, active: int, held: IntArray, sign: float) -> None:
@@ -360,34 +363,34 @@ class _Programme:
         return np.concatenate((*rows, others, *gains)) / PARTS
 
     def proven(self, proof: GrowthProof) -> float:
-        """Return what a proof shows that steps, and stages at their price, come to."""
+        """Return the least sum of steps and priced stages that a proof shows."""
         return proof.worth / max(proof.step, proof.stage / max(self._stage, LEAST_STAGE), 1)
 
     def worth(self, solution: FloatArray) -> float:
-        """Return what steps and stages would come to at least if no more rows were violated."""
+        """Return the least sum of steps and priced stages if no more rows were violated."""
         return float(self._worth @ solution)
 
     def add_violated(self, solution: FloatArray) -> bool:
         """Add the rows that a solution violates, of each length the most, and return whether any."""
         before, prices = self._rows, self.prices(solution)
-        for kind, change, lengths in self._changes():
-            held = prices.places(change)
-            added = prices.added(change, held)
+        for kind, move, lengths in self._moves():
+            held = prices.places(move)
+            added = prices.added(move, held)
             at = added.argmax(axis=1)
-            over = added[np.arange(len(at)), at] - self._allowed(change)
+            over = added[np.arange(len(at)), at] - self._allowed(move)
             if kind >= 0:
                 gains = solution[self._gained[kind] : self._gained[kind + 1]]
                 over -= self._gains[kind][lengths] @ gains
             which = np.flatnonzero(over > VIOLATED)
             if len(which):
-                self._add(kind, change, lengths, which, held[which, at[which]])
+                self._add(kind, move, lengths, which, held[which, at[which]])
         return self._rows > before
 
     def solved(self, seconds: float) -> FloatArray | None:
         """Return the best solution, or None without any in time."""
         farthest = np.full(len(self._worth), self._farthest)
         lower, upper = -farthest, farthest
-        # All values may be moved alike, so that of the first state is none.
+        # A common shift of all values changes nothing, so the first state has none.
         lower[:2] = upper[:2] = 0.0
         lower[[self._token, self._end]] = 0.0
         programme = Programme.of(

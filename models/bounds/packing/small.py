@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.bounds.partition_heuristics import IntArray
+from .heuristics import IntArray
 
 MOST_ITEMS = 24
 """Items up to which it is tried; the states decide whether it ends."""
@@ -36,15 +36,6 @@ def settle_packing(weights: IntArray, machines: int, capacity: int) -> Settled |
 
     Items go to the machines from the heaviest on. Machines are alike, so after each item only their sorted
     loads matter; and what lies idle on machines that take no further item may not exceed what is to spare.
-
-    Parameters
-    ----------
-    weights
-        Weight of each item, not negative, shape (items,).
-    machines
-        Machines there are.
-    capacity
-        The most that a machine may be loaded with.
     """
     order = np.argsort(-weights, kind="stable")
     heavy: list[int] = weights[order].tolist()

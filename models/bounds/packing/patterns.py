@@ -7,9 +7,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from ...models.bounds.partition import PartitionBound, priced_bound
-from ...models.bounds.partition_heuristics import IntArray
-from ...models.programme import Entries, Programme
+from ...programme import Entries, Programme
+from .heuristics import IntArray
+from .lower_bounds import PartitionBound, priced_bound
 
 FloatArray = NDArray[np.float64]
 Pattern = tuple[int, ...]
@@ -47,19 +47,7 @@ class PatternMaster:
         self._known = set(self.patterns)
 
     def refute(self, seconds: float) -> PartitionBound | None:
-        """
-        Return the bound that refutes the capacity, or None when the patterns suffice (or time is up).
-
-        Parameters
-        ----------
-        seconds
-            Seconds after which it gives up.
-
-        Returns
-        -------
-        PartitionBound or None
-            The bound ``capacity + 1`` with its prices.
-        """
+        """Return the bound that refutes the capacity, or None when the patterns suffice (or time is up)."""
         deadline = time.perf_counter() + seconds
         best_prices: FloatArray = self.lengths / self.capacity
         best_bound = float(best_prices @ self.counts)
@@ -92,25 +80,11 @@ class PatternMaster:
 
     @property
     def work(self) -> int:
-        """
-        Return the size of one pricing knapsack.
-
-        Returns
-        -------
-        int
-            Items times capacity.
-        """
+        """Return the size of one pricing knapsack."""
         return int(self.most.sum()) * self.capacity
 
     def assemble(self, weights: IntArray, seconds: float) -> IntArray | None:
-        """
-        Return an assignment made of the patterns at hand, if integer programming finds one in time.
-
-        Returns
-        -------
-        IntArray or None
-            Machine of each item, shape (n,), no load above the capacity.
-        """
+        """Return an assignment made of the patterns at hand, if integer programming finds one in time."""
         count, kinds = len(self.patterns), len(self.lengths)
         used = np.full(count, kinds), np.arange(count), 1.0
         low, high = np.append(self.counts, 0.0), np.append(np.full(kinds, np.inf), self.machines)
@@ -167,21 +141,7 @@ class PatternMaster:
 def dear_patterns(
     lengths: IntArray, most: IntArray, capacity: int, prices: FloatArray
 ) -> tuple[float, list[Pattern]]:
-    """
-    Return the price of the dearest pattern, and for each kind of item a dear pattern that holds it.
-
-    Parameters
-    ----------
-    lengths, most, prices
-        Length, largest number in a pattern, and price of each kind of item, shape (kinds,).
-    capacity
-        Largest total length of a pattern.
-
-    Returns
-    -------
-    tuple of float and list
-        The price, and patterns as kinds of items in order.
-    """
+    """Return the price of the dearest pattern, and for each kind of item a dear pattern that holds it."""
     order = np.argsort(-prices / lengths, kind="stable")
     dearest = np.zeros(capacity + 1)
     steps: list[tuple[int, int, NDArray[np.bool_]]] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .partition_heuristics import IntArray, checked_weights
+from .heuristics import IntArray, checked_weights
 
 MOST_THRESHOLDS = 256
 """Most thresholds tried per family of dual feasible functions; beyond it they are thinned out evenly."""
@@ -43,16 +43,6 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
     the pigeonhole bound, and ``k = l = 1`` the heaviest item. For each ``k`` only the ``l = q m + k`` and
     ``l = n`` can be best: between them another item enters the ``l`` without entering the sum, or enters
     both.
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
-
-    Returns
-    -------
-    PartitionBound
-        Its witness names ``heaviest`` (l) and ``machines`` (k).
     """
     heavy = np.sort(checked_weights(weights, machines))[::-1]
     if heavy.size == 0:
@@ -74,6 +64,16 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
     return PartitionBound(int(values[::-1][best]), source, witness)
 
 
+def mean_or_longest(weights: IntArray, machines: int) -> PartitionBound:
+    """Return the larger of the mean load and the heaviest item: two sub-instances of :func:`lifted_bound`."""
+    weights = checked_weights(weights, machines)
+    mean, heaviest = -(-int(weights.sum()) // machines), int(weights.max(initial=0))
+    if mean >= heaviest and weights.size >= machines:
+        claim = {"kind": "lifted", "heaviest": weights.size, "machines": machines}
+        return PartitionBound(mean, "mean load", claim)
+    return PartitionBound(heaviest, "heaviest item", {"kind": "lifted", "heaviest": 1, "machines": 1})
+
+
 def dual_feasible_bound(
     weights: IntArray, machines: int, at_least: int, at_most: int
 ) -> PartitionBound | None:
@@ -89,21 +89,6 @@ def dual_feasible_bound(
     - ``rounded``: items above ``C / 2`` count ``2 (C // t) - 2 ((C - w) // t)``, an exact half ``C // t``,
       smaller ones ``2 (w // t)`` [2 (C // t)];
     - ``multiple``, k = 1..12: ``k w`` where ``(k + 1) w / C`` is whole, else ``C`` times its floor [k C].
-
-    Parameters
-    ----------
-    weights, machines
-        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
-    at_least
-        A proven lower bound to start from.
-    at_most
-        A known makespan: no capacity from here on can be refuted.
-
-    Returns
-    -------
-    PartitionBound or None
-        None when capacity ``at_least`` itself is not refuted. The witness holds the refuted ``capacity``
-        (one below the bound), the ``prices`` of the distinct ``lengths`` and their ``limit``.
     """
     lengths, counts = np.unique(checked_weights(weights, machines), return_counts=True)
     found: PartitionBound | None = None
@@ -119,25 +104,7 @@ def dual_feasible_bound(
 def priced_bound(
     source: str, capacity: int, lengths: IntArray, prices: IntArray, limit: int
 ) -> PartitionBound:
-    """
-    Return the bound that prices refuting a capacity prove.
-
-    Parameters
-    ----------
-    source
-        Where the prices come from.
-    capacity
-        The refuted capacity: the bound is one more.
-    lengths, prices
-        Distinct item weights and the price of each, shape (distinct,).
-    limit
-        No set of items that fits in ``capacity`` is priced above it.
-
-    Returns
-    -------
-    PartitionBound
-        The bound ``capacity + 1`` with the prices as its witness.
-    """
+    """Return the bound that prices refuting a capacity prove."""
     witness = {
         "kind": "prices",
         "capacity": int(capacity),
@@ -149,33 +116,12 @@ def priced_bound(
 
 
 def refuted_by_trial(capacity: int) -> PartitionBound:
-    """
-    Return the bound that no packing into a capacity proves, where all of them have been tried.
-
-    Parameters
-    ----------
-    capacity
-        The capacity: the bound is one more. A checker tries them again.
-    """
+    """Return the bound that no packing into a capacity proves, where all of them have been tried."""
     return PartitionBound(capacity + 1, "every packing", {"kind": "every packing", "capacity": capacity})
 
 
 def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, object]]:
-    """
-    Return how many bins of a capacity the items need at least, with the prices that prove it.
-
-    Parameters
-    ----------
-    weights
-        Weight of each item, shape (n,), at most ``capacity`` each.
-    capacity
-        Largest total weight in a bin.
-
-    Returns
-    -------
-    tuple of int and dict
-        The number of bins, and a witness with ``capacity``, ``lengths``, ``prices`` and ``limit``.
-    """
+    """Return how many bins of a capacity the items need at least, with the prices that prove it."""
     lengths, counts = np.unique(weights, return_counts=True)
     needed, best = -(-int(lengths @ counts) // capacity), (lengths, capacity)
     for _, prices, limits in _price_families(lengths, capacity):

@@ -1,0 +1,40 @@
+"""The argument that the requests do not fit the slots in fewer steps, whatever their order in a slot."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from .argument import Curve, Known
+from .packing.partition import priced_packing
+
+
+class PackingBound:
+    """
+    A search for prices of request lengths by column generation (Gilmore and Gomory 1961).
+
+    A slot works on one request at a time, so the decode steps are at least the makespan of packing the
+    requests over the slots (the hybrid paper's (26)-(30)). Prices refute a number of steps if no requests
+    that fit a slot cost more than a limit, yet all requests together cost more than the limit times the
+    slots. They hold for every number of stages. Dual feasible functions are prices that need no search.
+    """
+
+    name = "packing_prices"
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._done = seconds, False
+
+    def prove(self, known: Known, deadline: float) -> Curve | None:
+        """Return a curve of as many steps for every number of stages, once."""
+        if self._done:
+            return None
+        self._done = True
+        seconds = min(self._seconds, deadline - time.perf_counter())
+        if seconds <= 0:
+            return None
+        found = priced_packing(known.problem.rounds, known.counts.slots, known.cheapest[1], seconds)
+        if found is None:
+            return None
+        claim = {"at_least": found.value, **found.witness}
+        return Curve("rounds", np.full(len(known.prefill), found.value), claim)

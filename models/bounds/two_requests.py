@@ -1,0 +1,32 @@
+"""The argument that two requests overlap only as long as the KV capacity holds both."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.problem import Problem
+
+LONGEST = 200
+"""Requests of which each pair is looked at, the longest first."""
+
+
+def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
+    r"""
+    Return the most decode steps that any two requests need together, and the two.
+
+    Let request i end first. In its last step it holds :math:`a_i + n_i - 1` tokens, where :math:`a_i` are the
+    tokens that it reads in its first of :math:`n_i` steps. At most :math:`C - (a_i + n_i - 1)` are left for
+    j, which began with :math:`a_j` and grows by one a step. So the two share at most
+    :math:`C - a_j - (a_i + n_i - 1) + 1` steps, whichever of them ends first.
+    """
+    longest = np.argsort(-problem.rounds, kind="stable")[:LONGEST]
+    longest = longest[problem.rounds[longest] > 0]
+    if len(longest) < 2:
+        return 0, []
+    rounds, first = problem.rounds[longest], problem.kv_at_start[longest]
+    # Of each two, the steps they share if the first ends first.
+    shared = np.maximum(0, capacity - (first + rounds - 1)[:, None] - first + 1)
+    needed = rounds[:, None] + rounds - np.maximum(shared, shared.T)
+    np.fill_diagonal(needed, 0)
+    one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
+    return int(needed[one, other]), [int(longest[one]), int(longest[other])]

@@ -1,1 +1,0 @@
-"""What searches for the strongest bound in the time it is given."""
