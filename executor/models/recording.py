@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from .sampling import computable
+
 if TYPE_CHECKING:
     import torch
 
@@ -101,7 +103,7 @@ class Recorder:
         logits
             The model's, shape (rows, vocabulary).
         weights
-            With which tokens were drawn, float64, up to a factor; 0 for those left out.
+            With which tokens were drawn, up to a factor; 0 for those left out.
         chosen
             Shape (rows,).
         streams, indices
@@ -166,12 +168,16 @@ class Recorder:
         mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Return scores of every token, and what makes log-probabilities of some of each row's."""
+        import torch
+
         if mode == "processed":
-            total = weights.sum(dim=-1, keepdim=True).log()
-            return weights, lambda some: some.log() - total
-        scores = logits.double()
-        total = scores.logsumexp(dim=-1, keepdim=True)
-        return scores, lambda some: some - total
+            total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).log()
+            return weights, lambda some: some.double().log() - total
+        scores = computable(logits)
+        most = scores.amax(dim=-1, keepdim=True)
+        sums = (scores - most).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total = sums.log() + most
+        return scores, lambda some: some.double() - total
 
     def read(self, stream: int, tokens: int, first: int = 0) -> tuple[TokenLogprob, ...]:
         """
