@@ -101,8 +101,8 @@ class PackedAttention:
             own = (call.key[:, :, tokens], call.value[:, :, tokens])
             if part.offset:
                 own = (
-                    store.part(buffers[0], part.row, part.row + 1, 0, held),
-                    store.part(buffers[1], part.row, part.row + 1, 0, held),
+                    store.part(buffers[0], part.row, part.row + 1, 0, held).to(query.dtype),
+                    store.part(buffers[1], part.row, part.row + 1, 0, held).to(query.dtype),
                 )
             output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],

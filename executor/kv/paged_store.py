@@ -15,6 +15,7 @@ import torch
 
 from ..attention.host_kernels import Rows
 from .slot_store import KeyValueSlots, SlotLayer
+from .store import untouched_zeros
 
 BLOCK = 16
 """Tokens of a block."""
@@ -26,7 +27,8 @@ class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
     place: PagedSlots
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        return states.new_zeros((self.place.blocks + 1) * BLOCK, states.shape[1], states.shape[3])
+        shape = (self.place.blocks + 1) * BLOCK, states.shape[1], states.shape[3]
+        return untouched_zeros(shape, self.place.dtype or states.dtype, states.device)
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
         return buffer
@@ -45,7 +47,8 @@ class PagedSlots(KeyValueSlots):
     sliding_windows
         For each layer how many of the latest tokens it attends to; None for all.
     capacity
-        Tokens that all rows together may hold; at most a block a slot and one are allocated beyond it.
+        Tokens that all rows together may hold; at most a block a slot and one are allocated beyond it. None
+        for a pool that grows with the rows.
     device
         Of the buffers.
     """
@@ -58,11 +61,12 @@ class PagedSlots(KeyValueSlots):
         columns: int,
         sliding_windows: Sequence[int | None],
         *,
-        capacity: int,
+        capacity: int | None,
         device: torch.device,
     ) -> None:
         super().__init__(slots, columns, sliding_windows)
-        self.blocks = capacity // BLOCK + slots
+        self._grows = capacity is None
+        self.blocks = self._pool() if capacity is None else capacity // BLOCK + slots
         self._free = list(range(self.blocks - 1, -1, -1))
         self._blocks_of: list[list[int]] = []
         # Rows out of use that fill a captured round up write to the last block, which is nobody's.
@@ -157,12 +161,43 @@ class PagedSlots(KeyValueSlots):
         ]
 
     def make_room(self, tokens: int) -> None:
-        """See to it that the table has entries for a row of so many tokens; nothing is allocated for them."""
-        if tokens > self.columns:
-            self.columns = tokens + max(64, tokens // 4)
-            wider = self._table.new_full((self.slots, -(-self.columns // BLOCK)), self.blocks)
-            wider[:, : self._table.shape[1]] = self._table
-            self._table = wider
+        """Make room in the table for a row of so many tokens, and in a pool that grows."""
+        if tokens <= self.columns:
+            return
+        before = self.columns
+        self.columns = tokens + max(64, tokens // 4)
+        try:
+            if self._grows:
+                self._grow_pool(self._pool())
+        except BaseException:
+            self.columns = before
+            raise
+        wider = self._table.new_full((self.slots, -(-self.columns // BLOCK)), self.blocks)
+        wider[:, : self._table.shape[1]] = self._table
+        self._table = wider
+
+    def _pool(self) -> int:
+        return self.slots * -(-self.columns // BLOCK)
+
+    def _grow_pool(self, blocks: int) -> None:
+        held = [block for blocks_ in self._blocks_of for block in blocks_]
+        used = torch.tensor(held, dtype=torch.int64, device=self._table.device)
+        grown = []
+        # All allocations before any assignment: running out of memory leaves the store as it was.
+        for layer in self._slot_layers:
+            if layer.is_initialized:
+                wider = []
+                for buffer in layer.buffers:
+                    shape = (blocks + 1) * BLOCK, *buffer.shape[1:]
+                    wider.append(untouched_zeros(shape, buffer.dtype, buffer.device))
+                    moved = buffer.view(self.blocks + 1, -1)[used]
+                    wider[-1].view(blocks + 1, -1).index_copy_(0, used, moved)
+                grown.append((layer, wider))
+        for layer, (keys, values) in grown:
+            layer.keys, layer.values = keys, values
+        self._table[self._table == self.blocks] = blocks
+        self._free = list(range(blocks - 1, self.blocks - 1, -1)) + self._free
+        self.blocks = blocks
 
     def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
         """Return a copy of some columns of some rows, shape (rows, heads, columns, head size)."""

@@ -73,17 +73,13 @@ class RaggedBatch(RunningBatch):
         **options: Any,
     ) -> None:
         self._kv_tokens = kv_tokens
+        self._capture = capture
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
-        if capture is None and self._decoder.device.type == "cuda":
-            capture = cuda_graph
-        self._capture = capture
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
         self._groups = RowGroups(self._decoder, self._store)
-        # What a capture records has to be torch's.
-        self._host = self._decoder.use_host_kernels() if self._capture is None else None
         if self._capture is not None:
             self._decoder.use_device_kernels()
         self._store.kernels = self._host
@@ -96,12 +92,17 @@ class RaggedBatch(RunningBatch):
     def _make_store(self, capacity: int) -> KeyValueSlots:
         self._masks: SlotMasks | None = None
         self._stale = True
-        windows = self._decoder.sliding_windows
-        if self._kv_tokens is None:
+        windows, device = self._decoder.sliding_windows, self._decoder.device
+        if self._capture is None and device.type == "cuda":
+            self._capture = cuda_graph
+        # What a capture records has to be torch's.
+        self._host = self._decoder.use_host_kernels() if self._capture is None else None
+        if self._kv_tokens is None and self._host is None:
             return KeyValueSlots(self.slots, capacity + 1, windows)
-        return PagedSlots(
-            self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=self._decoder.device
-        )
+        # On a CPU memory is taken as blocks are first used: no more than rows hold at once.
+        store = PagedSlots(self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=device)
+        store.dtype = None if self._host is None else self._decoder.kv_dtype
+        return store
 
     def _changed(self) -> None:
         self._stale = True

@@ -45,7 +45,7 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
     """
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        return zeros(states, self.place.slots, self.place.columns)
+        return zeros(states, self.place.slots, self.place.columns, self.place.dtype)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -68,7 +68,7 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
             flat = states.transpose(1, 2).reshape(-1, size)
-            buffer.view(-1, size).index_copy_(0, store.targets(heads), flat)
+            buffer.view(-1, size).index_copy_(0, store.targets(heads), flat.to(buffer.dtype))
         if store.segments:
             return key_states, value_states
         return self._seen(keys, rows), self._seen(values, rows)
@@ -103,6 +103,8 @@ class KeyValueSlots(KeyValueStore):
         """Tokens that each row in use holds."""
         self.kernels: HostKernels | None = None
         """What writes the keys and values of decode steps; torch where there is none."""
+        self.dtype: torch.dtype | None = None
+        """Of the KV cache; that of the first keys where there is none."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)

@@ -6,11 +6,13 @@ This module needs torch and transformers when it is imported.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -130,22 +132,19 @@ class KeyValueStore(Cache):
         """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
 
 
-def zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """
-    Allocate a buffer for what ``like`` holds.
+    Allocate zeros, (rows, heads, columns, head size), for keys or values (any, heads, any, head size).
 
     Zeros, because a masked column still enters the weighted sum: 0 * NaN is NaN.
-
-    Parameters
-    ----------
-    like
-        Keys or values, shape (any, heads, any, head size).
-    rows, columns
-        What to make room for.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (rows, heads, columns, head size).
     """
-    return torch.zeros(rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=like.device)
+    return untouched_zeros((rows, like.shape[1], columns, like.shape[3]), dtype or like.dtype, like.device)
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; in host memory, pages that are never written to take none."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Torch writes every zero, calloc only asks for the pages.
+    held = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(held).view(dtype).view(shape)

@@ -175,7 +175,13 @@ def load_model(
     if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
         # The fused kernels for mixtures of experts know no float64.
         model.set_experts_implementation("eager")
-    return model.to(target).eval()
+    model = model.to(target).eval()
+    if dtype == "auto" and model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16):
+        from ..attention.float_products import choose_arithmetic
+        from ..attention.host_kernels import built
+
+        model = choose_arithmetic(model, built())
+    return model
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
