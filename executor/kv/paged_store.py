@@ -18,7 +18,10 @@ from .slot_store import KeyValueSlots, SlotLayer
 from .store import untouched_zeros
 
 BLOCK = 16
-"""Tokens of a block."""
+"""Tokens of a block of a pool with a capacity; smaller ones waste less of it."""
+
+_LARGE_BLOCK = 64
+"""Tokens of a block of a pool that grows; larger ones are read faster."""
 
 
 class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
@@ -27,7 +30,7 @@ class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
     place: PagedSlots
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        shape = (self.place.blocks + 1) * BLOCK, states.shape[1], states.shape[3]
+        shape = (self.place.blocks + 1) * self.place.block, states.shape[1], states.shape[3]
         return untouched_zeros(shape, self.place.dtype or states.dtype, states.device)
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
@@ -66,17 +69,20 @@ class PagedSlots(KeyValueSlots):
     ) -> None:
         super().__init__(slots, columns, sliding_windows)
         self._grows = capacity is None
-        self.blocks = self._pool() if capacity is None else capacity // BLOCK + slots
+        self.block = _LARGE_BLOCK if capacity is None else BLOCK
+        self.blocks = self._pool() if capacity is None else capacity // self.block + slots
         self._free = list(range(self.blocks - 1, -1, -1))
         self._blocks_of: list[list[int]] = []
         # Rows out of use that fill a captured round up write to the last block, which is nobody's.
-        self._table = torch.full((slots, -(-columns // BLOCK)), self.blocks, dtype=torch.int64, device=device)
+        self._table = torch.full(
+            (slots, -(-columns // self.block)), self.blocks, dtype=torch.int64, device=device
+        )
         self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
 
     @property
     def held(self) -> Rows:
         """Where the rows lie, and where their coming tokens go."""
-        return Rows(self._positions, self._table, BLOCK)
+        return Rows(self._positions, self._table, self.block)
 
     @property
     def table(self) -> torch.Tensor:
@@ -96,7 +102,10 @@ class PagedSlots(KeyValueSlots):
     def targets(self, heads: int) -> torch.Tensor:
         """Return where the coming keys and values go: index over (tokens of the pool, heads) flattened."""
         if heads not in self._targets:
-            places = self._table[self._rows, self._positions // BLOCK] * BLOCK + self._positions % BLOCK
+            places = (
+                self._table[self._rows, self._positions // self.block] * self.block
+                + self._positions % self.block
+            )
             planes = places[:, None] * heads + torch.arange(heads, device=places.device)
             self._targets[heads] = planes.reshape(-1)
         return self._targets[heads]
@@ -118,7 +127,7 @@ class PagedSlots(KeyValueSlots):
         self.make_room(max(tokens))
         lacking = self._lacking(rows, tokens)
         if sum(lacking) > len(self._free):
-            raise MemoryError(f"the rows outgrow the {self.blocks * BLOCK} tokens of the KV capacity")
+            raise MemoryError(f"the rows outgrow the {self.blocks * self.block} tokens of the KV capacity")
         taken = []
         for row, count in zip(rows, lacking, strict=True):
             for _ in range(count):
@@ -156,7 +165,7 @@ class PagedSlots(KeyValueSlots):
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the blocks that each row has to take to hold a number of tokens."""
         return [
-            max(0, -(-held // BLOCK) - len(self._blocks_of[row]))
+            max(0, -(-held // self.block) - len(self._blocks_of[row]))
             for row, held in zip(rows, tokens, strict=True)
         ]
 
@@ -172,12 +181,12 @@ class PagedSlots(KeyValueSlots):
         except BaseException:
             self.columns = before
             raise
-        wider = self._table.new_full((self.slots, -(-self.columns // BLOCK)), self.blocks)
+        wider = self._table.new_full((self.slots, -(-self.columns // self.block)), self.blocks)
         wider[:, : self._table.shape[1]] = self._table
         self._table = wider
 
     def _pool(self) -> int:
-        return self.slots * -(-self.columns // BLOCK)
+        return self.slots * -(-self.columns // self.block)
 
     def _grow_pool(self, blocks: int) -> None:
         held = [block for blocks_ in self._blocks_of for block in blocks_]
@@ -188,7 +197,7 @@ class PagedSlots(KeyValueSlots):
             if layer.is_initialized:
                 wider = []
                 for buffer in layer.buffers:
-                    shape = (blocks + 1) * BLOCK, *buffer.shape[1:]
+                    shape = (blocks + 1) * self.block, *buffer.shape[1:]
                     wider.append(untouched_zeros(shape, buffer.dtype, buffer.device))
                     moved = buffer.view(self.blocks + 1, -1)[used]
                     wider[-1].view(blocks + 1, -1).index_copy_(0, used, moved)
@@ -204,7 +213,7 @@ class PagedSlots(KeyValueSlots):
         key = (first, last, begin, end)
         if key not in self._places:
             columns = torch.arange(begin, end, device=buffer.device)
-            places = self._table[first:last, columns // BLOCK] * BLOCK + columns % BLOCK
+            places = self._table[first:last, columns // self.block] * self.block + columns % self.block
             self._places[key] = places.reshape(-1)
         rows = buffer.index_select(0, self._places[key])
         return rows.view(last - first, end - begin, *buffer.shape[1:]).transpose(1, 2)
@@ -253,7 +262,7 @@ class PagedSlots(KeyValueSlots):
         tokens = layers[0][0].shape[1]
         self.reserve([row], [tokens])
         columns = torch.arange(tokens, device=self._table.device)
-        places = self._table[row, columns // BLOCK] * BLOCK + columns % BLOCK
+        places = self._table[row, columns // self.block] * self.block + columns % self.block
         for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])

@@ -23,7 +23,7 @@ from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
-from .paged_store import BLOCK, PagedSlots
+from .paged_store import PagedSlots
 from .row_groups import RowGroups
 from .slot_store import KeyValueSlots, Segment, SlotMasks
 
@@ -203,7 +203,7 @@ class RaggedBatch(RunningBatch):
                 if keys.is_cuda:
                     heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
                     query = keys.new_empty(self.slots, heads, keys.shape[-1])
-                    held = Held(keys, values, self._state[1], None, None, store.table, BLOCK)
+                    held = Held(keys, values, self._state[1], None, None, store.table, store.block)
                     self._kernel = fastest(
                         query, held, windows=set(decoder.sliding_windows), capture=cuda_graph
                     )
@@ -229,7 +229,7 @@ class RaggedBatch(RunningBatch):
         assert self._kernel is not None
         window = self._store.attending.window
         lengths, table = self._captured.lengths, self._store.table
-        held = Held(call.key, call.value, lengths, window, call.scaling, table, BLOCK)
+        held = Held(call.key, call.value, lengths, window, call.scaling, table, self._store.block)
         return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,8 @@ class KeyValueSlots(KeyValueStore):
     def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.slots = slots
         self.columns = columns
+        self.block = 1
+        """Tokens that lie together, where rows lie in blocks."""
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.kernels: HostKernels | None = None

@@ -10,14 +10,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ...data.files.record import is_number
-from ...data.predictor import COVERAGE, Examples, Predicted
+from ...data.predictor import Examples, Predicted
 from ...data.workload import LONGEST
-
-HELD_OUT = 0.2
-"""Share of the prompts that a predictor's error is measured on."""
-
-LEVELS = ((1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2)
-"""Levels of the quantiles that are predicted: the interval's ends and the median."""
+from .levels import LEVELS
 
 
 class LengthPredictor(Protocol):

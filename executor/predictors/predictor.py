@@ -17,7 +17,8 @@ from ...data.files.jsonl import json_lines
 from ...data.files.record import record
 from ...data.files.versioned_folder import current_version, new_version
 from ...data.predictor import Examples, PredictionQuality
-from .kinds import HELD_OUT, LengthPredictor, learn, load_predictor
+from .kinds import LengthPredictor, learn, load_predictor
+from .levels import HELD_OUT
 
 PREDICTOR_VERSION = 3
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.predictor import COVERAGE, Examples, Predicted
-from .kinds import HELD_OUT, LEVELS
+from .levels import HELD_OUT, LEVELS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
