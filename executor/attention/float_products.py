@@ -9,6 +9,7 @@ This module needs torch when it is imported.
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,10 @@ import torch
 
 from ..models.faults import available_bytes
 from ..models.restoring import restoring
-from .host_kernels import HostKernels
+from ..models.source import take_open_format
+from .host_kernels import HostKernels, built
+
+_LOG = logging.getLogger(__name__)
 
 Forward = Callable[..., torch.Tensor]
 
@@ -56,7 +60,7 @@ class Trial:
     Attributes
     ----------
     rows
-        Rows of the inputs, as of a decode step with so many slots.
+        Rows of the inputs, as of a decode step with that many slots.
     outputs
         Outputs of a weight that are computed; more take longer and measure better.
     repeats
@@ -80,6 +84,15 @@ _CHOSEN: weakref.WeakKeyDictionary[Any, Arithmetic] = weakref.WeakKeyDictionary(
 def arithmetic_of(model: Any) -> Arithmetic | None:
     """Return the arithmetic chosen for a model, None where its own number format was stated or kept."""
     return _CHOSEN.get(model)
+
+
+def settled_arithmetic(model: Any) -> Arithmetic | None:
+    """Return the arithmetic of a model, after a trial the first time if no number format was stated."""
+    if take_open_format(model) and model not in _CHOSEN:
+        choose_arithmetic(model, built())
+        if model in _CHOSEN:
+            _LOG.info("arithmetic: %s", _CHOSEN[model])
+    return arithmetic_of(model)
 
 
 def choose_arithmetic(model: Any, kernels: HostKernels | None, trial: Trial | None = None) -> Any:

@@ -75,7 +75,7 @@ class FusedLayers:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers compute so meanwhile."""
-        with restoring(self._put_back):
+        with restoring(self._restore):
             for module, forward in self._norms:
                 module.__dict__["forward"] = forward
             if self._rotary is not None:
@@ -83,7 +83,7 @@ class FusedLayers:
                 setattr(place, _ROTARY, turned)
             yield
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for module, _ in self._norms:
             module.__dict__.pop("forward", None)
         if self._rotary is not None:

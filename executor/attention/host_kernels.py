@@ -48,7 +48,7 @@ _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 _KV_NAMES = {(dtype, dtype): name for dtype, name in _NAMES.items()} | {
     (torch.float32, torch.bfloat16): "float32_bfloat16"
 }
-"""Of queries, and of the keys and values that they attend to."""
+"""Of queries, and of the KV cache that they read."""
 
 
 class UnfitError(Exception):
@@ -111,24 +111,8 @@ class HostKernels:
         """
         Attend from one token a row to what the row holds, the coming token's column among it.
 
-        Parameters
-        ----------
-        query
-            Shape (rows, heads, head size).
-        keys, values
-            Shape (rows, key-value heads, columns, head size), or with a table of blocks (tokens, key-value
-            heads, head size); the last dimension contiguous.
-        rows
-            Where the rows lie.
-        window
-            How many of the latest columns to attend to; None for all.
-        scale
-            Multiplies the scores; one over the root of the head size if None.
-
-        Returns
-        -------
-        torch.Tensor
-            Shape (rows, heads, head size of the values).
+        Shapes: query (rows, heads, head size), keys, values (rows, key-value heads, columns, head size),
+        returned (rows, heads, head size of the values).
         """
         _refuse_mixed(query, keys, values)
         count, heads, size = query.shape
@@ -146,16 +130,7 @@ class HostKernels:
         return output
 
     def keep(self, states: torch.Tensor, buffer: torch.Tensor, rows: Rows) -> None:
-        """
-        Write the coming token's keys or values of every row, (rows, heads, 1, head size), to its column.
-
-        Parameters
-        ----------
-        states
-            Its last dimension contiguous.
-        buffer, rows
-            As keys and rows of :meth:`attend`.
-        """
+        """Write each row's coming keys or values, (rows, heads, 1, head size), to its column."""
         _refuse_mixed(states, buffer)
         count, heads, _, size = states.shape
         numbers = (count, heads, size, *states.stride()[:2], *_blocks(rows), *_steps(buffer, rows))

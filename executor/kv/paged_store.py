@@ -1,5 +1,5 @@
 """
-Keys and values in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
+KV cache in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
 
 Blocks of a row may lie anywhere (PagedAttention, Kwon et al. 2023); attention reads a copy of the columns it
 needs, a layer and a group of rows at a time.
@@ -25,7 +25,7 @@ _LARGE_BLOCK = 64
 
 
 class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, each of shape (tokens of the pool, key-value heads, head size)."""
+    """One layer's KV cache, each of shape (tokens of the pool, key-value heads, head size)."""
 
     place: PagedSlots
 
@@ -38,23 +38,7 @@ class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
 
 
 class PagedSlots(KeyValueSlots):
-    """
-    The keys and values of all layers in blocks.
-
-    Parameters
-    ----------
-    slots
-        Rows there may be at once.
-    columns
-        The most tokens a row is expected to hold.
-    sliding_windows
-        For each layer how many of the latest tokens it attends to; None for all.
-    capacity
-        Tokens that all rows together may hold; at most a block a slot and one are allocated beyond it. None
-        for a pool that grows with the rows.
-    device
-        Of the buffers.
-    """
+    """The KV cache of all layers in blocks."""
 
     _layer_class = PagedLayer
 
@@ -73,7 +57,7 @@ class PagedSlots(KeyValueSlots):
         self.blocks = self._pool() if capacity is None else capacity // self.block + slots
         self._free = list(range(self.blocks - 1, -1, -1))
         self._blocks_of: list[list[int]] = []
-        # Rows out of use that fill a captured round up write to the last block, which is nobody's.
+        # Rows out of use that fill a captured decode step up write to the last block, which is no one's.
         self._table = torch.full(
             (slots, -(-columns // self.block)), self.blocks, dtype=torch.int64, device=device
         )
@@ -90,17 +74,17 @@ class PagedSlots(KeyValueSlots):
         return self._table
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Say where the coming tokens go; ``positions`` is read again in every round."""
+        """Say where the coming tokens go; ``positions`` is read again in every decode step."""
         super().begin_rounds(positions, rows)
         self._places = {}
 
     def end_rounds(self, rounds: int = 1) -> None:
-        """Count the tokens of a round as held; where the next ones go is looked up anew."""
+        """Count the tokens of a decode step as held; where the next ones go is looked up again."""
         self.lengths = [tokens + rounds for tokens in self.lengths]
         self._targets, self._places = {}, {}
 
     def targets(self, heads: int) -> torch.Tensor:
-        """Return where the coming keys and values go: index over (tokens of the pool, heads) flattened."""
+        """Return where the coming keys, values go: index over (tokens of the pool, heads) flattened."""
         if heads not in self._targets:
             places = (
                 self._table[self._rows, self._positions // self.block] * self.block
@@ -111,19 +95,7 @@ class PagedSlots(KeyValueSlots):
         return self._targets[heads]
 
     def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """
-        Take as many blocks as rows need.
-
-        Parameters
-        ----------
-        rows, tokens
-            Each row, and the tokens it is to hold.
-
-        Raises
-        ------
-        MemoryError
-            If the pool has not as many left; none is taken then.
-        """
+        """Take as many blocks as rows need."""
         self.make_room(max(tokens))
         lacking = self._lacking(rows, tokens)
         if sum(lacking) > len(self._free):
@@ -139,19 +111,7 @@ class PagedSlots(KeyValueSlots):
             self._table[places[:, 0], places[:, 1]] = places[:, 2]
 
     def reserve_rounds(self, rounds: int) -> int:
-        """
-        Take the blocks that all rows in use need for rounds.
-
-        Returns
-        -------
-        int
-            How many there is room for: at least one, and no more than asked for.
-
-        Raises
-        ------
-        MemoryError
-            If there is no room for one.
-        """
+        """Take the blocks that all rows in use need for decode steps."""
         rounds = super().reserve_rounds(rounds)
         rows = range(self.rows)
         while rounds > 1 and sum(self._lacking(rows, self._after(rounds))) > len(self._free):
@@ -170,7 +130,7 @@ class PagedSlots(KeyValueSlots):
         ]
 
     def make_room(self, tokens: int) -> None:
-        """Make room in the table for a row of so many tokens, and in a pool that grows."""
+        """Make room in the table for a row of that many tokens, and in a pool that grows."""
         if tokens <= self.columns:
             return
         before = self.columns
@@ -248,7 +208,7 @@ class PagedSlots(KeyValueSlots):
         self.lengths[row] = 0
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return copies of a row's keys and values, each of shape (heads, tokens, head size)."""
+        """Return copies of a row's KV cache, each of shape (heads, tokens, head size)."""
         self._places = {}
         tokens = self.lengths[row]
         copies = []
@@ -258,7 +218,7 @@ class PagedSlots(KeyValueSlots):
         return copies
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
         tokens = layers[0][0].shape[1]
         self.reserve([row], [tokens])
         columns = torch.arange(tokens, device=self._table.device)

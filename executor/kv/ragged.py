@@ -34,7 +34,7 @@ _PREFILL_TOKENS = 4_096
 """Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
 
 _SPARE_ROUNDS = 16
-"""Rounds that are run to be captured, beyond those that are asked for."""
+"""Decode steps that are run to be captured, beyond those that are asked for."""
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
 """What some layers tell their attention function that this one does not act on."""
@@ -44,20 +44,7 @@ class RaggedBatch(RunningBatch):
     """
     A running batch in fixed slots whose rows are read to their own lengths.
 
-    Parameters are those of :class:`~.running.RunningBatch`.
-
-    Parameters
-    ----------
-    prefill_tokens
-        The most prompt tokens of one forward call.
-    capture
-        Captures whole decode steps, so that the host only launches them; a CUDA graph on a GPU if left out,
-        none on a CPU.
-    kernel
-        Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
-    kv_tokens
-        Tokens of keys and values that all requests together may hold: no more are allocated, but for a block
-        a slot and one. None for as many as the longest request in every slot.
+    Parameters are those of :class:`~.batch.RunningBatch`.
     """
 
     tier: ClassVar[str] = "ragged"
@@ -147,11 +134,11 @@ class RaggedBatch(RunningBatch):
 
     @property
     def kernel(self) -> str | None:
-        """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
+        """Key of the attention kernel of captured decode steps; None before the first."""
         return self._kernel
 
     def warm_up(self) -> None:
-        """Choose the kernel and capture the rounds, on prompts of one token."""
+        """Choose the kernel and capture the decode steps, on prompts of one token."""
         if self._capture is None:
             return
         for active in (self.slots, -(-self.slots // 2), -(-self.slots // 4)):
@@ -160,7 +147,7 @@ class RaggedBatch(RunningBatch):
                 self.prefill(slots, [[0]] * active, request_ids=[""] * active)
                 self.decode(1)
             except OutOfMemoryError:
-                # Whoever runs the batch finds out as well, and knows what to do.
+                # A caller that runs the batch finds out as well, and knows what to do.
                 return
             finally:
                 for slot in self.occupied:
@@ -211,7 +198,7 @@ class RaggedBatch(RunningBatch):
         return self._captured
 
     def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
-        """Take note of what captured rounds read."""
+        """Take note of what captured decode steps read."""
         store, size = self._store, captured.size
         if self._kernel != "masked sdpa":
             # Rows are read to their lengths; one that only fills the captured size up reads its one column.
@@ -224,7 +211,7 @@ class RaggedBatch(RunningBatch):
                 self._padding_columns += layers * (size * store.columns - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
-        """Attend in a captured round: lengths are read from the device."""
+        """Attend in a captured decode step: lengths are read from the device."""
         assert self._captured is not None
         assert self._kernel is not None
         window = self._store.attending.window
@@ -251,7 +238,7 @@ class RaggedBatch(RunningBatch):
             self._masks.reset(positions)
             self._groups.arrange()
             store.begin_rounds(positions)
-        # Until the round is over, masks and targets are ahead of the lengths: one that fails begins anew.
+        # Until the step is over, masks and targets are ahead of the lengths: a failed one begins again.
         self._stale = True
         self._masks.advance()
         # The groups attend with these masks; the model itself gets none.
@@ -265,7 +252,7 @@ class RaggedBatch(RunningBatch):
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         window = self._store.attending.window
         if self._store.segments:
-            # Asked once for each prompt: what a layer asks for does not change from round to round.
+            # Asked once for each prompt: a layer asks for the same in every decode step.
             self._refuse(call.mask, window, call.others)
             return self._prompts.attend(call, window)
         if self._host is not None:

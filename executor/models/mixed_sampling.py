@@ -21,8 +21,8 @@ class MixedSampler:
     """
     A sampler for each request; its tokens are those that this sampler alone would choose.
 
-    A row is known by its random stream, so that no batch has to hold more of a request than it does for
-    any other sampler.
+    A row is known by its random stream, so that no batch has to hold more of a request than it does for any
+    other sampler.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class MixedSampler:
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
     def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
-        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
+        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
         return nullcontext() if self.recorder is None else self.recorder.in_place(rows, rounds)
 
     def stream(self, request_id: str) -> int:

@@ -34,7 +34,7 @@ class TokenRule(Protocol):
         """Whether the likeliest token is always taken."""
 
     def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
-        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
+        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -75,11 +75,6 @@ class Sampler:
         Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
     seed
         Seed shared by all requests.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of its range.
     """
 
     temperature: float = 0.0
@@ -121,14 +116,7 @@ class Sampler:
         """Leave it to the engine whether a completion has ended."""
 
     def stream(self, request_id: str) -> int:
-        """
-        Name the random stream of one request.
-
-        Returns
-        -------
-        int
-            A signed 64-bit number that depends on the seed and the id alone.
-        """
+        """Name the random stream of one request."""
         digest = hashlib.blake2b(f"{self.seed}:{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
@@ -136,19 +124,7 @@ class Sampler:
         """
         Choose one token per row, without leaving the device.
 
-        Parameters
-        ----------
-        logits
-            Shape (rows, vocabulary).
-        streams
-            Each row's :meth:`stream`, int64, shape (rows,).
-        indices
-            How many tokens each row's request has emitted before this one, int64, shape (rows,).
-
-        Returns
-        -------
-        torch.Tensor
-            Token ids, int64, shape (rows,).
+        Shapes: logits (rows, vocabulary), streams (rows,), indices (rows,), returned (rows,).
         """
         if self.greedy:
             return logits.argmax(dim=-1)

@@ -59,13 +59,6 @@ def fitted_audit(
 
     An iteration is taken to cost an affine function of its work, so that whatever the order, a job costs as
     much as the sum of its work: each rate, none of them negative, times the least that is needed of its kind.
-
-    Parameters
-    ----------
-    proven
-        As far as they are known, for the bound.
-    orders
-        Of the rows, by name.
     """
     fit = fit_iterations(job, limits)
     if fit is None:
@@ -101,14 +94,9 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
     """
     Return rates at which no order takes less than the sum of its least work.
 
-    A request that was put back computes its newest token within a chunk of all it holds, ``m`` tokens, in the
+    A request that was restored computes its newest token within a chunk of all it holds, ``m`` tokens, in the
     place of a decode that reads ``m``. So that what every order needs is not counted at more than that costs,
     a decode and what it reads may count no more than a chunk of as many tokens.
-
-    Parameters
-    ----------
-    put_back
-        Whether requests may be put back.
     """
     if not put_back:
         return rates
@@ -119,14 +107,7 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
 def simulated_orders(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, PricedRun]:
-    """
-    Return what orders come to whose iterations take a second each; nothing for a job too large to simulate.
-
-    Parameters
-    ----------
-    orders
-        Of the sequences, all there at the start, by name.
-    """
+    """Return the iterations of orders; empty for a job too large to simulate."""
     if not simulable(sequences, limits) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)

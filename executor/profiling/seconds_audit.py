@@ -58,11 +58,6 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     Return what a measured run lost.
 
     Prompts are taken to share no prefix.
-
-    Raises
-    ------
-    ValueError
-        If nothing can be proven of the costs; see :func:`.best_minorant`.
     """
     workload = run.workload
     limits = EngineLimits(run.sequences, run.batched_tokens, run.kv_capacity, run.block_tokens)

@@ -42,8 +42,9 @@ class Validation:
     Parameters
     ----------
     metrics
-        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from a
-        request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other token.
+        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from
+        a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
+        token.
     order_correlation
         Spearman's, of the times at which the requests finished.
     requests
@@ -73,14 +74,7 @@ def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = No
 
 
 def validate_trace(trace: Trace, cost: CostModel) -> Validation:
-    """
-    Return how far a trace of our own is from the same stages at a cost model's times.
-
-    Parameters
-    ----------
-    cost
-        The model to judge. Time in which nothing ran, waiting for an arrival, is kept as it was.
-    """
+    """Return how far a trace of our own is from the same stages at a cost model's times."""
     simulated = retime(trace, cost)
     return _compare(
         trace.queued,

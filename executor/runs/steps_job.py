@@ -144,7 +144,7 @@ class StepsJob:
             tier=self.tier,
         )
         if begun:
-            engine.go_on_from(begun)
+            engine.continue_from(begun)
         return engine
 
 
@@ -285,7 +285,7 @@ class LiveSteps:
                 on_end(self._so_far(request, self._serving.served))
 
         # Not every change of weights since the step before can be seen from here.
-        self._engine.take_weights_anew()
+        self._engine.reload_weights()
         self._serving.watch(ended, on_stage)
         with device_failures():
             one_more = self._serving.advance(there)

@@ -10,10 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from tier_cases import RAGGED
+from tier_cases import RAGGED, generate_alone
 
 from batchbound.executor.attention.decoder import Decoder
-from batchbound.executor.attention.float_products import Trial, arithmetic_of, choose_arithmetic
+from batchbound.executor.attention.float_products import (
+    Trial,
+    arithmetic_of,
+    choose_arithmetic,
+    settled_arithmetic,
+)
 from batchbound.executor.attention.host_kernels import HostKernels, built, compiler
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.source import load_model
@@ -159,5 +164,26 @@ def test_float16_is_converted_as_a_whole(kernels: HostKernels) -> None:
 
 def test_a_stated_number_format_is_kept(tmp_path: Path) -> None:
     load_model("tiny:llama", dtype="bfloat16", device="cpu").save_pretrained(tmp_path)
-    assert arithmetic_of(load_model(str(tmp_path), dtype="bfloat16", device="cpu")) is None
+    stated = load_model(str(tmp_path), dtype="bfloat16", device="cpu")
+    assert settled_arithmetic(stated) is None
+    assert Decoder(stated).dtype == torch.bfloat16
     assert load_model(str(tmp_path), dtype="float32", device="cpu").dtype == torch.float32
+
+
+def test_without_a_stated_format_the_trial_is_made_once(tmp_path: Path, kernels: HostKernels) -> None:
+    load_model("tiny:llama", dtype="bfloat16", device="cpu").save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu")
+    assert arithmetic_of(model) is None
+    settled = settled_arithmetic(model)
+    assert settled is not None
+    assert settled.rates.keys() == {"bfloat16", "float32"}
+    assert settled_arithmetic(model) is settled
+
+
+def test_a_pool_grows_with_rows_that_outgrow_it_and_keeps_what_they_hold(llama: Any) -> None:
+    batch = RaggedBatch(llama, 2, 2)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    first = batch.prefill([0, 1], prompts)
+    tokens = [first, *batch.decode(150).tolist()]
+    for row, prompt in enumerate(prompts):
+        assert [step[row] for step in tokens] == generate_alone(llama, prompt, 151)

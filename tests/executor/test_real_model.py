@@ -20,8 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from batchbound.cli.main import main
-
+from batchbound.cli import main
 from batchbound.executor.attention.float_products import Trial, arithmetic_of, choose_arithmetic
 from batchbound.executor.attention.host_kernels import built
 from batchbound.executor.llm import LLM, Completion
@@ -30,7 +29,7 @@ from batchbound.executor.partial import Until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-CAP = 40
+CAP = 32
 QUESTIONS = [
     "What is the capital of France? Answer with one word.",
     "Janet has 3 apples and buys 5 more. How many apples does she have?",
@@ -104,7 +103,15 @@ def test_the_command_writes_the_completions_of_generate(
     folder: str, llm: LLM, alone: list[list[int]], tmp_path: Path
 ) -> None:
     prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    rows = [{"messages": chat, "max_tokens": CAP, "temperature": 0} for chat in CHATS]
+    rows = [
+        {
+            "custom_id": f"chat-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": folder, "messages": chat, "max_tokens": CAP, "temperature": 0},
+        }
+        for number, chat in enumerate(CHATS)
+    ]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = ["run", str(prompts), "--model", folder, "--dtype", "float32", "--device", "cpu", "--slots", "3"]
     assert main([*words, "-o", str(answers)]) == 0
