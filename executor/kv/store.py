@@ -7,12 +7,12 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 import math
+import mmap
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -134,8 +134,12 @@ def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros; in host memory, pages that are never written to take none."""
-    if device.type != "cpu":
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Torch writes every zero, calloc only asks for the pages.
-    held = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(held).view(dtype).view(shape)
+    # Torch writes every zero, and calloc those in memory that was used before.
+    try:
+        held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size} bytes of KV cache") from error
+    return torch.frombuffer(held, dtype=dtype).view(shape)
