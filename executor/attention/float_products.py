@@ -2,7 +2,7 @@
 Float32 arithmetic on 16-bit weights, which stay as the checkpoint has them.
 
 On a processor that multiplies bfloat16 slowly or not at all, float32 sums of widened weights are faster and
-round less. Activations are float32; nothing but small norms is copied.
+have smaller rounding errors. Activations are float32; nothing but small norms is copied.
 
 This module needs torch when it is imported.
 """

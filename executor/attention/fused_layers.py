@@ -20,7 +20,7 @@ from .kernels import agree
 
 _ROTARY = "apply_rotary_pos_emb"
 _MOST_NUMBERS = 1 << 16
-"""Of a norm's input on a CPU: more are left to torch where it has several threads."""
+"""Largest input of a norm on a CPU, numbers; larger ones are left to torch with several threads."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,7 +43,7 @@ class FusedLayers:
     The norms and the rotary embedding of a model that are computed in one call each.
 
     Each is compared with what the model computes, on random numbers, before it is put in its place. In double
-    precision transformers rounds norms to single on the way, and they stay its own.
+    precision transformers computes norms in single, and they stay its own.
     """
 
     def __init__(self, model: Any, kernels: LayerKernels, dtype: torch.dtype | None = None) -> None:
@@ -64,7 +64,7 @@ class FusedLayers:
 
     @property
     def norms(self) -> int:
-        """How many norms are computed in one call."""
+        """Number of norms computed in one call."""
         return len(self._norms)
 
     @property
@@ -136,7 +136,7 @@ def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> 
         if wide or inputs.dtype != dtype or not weight.is_contiguous():
             answer: torch.Tensor = own(module, inputs)
             return answer
-        # Weights of 16 bits are few beside the rows that they scale.
+        # A norm's weights are few against the rows that they scale.
         return kernels.norm(inputs, weight.to(dtype), epsilon, kind)
 
     return forward

@@ -1,5 +1,5 @@
 """
-What a decode step computes between its matrix products on a CPU, by functions in C++ of our own.
+Functions in C++ for a decode step on a CPU: attention, norms, rotary embeddings, wide products.
 
 They are built once a machine by its C++ compiler and kept in the user's cache; without a compiler torch's own
 operations do the same, in more calls, and with rows padded to one another.
@@ -34,7 +34,7 @@ _FLAGS = (
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
-    # What lets sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
+    # They let sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-signed-zeros",
@@ -42,13 +42,13 @@ _FLAGS = (
 )
 _BUILD_SECONDS = 120.0
 NORM_KINDS = (0, 1)
-"""Of root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
+"""Root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
 
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _KV_NAMES = {(dtype, dtype): name for dtype, name in _NAMES.items()} | {
     (torch.float32, torch.bfloat16): "float32_bfloat16"
 }
-"""Of queries, and of the KV cache that they read."""
+"""Number formats of queries and of the KV cache that they read."""
 
 
 class UnfitError(Exception):

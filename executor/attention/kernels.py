@@ -152,7 +152,7 @@ def fastest(
     """Return the name of the fastest kernel that is right here, measured on the spot."""
     seconds_of = seconds_of or _seconds_of
     device = query.device
-    # Of its own: a caller that trains beside it has seeded torch's.
+    # A generator of its own: a caller that trains has seeded torch's.
     generator = torch.Generator(device).manual_seed(0)
     query, keys, values = (
         torch.empty_like(states).normal_(generator=generator) for states in (query, held.keys, held.values)

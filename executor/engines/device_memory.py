@@ -1,4 +1,4 @@
-"""A device's memory: how many tokens of the KV cache fit beside the weights, what a process keeps."""
+"""A device's memory: tokens of KV cache that fit with the weights, memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNAB
 
 
 def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
-    """Return a device's bytes, and how many tokens of the KV cache fit on it beside the weights."""
+    """Return a device's bytes, and the tokens of KV cache that fit with the weights."""
     import torch
 
     from ..attention.packed_weights import packed_bytes

@@ -1,5 +1,5 @@
 """
-Who is on the device and who waits on the host, when not all fits.
+Offload KV cache to the host when the device is full.
 
 The caller sees one batch in which all requests decode in step. Under memory pressure the newest requests move
 to the host and take turns with the others: slower, never wrong, and nothing is computed twice.
@@ -48,7 +48,7 @@ class OffloadingBatch:
         self._prompts_at_once = self._most_slots = slots
         self._calm, self._patience = 0, CALM_ROUNDS
         self.ran_out = 0
-        """How often memory ran out."""
+        """Times that memory ran out."""
         try:
             self._batch.allocate()
         except OutOfMemoryError:
@@ -57,7 +57,7 @@ class OffloadingBatch:
         self.prefilled = 0
         """Prompt tokens computed so far, and one for each request that shared them."""
         self.moved = 0
-        """How often a running request was moved to the host."""
+        """Times that a running request was moved to the host."""
 
     @property
     def slots(self) -> int:
@@ -124,7 +124,7 @@ class OffloadingBatch:
             self._unpark(next(iter(self._parked)))
         answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
         if until and self._parked:
-            # Those who take turns must not run ahead of an end that another comes to.
+            # Requests that take turns must not run ahead of another's end.
             rounds = 1
         while True:
             left = {request: rounds - len(tokens) for request, tokens in answers.items()}

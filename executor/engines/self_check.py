@@ -1,4 +1,4 @@
-"""Whether a running batch gives a model's own greedy completions, up to near-ties of the number format."""
+"""Check that a running batch gives a model's own greedy completions, up to near-ties of the number format."""
 
 from __future__ import annotations
 

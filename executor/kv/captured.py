@@ -29,7 +29,7 @@ Capture = Callable[[Round], Round]
 """Runs a decode step as often as it needs to, and returns what runs it again on the same tensors."""
 
 MOST_ROUNDS = 256
-"""Decode steps whose results are kept on the device until they are read back."""
+"""Decode steps that keep their results on the device until they are read back."""
 
 LAG = 2
 """Decode steps launched before the host looks for an end; more hide longer launches and copies."""
@@ -108,7 +108,7 @@ class CapturedRounds:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         """While a decode step runs: the columns that each row holds, its new token's among them."""
         self.ended = False
-        """Whether the latest call came to a token that ended it."""
+        """True if a token ended the latest call."""
         self.size = 0
         """Rows of the latest call's decode steps."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})

@@ -37,12 +37,12 @@ _SPARE_ROUNDS = 16
 """Decode steps that are run to be captured, beyond those that are asked for."""
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
-"""What some layers tell their attention function that this one does not act on."""
+"""Arguments of layers to their attention function that this one ignores."""
 
 
 class RaggedBatch(RunningBatch):
     """
-    A running batch in fixed slots whose rows are read to their own lengths.
+    A running batch in fixed slots; rows are read to their own lengths.
 
     Parameters are those of :class:`~.batch.RunningBatch`.
     """
@@ -82,7 +82,7 @@ class RaggedBatch(RunningBatch):
         windows, device = self._decoder.sliding_windows, self._decoder.device
         if self._capture is None and device.type == "cuda":
             self._capture = cuda_graph
-        # What a capture records has to be torch's.
+        # A capture can only record torch's operations.
         self._host = self._decoder.use_host_kernels() if self._capture is None else None
         if self._kv_tokens is None and self._host is None:
             return KeyValueSlots(self.slots, capacity + 1, windows)
@@ -166,7 +166,7 @@ class RaggedBatch(RunningBatch):
             except Exception as error:  # whatever a model does that a graph cannot hold
                 if out_of_memory(error):
                     raise
-                _LOG.warning("decode rounds are not captured: %s: %s", type(error).__name__, error)
+                _LOG.warning("decode steps are not captured: %s: %s", type(error).__name__, error)
                 self._capture = None
                 break
             self._count_captured(captured, len(results[0]))

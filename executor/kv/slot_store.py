@@ -95,9 +95,9 @@ class KeyValueSlots(KeyValueStore):
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.kernels: HostKernels | None = None
-        """What writes the KV cache of decode steps; torch where there is none."""
+        """Functions that write the KV cache of decode steps; torch's without them."""
         self.dtype: torch.dtype | None = None
-        """Of the KV cache; that of the first keys where there is none."""
+        """Number format of the KV cache; None for that of the first keys."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -260,7 +260,7 @@ def _takes_launches(buffer: torch.Tensor) -> bool:
 
 
 class SlotMasks:
-    """What hides the columns that a row does not hold, kept up to date by one write per decode step."""
+    """Masks of the columns that a row does not hold, kept up to date by one write per decode step."""
 
     def __init__(
         self,

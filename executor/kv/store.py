@@ -1,5 +1,5 @@
 """
-What a running batch asks of the place where its KV cache lies, whatever the layout.
+Interface of a running batch to its KV cache, whatever the layout.
 
 This module needs torch and transformers when it is imported.
 """

@@ -23,7 +23,7 @@ _PREFILL_TOKENS = 16_384
 
 class WindowBatch(RunningBatch):
     """
-    A running batch whose rows all end at the same column, shorter ones padded in front.
+    A running batch with rows that end at the same column, shorter ones padded in front.
 
     Index distance equals position distance, which sliding windows, ALiBi and index-based biases rely on.
     Parameters are those of :class:`~.batch.RunningBatch`; the buffers are somewhat wider than ``capacity``.

@@ -1,4 +1,4 @@
-"""What goes wrong on a device while a batch runs, told apart so that the run can continue or stop cleanly."""
+"""Failures of a device while a batch runs, by kind, so that the run can continue or stop cleanly."""
 
 from __future__ import annotations
 

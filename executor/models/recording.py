@@ -74,7 +74,7 @@ class Recorder:
     Parameters
     ----------
     modes
-        Of each request's random stream, which distribution is told of.
+        Distribution that is recorded, by a request's random stream.
     likeliest
         How many of the likeliest tokens are kept, too.
     """

@@ -1,4 +1,4 @@
-"""What a job's requests ask, made into the one rule by which a batch chooses and ends."""
+"""The sampling of a job's requests, made into the one rule by which a batch chooses and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is changed of a model while it runs, restored however that ends."""
+"""Changes to a model while it runs, undone however that ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen: greedily, or drawn reproducibly for each request on its own."""
+"""Choice of the next token: greedy, or drawn reproducibly for each request on its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LIKELIEST = 256
 
 
 class TokenRule(Protocol):
-    """What a batch needs to choose tokens; its parts are those of :class:`Sampler`."""
+    """Rule by which a batch chooses tokens; :class:`Sampler` is one."""
 
     @property
     def greedy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a hub name, a directory, or a tiny one built on the spot."""
+"""Sources of a model: a hub name, a directory, or a tiny one built on the spot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LoadFormat = Literal["auto", "partial", "dummy"]
 """``auto`` reads all weights; ``partial`` draws those at random that are missing; ``dummy`` draws all."""
 
 _FORMAT_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models whose arithmetic a batch may choose."""
+"""Models loaded without a stated number format: a batch may choose their arithmetic."""
 
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
-"""What configurations call the most tokens a model can attend to."""
+"""Names in configurations for the most tokens a model can attend to."""
 
 
 class ModelLoadError(InputError):
@@ -136,7 +136,7 @@ def take_open_format(model: Any) -> bool:
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
-    """Refuse a model whose weights alone are more than the memory: the system would end the process."""
+    """Refuse a model with weights larger than the memory: the system would end the process."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -25,11 +25,11 @@ class TemplateError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What a run needs of a tokenizer."""
+    """Tokenizer of a run."""
 
     @property
     def name(self) -> str:
-        """What the user called it."""
+        """Name that the user gave."""
 
     @property
     def vocab_size(self) -> int:

@@ -76,7 +76,7 @@ class TrainedPredictor:
         return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
 
     def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
-        """Return the predictor learnt from new completions beside the old ones, and measured again."""
+        """Return the predictor learnt from new and old completions, measured again."""
         encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
         return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
 

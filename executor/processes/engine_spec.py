@@ -1,4 +1,4 @@
-"""What a process of its own loads to serve a job's requests."""
+"""Engine that a process of its own loads."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class FleetOutcome:
 @dataclass(frozen=True, slots=True, eq=False)
 class Listener:
     """
-    Who is told of what a fleet does, beside its completions.
+    Callbacks on a fleet's events other than completions.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Listener:
 
 @dataclass(slots=True)
 class _Log:
-    """What a replica reported so far."""
+    """Reports of a replica so far."""
 
     stages: list[Stage] = field(default_factory=list)
     stage_of: dict[int, int] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class RayFleet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """How a job is served: by which schedules or policy, who takes from whom, and who is given up when."""
+    """Serving of a job: schedules or policy, which replica takes from which, and who is given up when."""
 
     schedule: FleetSchedule
     policy: FleetPolicy | None

@@ -16,7 +16,7 @@ _FLOOR_CANDIDATES = 64
 _REWEIGHTINGS = 8
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _PROFILE_ONLY = ("date", "lengths")
-"""What a profile's versions say besides the engine's description."""
+"""Keys of a profile's versions that do not describe the engine."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens; with the batches, the stages that a cost model is drawn through."""
 _BEND_GAIN = 0.03

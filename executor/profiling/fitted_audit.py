@@ -1,4 +1,4 @@
-"""What a job lost in seconds, at the seconds of an iteration that its own times show."""
+"""Seconds that a job lost, at the seconds of an iteration that its own times show."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ...heuristics.engine import Engine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _SPREAD = 0.5
-"""How far the prompts of a point are from their mean, at most, as a share of it."""
+"""Largest distance of a point's prompts from their mean, as a share of it."""
 _BURSTS = (1, 2, 4)
 """Decode steps of the bursts after the first of a point; a request leaves before each."""
 _JOB_ANSWER = 24
@@ -56,7 +56,7 @@ def profile(
     if not points:
         raise ValueError(
             f"no point of the grid (slots {list(slots)}, prompts {list(prompt_tokens)} tokens) fits into"
-            f" {kv_capacity} tokens of keys and values"
+            f" {kv_capacity} tokens of KV cache"
         )
     order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
     measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}

@@ -1,5 +1,5 @@
 """
-How much of a forward call its layers take, and their attention apart from the rest.
+Share of a forward call that layers take, and their attention apart from the rest.
 
 This module needs torch when it is imported.
 """

@@ -1,4 +1,4 @@
-"""What a measured run lost in seconds, by cause, against a bound that holds for every order."""
+"""Seconds that a measured run lost, by cause, against a bound that holds for every order."""
 
 from __future__ import annotations
 

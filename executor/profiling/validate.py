@@ -1,4 +1,4 @@
-"""How far the simulation is from a measured run."""
+"""Error of the simulation against a measured run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Metric:
 @dataclass(frozen=True, slots=True)
 class Validation:
     """
-    A simulation beside the run it replays.
+    A simulation and the run that it replays.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Two workers of a model to be timed: one that encodes, and engines that decode beside it (ExeGPT's WAA)."""
+"""Two workers of a model to be timed: one that encodes, and engines that decode meanwhile (ExeGPT's WAA)."""
 
 from __future__ import annotations
 
