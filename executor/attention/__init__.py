@@ -1,1 +1,1 @@
-"""How rows attend: masks, kernels, and the forward call of a decoder."""
+"""Attention: masks, kernels, and the forward call of a decoder."""

@@ -1,5 +1,5 @@
 """
-The calls into a transformers model: tokens in, keys and values stored, the next token's logits out.
+The calls into a transformers model: tokens in, KV cache stored, the next token's logits out.
 
 This module needs torch and transformers when it is imported.
 """
@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..models.families import layer_windows, needs_padding_mask
+from .float_products import FloatProducts, settled_arithmetic
 from .functions import grouped, repeats_keys
 from .fused_layers import FusedLayers
 from .host_kernels import HostKernels, built
@@ -27,58 +28,49 @@ Mask = torch.Tensor | dict[str, torch.Tensor]
 
 
 class Decoder:
-    """
-    A causal language model, called without ``generate``.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode, not wrapped.
-    """
+    """A causal language model, called without ``generate``."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.device: torch.device = model.device
-        self.dtype: torch.dtype = model.dtype
+        chosen = settled_arithmetic(model)
+        kernels = built() if chosen is not None and chosen.widened else None
+        self._wide = None if kernels is None else FloatProducts(model, kernels)
+        self.dtype: torch.dtype = model.dtype if self._wide is None else torch.float32
+        self.kv_dtype: torch.dtype | None = None if self._wide is None else model.dtype
         kinds, windows = layer_windows(model.config)
         self.sliding_windows = windows
         self.windows_by_kind = dict(zip(kinds, windows, strict=True))
         self.padding_mask = needs_padding_mask(model.config)
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
-        self._packed = PackedWeights(model)
+        self._packed = PackedWeights(model) if self._wide is None else None
         self._layers: FusedLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
     def use_host_kernels(self) -> HostKernels | None:
-        """
-        Compute norms and rotary embeddings by functions of our own from now on, if the model is on the CPU.
-
-        Returns
-        -------
-        HostKernels or None
-            The functions; None on other devices, and where they cannot be built.
-        """
+        """Compute norms and rotary embeddings by our own functions from now on, on a CPU."""
         kernels = built() if self.device.type == "cpu" else None
         if kernels is None or not kernels.takes(self.dtype):
             return None
-        self._layers = FusedLayers(self.model, kernels)
+        self._layers = FusedLayers(self.model, kernels, self.dtype)
         return kernels
 
     def use_device_kernels(self) -> None:
-        """Compute norms and rotary embeddings by kernels of our own from now on, if the model is on a GPU."""
+        """Compute norms and rotary embeddings by our own kernels from now on, on a GPU."""
         if self.device.type != "cuda":
             return
         try:
             from .device_kernels import DeviceKernels
 
-            self._layers = FusedLayers(self.model, DeviceKernels())
+            self._layers = FusedLayers(self.model, DeviceKernels(), self.dtype)
         except Exception as error:  # whatever triton raises where it is not installed or does not compile
             _LOG.info("norms and rotary embeddings stay torch's: %s: %s", type(error).__name__, error)
 
-    def take_weights_anew(self) -> None:
+    def reload_weights(self) -> None:
         """Copy the weights that are packed again: the model's may have changed."""
-        self._packed.pack_anew()
+        if self._packed is not None:
+            self._packed.repack()
 
     def decoding(self) -> AbstractContextManager[None]:
         """Return the context for decode steps whose masks are built by the caller."""
@@ -96,22 +88,7 @@ class Decoder:
         """
         Run tokens.
 
-        Parameters
-        ----------
-        cache
-            Stores the keys and values and says which to attend to.
-        ids, positions
-            Tokens and their positions, int64, shape (sequences, tokens).
-        mask
-            As transformers takes it; none for plain causal attention.
-        last
-            The sequence and the column of each token whose logits are wanted; by default each sequence's
-            last.
-
-        Returns
-        -------
-        torch.Tensor
-            Logits, shape (tokens wanted, vocabulary).
+        Shapes: ids, positions (sequences, tokens), returned (tokens wanted, vocabulary).
         """
         arguments: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
         if mask is not None:
@@ -130,7 +107,9 @@ class Decoder:
     @contextmanager
     def _faster(self) -> Iterator[None]:
         """Let layers compute as they do fastest meanwhile."""
-        with self._packed.in_place(), self._layers.in_place() if self._layers else nullcontext():
+        linear = self._wide or self._packed
+        assert linear is not None
+        with linear.in_place(), self._layers.in_place() if self._layers else nullcontext():
             yield
 
     @contextmanager

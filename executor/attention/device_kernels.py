@@ -1,5 +1,5 @@
 """
-What a decode step computes between its matrix products on a GPU, in Triton, in fewer launches than torch's.
+Kernels for a decode step's work between matrix products on a GPU, in Triton, in fewer launches than torch's.
 
 This module needs torch and triton when it is imported; with ``TRITON_INTERPRET=1`` set before, it runs on the
 CPU.

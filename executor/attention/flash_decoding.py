@@ -1,9 +1,9 @@
 """
 Decode attention in Triton: each row reads the columns it holds and no others, in one piece or in blocks.
 
-Flash decoding: the columns of a row are split among programs, each keeps a running softmax over its part,
-and a second kernel joins the parts. The number of parts is fixed per call, so a row's result depends neither
-on the other rows nor on the order in which programs run.
+Flash decoding: the columns of a row are split among programs, each keeps a running softmax over its part, and
+a second kernel joins the parts. The number of parts is fixed per call, so a row's result depends neither on
+the other rows nor on the order in which programs run.
 
 This module needs torch and triton when it is imported; with ``TRITON_INTERPRET=1`` set before, it runs on the
 CPU.
@@ -154,23 +154,7 @@ def _join_parts(  # type: ignore[no-untyped-def]
 
 
 def parts_for(rows: int, key_value_heads: int, columns: int, device: torch.device) -> int:
-    """
-    Return among how many programs to split a row's columns.
-
-    Parameters
-    ----------
-    rows, key_value_heads
-        Programs there are without any split.
-    columns
-        The most columns of a row.
-    device
-        Its multiprocessors are to be kept busy.
-
-    Returns
-    -------
-    int
-        At least 1; a power of two, at most one part per block of columns.
-    """
+    """Return among how many programs to split a row's columns."""
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -194,31 +178,8 @@ def attend(
     """
     Attend from one token per row to the columns that the row holds.
 
-    Parameters
-    ----------
-    query
-        Shape (rows, heads, head size); the last dimension contiguous, as in all others.
-    keys, values
-        Shape (at least rows, key-value heads, columns, head size); of rows in blocks (tokens of the pool,
-        key-value heads, head size).
-    lengths
-        The column past the last of each row, int, shape (rows,).
-    blocks
-        Where rows lie in blocks: the blocks of each, int64, shape (at least rows, blocks), and the tokens of
-        one.
-    starts
-        The first column of each row, int, shape (rows,); 0 if left out.
-    window
-        How many of the latest columns to attend to; None for all.
-    scale
-        Multiplies the scores; one over the root of the head size if left out.
-    parts
-        Among how many programs to split each row; by :func:`parts_for` if left out.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (rows, heads, head size), in the query's number format; 0 for a row without columns.
+    Shapes: query (rows, heads, head size), keys, values (at least rows, key-value heads, columns, head size),
+    lengths (rows,), blocks (at least rows, blocks), starts (rows,), returned (rows, heads, head size).
     """
     rows, heads, size = query.shape
     key_value_heads = keys.shape[1]

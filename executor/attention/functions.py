@@ -46,21 +46,13 @@ class AttentionCall(NamedTuple):
 
 def grouped_attention(call: AttentionCall) -> torch.Tensor:
     """
-    Attend from one token per row, on the keys and values as they are cached.
+    Attend from one token per row, on keys, values as they are cached.
 
     The query heads that share a key head are taken for queries of one sequence, which is right as long as a
     single token per row attends and the mask is the same for all heads. Anything else is left to
     transformers.
 
-    Parameters
-    ----------
-    call
-        Of a layer whose keys and values are cached.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (rows, tokens, heads, head size).
+    Shapes: returned (rows, tokens, heads, head size).
     """
     rows, heads, tokens, size = call.query.shape
     if tokens != 1 or call.mask is None or call.mask.shape[1] != 1:
@@ -79,20 +71,7 @@ def grouped_attention(call: AttentionCall) -> torch.Tensor:
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:
-    """
-    Return a mask that torch's attention can read on the mask's device.
-
-    Parameters
-    ----------
-    mask
-        Added to the scores; its last dimension contiguous.
-
-    Returns
-    -------
-    torch.Tensor
-        The mask, or a copy: on a GPU a part of a mask whose rows begin between multiples of 16 bytes stops
-        the program, "misaligned address" (torch 2.11).
-    """
+    """Return a mask that torch's attention can read on the mask's device."""
     if mask.device.type == "cpu":
         return mask
     begins = (mask.data_ptr(), *(step * mask.itemsize for step in mask.stride()[:-1]))
@@ -110,21 +89,8 @@ def attend_from_latest(
     """
     Attend from the latest tokens of one sequence to all of it, each to itself and what is before it.
 
-    Parameters
-    ----------
-    query
-        Shape (1, heads, tokens, head size).
-    keys, values
-        Of the whole sequence, its latest tokens at the end, shape (1, key-value heads, held, head size).
-    window
-        How many of the latest tokens each attends to; None for all.
-    scale
-        Multiplies the scores; one over the root of the head size if None.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (1, tokens, heads, head size).
+    Shapes: query (1, heads, tokens, head size), keys, values (1, key-value heads, held, head size), returned
+    (1, tokens, heads, head size).
     """
     tokens, held = query.shape[2], keys.shape[2]
     mask = None
@@ -147,28 +113,14 @@ def attend_from_latest(
 
 
 def repeats_keys(model: Any) -> bool:
-    """
-    Tell whether transformers would repeat keys and values in every decode step of this model.
-
-    Returns
-    -------
-    bool
-        True for grouped-query attention by sdpa on releases that do not pack the query heads themselves.
-    """
+    """Tell whether transformers would repeat the KV cache in every decode step of this model."""
     if hasattr(sdpa_attention, "pack_gqa") or model.config._attn_implementation != "sdpa":
         return False
     return any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules())
 
 
 def grouped(model: Any) -> AbstractContextManager[None]:
-    """
-    Let a model's layers call :func:`grouped_attention` meanwhile.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model whose masks are built by the caller.
-    """
+    """Let a model's layers call :func:`grouped_attention` meanwhile."""
     return attending(model, _NAME, grouped_attention)
 
 
@@ -177,17 +129,7 @@ def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.T
     """
     Let a model's layers call an attention function meanwhile, and build no masks.
 
-    Parameters
-    ----------
-    name
-        Under which to register the function.
-    function
-        Returns the output of a call, shape (rows, tokens, heads, head size).
-
-    Yields
-    ------
-    None
-        While the function is in place.
+    Shapes: function (rows, tokens, heads, head size).
     """
 
     def attention(

@@ -20,7 +20,7 @@ from .kernels import agree
 
 _ROTARY = "apply_rotary_pos_emb"
 _MOST_NUMBERS = 1 << 16
-"""Of a norm's input on a CPU: more are left to torch where it has several threads."""
+"""Largest input of a norm on a CPU, numbers; larger ones are left to torch with several threads."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,10 +43,11 @@ class FusedLayers:
     The norms and the rotary embedding of a model that are computed in one call each.
 
     Each is compared with what the model computes, on random numbers, before it is put in its place. In double
-    precision transformers rounds norms to single on the way, and they stay its own.
+    precision transformers computes norms in single, and they stay its own.
     """
 
-    def __init__(self, model: torch.nn.Module, kernels: LayerKernels) -> None:
+    def __init__(self, model: Any, kernels: LayerKernels, dtype: torch.dtype | None = None) -> None:
+        dtype = dtype or model.dtype
         self._norms: list[tuple[Any, Forward]] = []
         kinds: dict[tuple[Any, ...], int | None] = {}
         module: Any
@@ -55,15 +56,15 @@ class FusedLayers:
                 continue
             like = (type(module), module.weight.dtype, len(module.weight), _epsilon(module))
             if like not in kinds:
-                kinds[like] = _kind_of(module, kernels)
+                kinds[like] = _kind_of(module, kernels, dtype)
             kind = kinds[like]
             if kind is not None:
-                self._norms.append((module, _norm(module, kernels, kind)))
-        self._rotary = _rotary_of(model, kernels)
+                self._norms.append((module, _norm(module, kernels, kind, dtype)))
+        self._rotary = _rotary_of(model, kernels, dtype)
 
     @property
     def norms(self) -> int:
-        """How many norms are computed in one call."""
+        """Number of norms computed in one call."""
         return len(self._norms)
 
     @property
@@ -74,7 +75,7 @@ class FusedLayers:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers compute so meanwhile."""
-        with restoring(self._put_back):
+        with restoring(self._restore):
             for module, forward in self._norms:
                 module.__dict__["forward"] = forward
             if self._rotary is not None:
@@ -82,7 +83,7 @@ class FusedLayers:
                 setattr(place, _ROTARY, turned)
             yield
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for module, _ in self._norms:
             module.__dict__.pop("forward", None)
         if self._rotary is not None:
@@ -107,13 +108,14 @@ def _epsilon(module: Any) -> float | None:
     return epsilon if isinstance(epsilon, float) else None
 
 
-def _kind_of(module: Any, kernels: LayerKernels) -> int | None:
+def _kind_of(module: Any, kernels: LayerKernels, dtype: torch.dtype) -> int | None:
     """Return which norm a module computes, found by trying; None if it is another."""
     probe, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
     weight = module.weight
     with torch.no_grad():
-        probe.weight = torch.nn.Parameter(torch.randn(len(weight), generator=draw).to(weight), False)
-        inputs = torch.randn(3, 1, len(weight), generator=draw).to(weight)
+        random = torch.randn(len(weight), generator=draw).to(weight).to(dtype)
+        probe.weight = torch.nn.Parameter(random, False)
+        inputs = torch.randn(3, 1, len(weight), generator=draw).to(random)
         # Small numbers too, on which only the epsilon is seen.
         inputs[1] *= 1e-3
         for kind in NORM_KINDS:
@@ -123,7 +125,7 @@ def _kind_of(module: Any, kernels: LayerKernels) -> int | None:
     return None
 
 
-def _norm(module: Any, kernels: LayerKernels, kind: int) -> Forward:
+def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> Forward:
     own, epsilon = type(module).forward, _epsilon(module)
     assert epsilon is not None
 
@@ -131,19 +133,20 @@ def _norm(module: Any, kernels: LayerKernels, kind: int) -> Forward:
         weight = module.weight
         # Many tokens keep torch's threads busy, which these functions do not use.
         wide = not inputs.is_cuda and inputs.numel() > _MOST_NUMBERS and torch.get_num_threads() > 1
-        if wide or inputs.dtype != weight.dtype or not weight.is_contiguous():
+        if wide or inputs.dtype != dtype or not weight.is_contiguous():
             answer: torch.Tensor = own(module, inputs)
             return answer
-        return kernels.norm(inputs, weight, epsilon, kind)
+        # A norm's weights are few against the rows that they scale.
+        return kernels.norm(inputs, weight.to(dtype), epsilon, kind)
 
     return forward
 
 
-def _rotary_of(model: Any, kernels: LayerKernels) -> tuple[Any, Any, Any] | None:
+def _rotary_of(model: Any, kernels: LayerKernels, dtype: torch.dtype) -> tuple[Any, Any, Any] | None:
     """Return the module that has the model's rotary function, the function and the one in its place."""
     place = sys.modules[type(model).__module__]
     own = getattr(place, _ROTARY, None)
-    if own is None or not kernels.takes(model.dtype):
+    if own is None or not kernels.takes(dtype):
         return None
 
     def turned(
@@ -166,7 +169,7 @@ def _rotary_of(model: Any, kernels: LayerKernels) -> tuple[Any, Any, Any] | None
 
     draw = torch.Generator().manual_seed(0)
     q, k, cos, sin = (
-        torch.randn(*shape, generator=draw).to(model.device, model.dtype)
+        torch.randn(*shape, generator=draw).to(model.device, dtype)
         for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))
     )
     try:

@@ -1,7 +1,8 @@
 // What a decode step computes between its matrix products, on a CPU: attention of one token a row over rows of
 // any lengths, the writing of its keys and values, norms and rotary embeddings, each in one call.
 //
-// Numbers are kept in T, and computed in C: float for bfloat16 and float, double for double.
+// Numbers are kept in T, and computed in C: float for bfloat16 and float, double for double. Attention may ask in
+// another type, Q, than keys and values have.
 // NaN goes through: nothing here relies on finite numbers.
 
 #include <algorithm>
@@ -64,98 +65,127 @@ struct Layout {
         if (!table) return row * row_step + column * column_step;
         return (table[row * table_step + column / block] * block + column % block) * column_step;
     }
+    // Where count columns from first on lie: one division a block instead of one a column.
+    void places(int64_t row, int64_t first, int64_t count, int64_t* found) const {
+        for (int64_t c = 0; c < count;) {
+            const int64_t begin = at(row, first + c);
+            const int64_t end = table ? std::min(count, c + block - (first + c) % block) : count;
+            for (int64_t i = c; i < end; i++) found[i] = begin + (i - c) * column_step;
+            c = end;
+        }
+    }
 };
 
-template <typename T, typename C, int SIZE>
-void attend_head(const T* query, const T* keys, const T* values, T* output, const Layout& kl, const Layout& vl,
-                 int64_t row, int64_t head, int64_t group, int64_t key_size, int64_t value_size, int64_t begin,
-                 int64_t end, C scale, std::vector<C>& room) {
-    const int64_t ks = SIZE ? SIZE : key_size, vs = SIZE ? SIZE : value_size;
-    room.assign(group * (ks + vs + CHUNK + 2), C(0));
-    C *asked = room.data(), *sums = asked + group * ks, *scores = sums + group * vs;
-    C *top = scores + group * CHUNK, *weight = top + group;
-    for (int64_t i = 0; i < group * ks; i++) asked[i] = wide(query[i]) * scale;
-    std::fill(top, top + group, C(-INFINITY));
+// One row's key-value heads [head, head + heads), a chunk of columns at a time for all of them: what lies next to one
+// another is read at once.
+template <typename Q, typename T, typename C, int SIZE>
+void attend_heads(const Q* query, const T* keys, const T* values, Q* output, const Layout& kl, const Layout& vl,
+                  int64_t row, int64_t head, int64_t heads, int64_t group, int64_t key_size, int64_t value_size,
+                  int64_t begin, int64_t end, C scale, std::vector<C>& room) {
+    const int64_t ks = SIZE ? SIZE : key_size, vs = SIZE ? SIZE : value_size, all = heads * group;
+    room.assign(all * (ks + vs + 2) + group * CHUNK, C(0));
+    C *asked = room.data(), *sums = asked + all * ks, *top = sums + all * vs, *weight = top + all;
+    C* scores = weight + all;
+    for (int64_t i = 0; i < all * ks; i++) asked[i] = wide(query[i]) * scale;
+    std::fill(top, top + all, C(-INFINITY));
+    int64_t key_at[CHUNK], value_at[CHUNK];
     for (int64_t first = begin; first < end; first += CHUNK) {
         const int64_t count = std::min<int64_t>(CHUNK, end - first);
-        for (int64_t c = 0; c < count; c++) {
-            const T* key = keys + kl.at(row, first + c) + head * kl.head_step;
-            for (int64_t g = 0; g < group; g++) {
-                const C* mine = asked + g * ks;
-                C sum = 0;
-                for (int64_t i = 0; i < ks; i++) sum += mine[i] * wide(key[i]);
-                scores[g * CHUNK + c] = sum;
-            }
-        }
-        for (int64_t g = 0; g < group; g++) {
-            C* score = scores + g * CHUNK;
-            C higher = top[g];
-            for (int64_t c = 0; c < count; c++) higher = score[c] > higher ? score[c] : higher;
-            const C fade = top[g] == higher ? C(1) : exponential(top[g] - higher);
-            C total = 0;
+        kl.places(row, first, count, key_at);
+        vl.places(row, first, count, value_at);
+        for (int64_t h = 0; h < heads; h++) {
+            const T *key_head = keys + (head + h) * kl.head_step, *value_head = values + (head + h) * vl.head_step;
+            const C* own = asked + h * group * ks;
+            C *own_sums = sums + h * group * vs, *own_top = top + h * group, *own_weight = weight + h * group;
             for (int64_t c = 0; c < count; c++) {
-                score[c] = exponential(score[c] - higher);
-                total += score[c];
+                const T* key = key_head + key_at[c];
+                for (int64_t g = 0; g < group; g++) {
+                    const C* mine = own + g * ks;
+                    C sum = 0;
+                    for (int64_t i = 0; i < ks; i++) sum += mine[i] * wide(key[i]);
+                    scores[g * CHUNK + c] = sum;
+                }
             }
-            weight[g] = weight[g] * fade + total;
-            top[g] = higher;
-            if (fade != C(1))
-                for (int64_t i = 0; i < vs; i++) sums[g * vs + i] *= fade;
-        }
-        for (int64_t c = 0; c < count; c++) {
-            const T* value = values + vl.at(row, first + c) + head * vl.head_step;
             for (int64_t g = 0; g < group; g++) {
-                const C share = scores[g * CHUNK + c];
-                C* mine = sums + g * vs;
-                for (int64_t i = 0; i < vs; i++) mine[i] += share * wide(value[i]);
+                C* score = scores + g * CHUNK;
+                C higher = own_top[g];
+                for (int64_t c = 0; c < count; c++) higher = score[c] > higher ? score[c] : higher;
+                const C fade = own_top[g] == higher ? C(1) : exponential(own_top[g] - higher);
+                C total = 0;
+                for (int64_t c = 0; c < count; c++) {
+                    score[c] = exponential(score[c] - higher);
+                    total += score[c];
+                }
+                own_weight[g] = own_weight[g] * fade + total;
+                own_top[g] = higher;
+                if (fade != C(1))
+                    for (int64_t i = 0; i < vs; i++) own_sums[g * vs + i] *= fade;
+            }
+            for (int64_t c = 0; c < count; c++) {
+                const T* value = value_head + value_at[c];
+                for (int64_t g = 0; g < group; g++) {
+                    const C share = scores[g * CHUNK + c];
+                    C* mine = own_sums + g * vs;
+                    for (int64_t i = 0; i < vs; i++) mine[i] += share * wide(value[i]);
+                }
             }
         }
     }
-    for (int64_t g = 0; g < group; g++)
+    for (int64_t g = 0; g < all; g++)
         for (int64_t i = 0; i < vs; i++) narrow(sums[g * vs + i] / weight[g], output + g * vs + i);
 }
 
-template <typename T, typename C>
-void attend(const T* query, const T* keys, const T* values, T* output, const int64_t* positions,
+template <typename Q, typename T, typename C>
+void attend(const Q* query, const T* keys, const T* values, Q* output, const int64_t* positions,
             const int64_t* table, const int64_t* n, double scale) {
     const int64_t rows = n[0], heads = n[1], kv_heads = n[2], key_size = n[3], value_size = n[4], window = n[5];
     const Layout kl{table, n[6], n[7], n[8], n[9], n[10]}, vl{table, n[6], n[7], n[11], n[12], n[13]};
     const int64_t group = heads / kv_heads, threads = n[14];
+    // Fewer rows than threads: each head is a thread's own.
+    const int64_t at_once = rows < threads ? 1 : kv_heads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<C> room;
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t head = 0; head < kv_heads; head++) {
+            for (int64_t head = 0; head < kv_heads; head += at_once) {
                 const int64_t end = positions[row] + 1;
                 const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
-                const T* asked = query + (row * heads + head * group) * key_size;
-                T* answer = output + (row * heads + head * group) * value_size;
+                const Q* asked = query + (row * heads + head * group) * key_size;
+                Q* result = output + (row * heads + head * group) * value_size;
                 const int size = key_size == value_size ? int(key_size) : 0;
-#define CASE(S)                                                                                          \
-    case S:                                                                                              \
-        attend_head<T, C, S>(asked, keys, values, answer, kl, vl, row, head, group, key_size, value_size, \
-                             begin, end, C(scale), room);                                                \
+#define CASE(S)                                                                                            \
+    case S:                                                                                                \
+        attend_heads<Q, T, C, S>(asked, keys, values, result, kl, vl, row, head, at_once, group, key_size, \
+                                 value_size, begin, end, C(scale), room);                                  \
         break;
                 switch (size) {
                     CASE(16) CASE(32) CASE(64) CASE(128)
                     default:
-                        attend_head<T, C, 0>(asked, keys, values, answer, kl, vl, row, head, group, key_size,
-                                             value_size, begin, end, C(scale), room);
+                        attend_heads<Q, T, C, 0>(asked, keys, values, result, kl, vl, row, head, at_once, group,
+                                                 key_size, value_size, begin, end, C(scale), room);
                 }
 #undef CASE
             }
     }
 }
 
+inline void put(const float* from, bf16* to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) narrow(from[i], to + i);
+}
 template <typename T>
-void keep(const T* states, T* buffer, const int64_t* positions, const int64_t* table, const int64_t* n) {
+void put(const T* from, T* to, int64_t count) {
+    std::memcpy(to, from, count * sizeof(T));
+}
+
+template <typename Q, typename T>
+void keep(const Q* states, T* buffer, const int64_t* positions, const int64_t* table, const int64_t* n) {
     // n: rows, heads, size, step of a row and of a head in states, then the layout as in attend.
     const Layout place{table, n[5], n[6], n[7], n[8], n[9]};
     for (int64_t row = 0; row < n[0]; row++)
         for (int64_t head = 0; head < n[1]; head++)
-            std::memcpy(buffer + place.at(row, positions[row]) + head * place.head_step,
-                        states + row * n[3] + head * n[4], n[2] * sizeof(T));
+            put(states + row * n[3] + head * n[4], buffer + place.at(row, positions[row]) + head * place.head_step,
+                n[2]);
 }
 
 template <typename T, typename C>
@@ -203,15 +233,18 @@ void rotate(const T* states, T* output, const T* cosines, const T* sines, const 
 
 }  // namespace
 
-#define EXPORT(NAME, T, C)                                                                                  \
-    extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* out, const int64_t* positions,      \
+#define EXPORT_KV(NAME, Q, T, C)                                                                             \
+    extern "C" void attend_##NAME(const Q* q, const T* k, const T* v, Q* out, const int64_t* positions,      \
                                   const int64_t* table, const int64_t* n, double scale) {                    \
-        attend<T, C>(q, k, v, out, positions, table, n, scale);                                              \
+        attend<Q, T, C>(q, k, v, out, positions, table, n, scale);                                           \
     }                                                                                                        \
-    extern "C" void keep_##NAME(const T* states, T* buffer, const int64_t* positions, const int64_t* table,  \
+    extern "C" void keep_##NAME(const Q* states, T* buffer, const int64_t* positions, const int64_t* table,  \
                                 const int64_t* n) {                                                          \
-        keep<T>(states, buffer, positions, table, n);                                                        \
-    }                                                                                                        \
+        keep<Q, T>(states, buffer, positions, table, n);                                                     \
+    }
+
+#define EXPORT(NAME, T, C)                                                                                   \
+    EXPORT_KV(NAME, T, T, C)                                                                                 \
     extern "C" void norm_##NAME(const T* in, const T* weight, T* out, int64_t rows, int64_t size,            \
                                 double epsilon, int64_t kind) {                                              \
         norm<T, C>(in, weight, out, rows, size, epsilon, kind);                                              \
@@ -224,3 +257,4 @@ void rotate(const T* states, T* output, const T* cosines, const T* sines, const 
 EXPORT(float32, float, float)
 EXPORT(float64, double, double)
 EXPORT(bfloat16, bf16, float)
+EXPORT_KV(float32_bfloat16, float, bf16, float)

@@ -1,5 +1,5 @@
 """
-What a decode step computes between its matrix products on a CPU, by functions in C++ of our own.
+Functions in C++ for a decode step on a CPU: attention, norms, rotary embeddings, wide products.
 
 They are built once a machine by its C++ compiler and kept in the user's cache; without a compiler torch's own
 operations do the same, in more calls, and with rows padded to one another.
@@ -27,14 +27,14 @@ from .kernels import Held, agree, masked
 
 _LOG = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("host_kernels.cpp")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("host_kernels.cpp", "host_products.cpp"))
 _FLAGS = (
     "-O3",
     "-march=native",
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
-    # What lets sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
+    # They let sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-signed-zeros",
@@ -42,9 +42,13 @@ _FLAGS = (
 )
 _BUILD_SECONDS = 120.0
 NORM_KINDS = (0, 1)
-"""Of root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
+"""Root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
 
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+_KV_NAMES = {(dtype, dtype): name for dtype, name in _NAMES.items()} | {
+    (torch.float32, torch.bfloat16): "float32_bfloat16"
+}
+"""Number formats of queries and of the KV cache that they read."""
 
 
 class UnfitError(Exception):
@@ -74,16 +78,18 @@ class HostKernels:
     """The functions of a library that :func:`built` loaded."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions: dict[tuple[str, torch.dtype], Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        takes = {
-            "attend": [pointer] * 7 + [ctypes.c_double],
-            "keep": [pointer] * 5,
-            "norm": [pointer] * 3 + [number, number, ctypes.c_double, number],
-            "rotate": [pointer] * 5,
-        }
-        for name, arguments in takes.items():
-            for dtype, of in _NAMES.items():
+        products = {dtype: _NAMES[dtype] for dtype in (torch.float32, torch.bfloat16)}
+        takes: tuple[tuple[str, list[Any], dict[Any, str]], ...] = (
+            ("attend", [pointer] * 7 + [ctypes.c_double], _KV_NAMES),
+            ("keep", [pointer] * 5, _KV_NAMES),
+            ("norm", [pointer] * 3 + [number, number, ctypes.c_double, number], _NAMES),
+            ("rotate", [pointer] * 5, _NAMES),
+            ("product", [pointer] * 5, products),
+        )
+        for name, arguments, formats in takes:
+            for dtype, of in formats.items():
                 function = getattr(library, f"{name}_{of}")
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
@@ -105,24 +111,8 @@ class HostKernels:
         """
         Attend from one token a row to what the row holds, the coming token's column among it.
 
-        Parameters
-        ----------
-        query
-            Shape (rows, heads, head size).
-        keys, values
-            Shape (rows, key-value heads, columns, head size), or with a table of blocks (tokens, key-value
-            heads, head size); the last dimension contiguous.
-        rows
-            Where the rows lie.
-        window
-            How many of the latest columns to attend to; None for all.
-        scale
-            Multiplies the scores; one over the root of the head size if None.
-
-        Returns
-        -------
-        torch.Tensor
-            Shape (rows, heads, head size of the values).
+        Shapes: query (rows, heads, head size), keys, values (rows, key-value heads, columns, head size),
+        returned (rows, heads, head size of the values).
         """
         _refuse_mixed(query, keys, values)
         count, heads, size = query.shape
@@ -132,7 +122,7 @@ class HostKernels:
             count, heads, keys.shape[1], size, values.shape[-1], window or 0,
             *_blocks(rows), *_steps(keys, rows), *_steps(values, rows), torch.get_num_threads(),
         )  # fmt: skip
-        self._functions["attend", query.dtype](
+        self._functions["attend", (query.dtype, keys.dtype)](
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
             rows.positions.data_ptr(), _pointer(rows.table), _array(numbers),
             size**-0.5 if scale is None else scale,
@@ -140,20 +130,11 @@ class HostKernels:
         return output
 
     def keep(self, states: torch.Tensor, buffer: torch.Tensor, rows: Rows) -> None:
-        """
-        Write the coming token's keys or values of every row, (rows, heads, 1, head size), to its column.
-
-        Parameters
-        ----------
-        states
-            Its last dimension contiguous.
-        buffer, rows
-            As keys and rows of :meth:`attend`.
-        """
+        """Write each row's coming keys or values, (rows, heads, 1, head size), to its column."""
         _refuse_mixed(states, buffer)
         count, heads, _, size = states.shape
         numbers = (count, heads, size, *states.stride()[:2], *_blocks(rows), *_steps(buffer, rows))
-        self._functions["keep", states.dtype](
+        self._functions["keep", (states.dtype, buffer.dtype)](
             states.data_ptr(),
             buffer.data_ptr(),
             rows.positions.data_ptr(),
@@ -187,10 +168,31 @@ class HostKernels:
         )
         return output
 
+    def product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """
+        Return inputs (..., inputs), float32, times a weight (outputs, inputs), plus a float32 bias.
 
-def _refuse_mixed(*tensors: torch.Tensor) -> None:
-    """Refuse tensors of several number formats: memory would be read as what it is not, and beyond."""
-    if any(tensor.dtype is not tensors[0].dtype for tensor in tensors):
+        The weight is float32 or bfloat16 and contiguous; sums are float32.
+        """
+        size, count = weight.shape[1], weight.shape[0]
+        if inputs.dtype is not torch.float32 or inputs.shape[-1] != size:
+            raise TypeError(
+                f"inputs are {inputs.dtype} of shape {tuple(inputs.shape)}, not float32 of {size}"
+            )
+        inputs = inputs.contiguous()
+        output = inputs.new_empty(*inputs.shape[:-1], count)
+        numbers = (inputs.numel() // size, size, count, torch.get_num_threads())
+        self._functions["product", weight.dtype](
+            inputs.data_ptr(), weight.data_ptr(), _pointer(bias), output.data_ptr(), _array(numbers)
+        )
+        return output
+
+
+def _refuse_mixed(own: torch.Tensor, *tensors: torch.Tensor) -> None:
+    """Refuse number formats that no function takes together: memory would be read as another type."""
+    tensors = (own, *tensors)
+    mixed = any(tensor.dtype is not tensors[1].dtype for tensor in tensors[2:])
+    if mixed or (own.dtype, tensors[1].dtype) not in _KV_NAMES:
         raise TypeError(f"tensors of one number format are needed, got {[one.dtype for one in tensors]}")
 
 
@@ -240,7 +242,7 @@ def _library(compiler: str) -> Path:
     # Torch's own threads, where it brings them along: a second pool would fight with them.
     openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
-    source = _SOURCE.read_bytes()
+    source = b"\0".join(path.read_bytes() for path in _SOURCES)
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_BUILD_SECONDS)
     parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
@@ -250,9 +252,10 @@ def _library(compiler: str) -> Path:
         return library
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as folder:
-        compiled, linked = f"{folder}/kernels.o", f"{folder}/kernels.so"
-        link = ["-shared", compiled, *(threads or ["-fopenmp"]), "-o", linked]
-        for arguments in ([*_FLAGS, "-c", str(_SOURCE), "-o", compiled], link):
+        compiled, linked = [f"{folder}/{path.stem}.o" for path in _SOURCES], f"{folder}/kernels.so"
+        steps = [[*_FLAGS, "-c", str(p), "-o", o] for p, o in zip(_SOURCES, compiled, strict=True)]
+        link = ["-shared", *compiled, *(threads or ["-fopenmp"]), "-o", linked]
+        for arguments in (*steps, link):
             built_ = subprocess.run(
                 [compiler, *arguments], capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
             )
@@ -286,3 +289,9 @@ def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
         got = kernels.attend(query, keys, values, Rows(positions), window=window, scale=0.3)
         if not agree(got, masked(query, held)):
             raise UnfitError(f"attention in {dtype} is wrong")
+    if ("product", dtype) in kernels._functions:
+        weight = random(37, 40)
+        for rows in (1, 9):
+            inputs = random(rows, 40).float()
+            if not agree(kernels.product(inputs, weight, None), inputs @ weight.float().T):
+                raise UnfitError(f"products with weights in {dtype} are wrong")

@@ -35,8 +35,8 @@ class Held(NamedTuple):
     scale
         Multiplies the scores; one over the root of the head size if None.
     table
-        Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows, blocks);
-        keys and values are then of shape (tokens of the pool, key-value heads, head size).
+        Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows,
+        blocks); the KV cache is then of shape (tokens of the pool, key-value heads, head size).
     block
         Tokens of a block.
     """
@@ -55,7 +55,7 @@ class Held(NamedTuple):
         return self.keys.shape[2] if self.table is None else self.table.shape[1] * self.block
 
     def in_one_piece(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, (rows, key-value heads, columns, head size); copies of rows in blocks."""
+        """Return keys, values (rows, key-value heads, columns, head size); copies of rows in blocks."""
         if self.table is None:
             return self.keys, self.values
         rows = len(self.lengths)
@@ -112,7 +112,7 @@ def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
         begins,
         begins * plane,
         1,
-        # The slots' capacity, not the longest row: a captured graph would keep the number of its first round.
+        # The slots' capacity, not the longest row: a captured graph keeps the number of its first step.
         columns,
         0.0,
         False,
@@ -149,31 +149,10 @@ def fastest(
     capture: Callable[[Call], Call] | None = None,
     seconds_of: Callable[[Call, torch.device], float] | None = None,
 ) -> str:
-    """
-    Return the name of the fastest kernel that is right here, measured on the spot.
-
-    Parameters
-    ----------
-    query, held
-        Of the shapes, number format, strides and device that count; what is in them is not read.
-    windows
-        Of the layers; each has to be right.
-    kernels
-        To choose from; :func:`masked` decides what is right.
-    capture
-        Captures calls as decode steps are, and returns what replays them: called one by one, a kernel that is
-        short on the device takes as long as the host needs to launch it. If left out they are just called.
-    seconds_of
-        Times a call; by the device's clock if left out.
-
-    Returns
-    -------
-    str
-        A key of ``kernels``. Kernels that fail or give something else are left out, and the log says so.
-    """
+    """Return the name of the fastest kernel that is right here, measured on the spot."""
     seconds_of = seconds_of or _seconds_of
     device = query.device
-    # Of its own: whoever trains beside it has seeded torch's.
+    # A generator of its own: a caller that trains has seeded torch's.
     generator = torch.Generator(device).manual_seed(0)
     query, keys, values = (
         torch.empty_like(states).normal_(generator=generator) for states in (query, held.keys, held.values)
@@ -211,20 +190,7 @@ def fastest(
 
 
 def agree(output: torch.Tensor, expected: torch.Tensor) -> bool:
-    """
-    Tell whether two ways to compute attention differ by no more than rounding explains.
-
-    Parameters
-    ----------
-    output, expected
-        Of the same shape and number format.
-
-    Returns
-    -------
-    bool
-        False for NaN as well. Of the largest value a difference may be 3 % in bfloat16, 6e-6 in float32 and
-        2e-12 in float64.
-    """
+    """Tell whether two ways to compute attention differ by no more than rounding explains."""
     off = (output - expected).abs().max()
     return bool(off <= torch.finfo(expected.dtype).eps ** 0.75 * expected.abs().max())
 

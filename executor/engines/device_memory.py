@@ -1,4 +1,4 @@
-"""A device's memory: how many tokens of keys and values fit beside the weights, what a process keeps."""
+"""A device's memory: tokens of KV cache that fit with the weights, memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MEASURED_TOKENS = 16
 _USABLE = 0.9
-"""Share of free memory for keys and values: the rest is for activations."""
+"""Share of free memory for KV cache: the rest is for activations."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of malloc.h."""
 _MOST_KEPT, _LARGEST_KEPT = 1 << 30, 128 << 20
@@ -24,17 +24,7 @@ _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNAB
 
 
 def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
-    """
-    Return a device's bytes, and how many tokens of keys and values fit on it beside the weights.
-
-    Parameters
-    ----------
-    model
-        Loaded, on the device. On the CPU the device is what memory the host has available now, with what
-        the weights take already; a packed copy of them is counted as taken.
-    tier
-        Its layout: what a token takes is measured on a batch of it.
-    """
+    """Return a device's bytes, and the tokens of KV cache that fit with the weights."""
     import torch
 
     from ..attention.packed_weights import packed_bytes
@@ -51,7 +41,7 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
 
 
 def token_bytes_of(model: Any, tier: Tier) -> float:
-    """Return the bytes that a token's keys and values take in all layers, measured on a batch."""
+    """Return the bytes that a token's KV cache takes in all layers, measured on a batch."""
     batch = tier.batch(model, 1, _MEASURED_TOKENS)
     batch.prefill([0], [[0]])
     held = batch.take(0)
@@ -64,7 +54,7 @@ def keep_freed_memory() -> None:
     Let this process keep what a forward call on the CPU frees for the next one, where it runs on glibc.
 
     By itself glibc returns large blocks to the system at once, until it has seen larger ones: each layer's
-    activations are then handed out and zeroed anew, page by page. Settings of the user's own stay.
+    activations are then handed out and zeroed again, page by page. Settings of the user's own stay.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_THE_USER):
         return

@@ -36,14 +36,14 @@ class DecodeOptions:
     Parameters
     ----------
     eos_ids
-        Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its full
-        length, as in a run at pinned lengths.
+        Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its
+        full length, as in a run at pinned lengths.
     sampler
-        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily if
-        left out.
+        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily
+        if left out.
     kv_tokens
-        The most tokens of KV cache to allocate on the device, padding included; requests beyond take turns
-        with the host. None for as many as the slots need.
+        The most tokens of KV cache to allocate on the device, padding included; requests beyond take
+        turns with the host. None for as many as the slots need.
     begun
         Tokens that completions have already, by request: they are part of what the workload counts as its
         prompt, and of the most tokens.
@@ -62,36 +62,7 @@ class HuggingFaceEngine:
     """
     Serves requests on a running padded batch of a transformers model.
 
-    Parameters
-    ----------
-    problem
-        The requests, their slots, and prefill stages that emit the first token. A prompt that requests share
-        is computed and kept as :class:`~batchbound.data.prefix_cache.PrefixCache` says.
-    model
-        A causal language model, loaded, as :func:`~.wrapped.unwrapped` takes it; while it runs it is in
-        evaluation mode, and between the calls as it was.
-    prompts
-        Token ids of each prompt; as many as the workload says.
-    most_tokens
-        Tokens after which each completion ends, shape (requests,).
-    decoding
-        How tokens are chosen, and what ends a completion before.
-    tier
-        The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
-    on_token
-        Called with each request and token as soon as it is chosen; without it, a whole burst of rounds is
-        read back at once.
-    clock
-        Seconds from any origin.
-
-    Raises
-    ------
-    InputError
-        If ``kv_tokens`` does not hold the longest request, or the layout would allocate more than the
-        problem's KV capacity.
-    ValueError
-        If the problem counts the first token as a decode step, which no engine does, or prompts are not
-        those of the workload: of its lengths, the same where it shares them.
+    Shapes: most_tokens (requests,).
     """
 
     def __init__(
@@ -162,7 +133,7 @@ class HuggingFaceEngine:
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
         # Of these the last token was not fed to the model either, but was drawn for good.
         self._resumed = set(decoding.begun)
-        # Of these it was fed to the model of other weights, and is not drawn anew by those of now.
+        # Of these it was fed to the model of other weights, and is not drawn again by those of now.
         self._drawn: set[int] = set()
 
     @property
@@ -171,10 +142,10 @@ class HuggingFaceEngine:
         return self._clock() - self._origin
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one goes on with what was kept of it on the host."""
+        """Prefill requests together; an evicted one continues with what was kept of it on the host."""
         start = self.time
         self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
-        fresh = [int(request) for request in requests if not self._residence.go_on(int(request))]
+        fresh = [int(request) for request in requests if not self._residence.resume(int(request))]
         # The last token of an evicted request was never fed to the model: the prefill yields it once more.
         kept = [
             self.answers[request] if request in self._resumed else self.answers[request][:-1]
@@ -202,13 +173,13 @@ class HuggingFaceEngine:
         return stage, self._release(requests)
 
     def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until a request is done, ``rounds`` rounds are run, or ``until`` is reached."""
+        """Decode until a request is done, ``rounds`` decode steps are run, or ``until`` is reached."""
         start = self.time
         requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
         active = len(requests)
         held = self._residence.kv_tokens + active
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
-        # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
+        # No one looks at the clock or the tokens meanwhile: one read-back for the whole burst.
         at_once = burst if until == float("inf") and not self._watched else 1
         done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
@@ -230,29 +201,29 @@ class HuggingFaceEngine:
         ), finished
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the slots of running requests; their tokens stay, and their keys and values on the host."""
+        """Free the slots of running requests; their tokens stay, and their KV cache on the host."""
         for request in requests:
             del self._slot_of[request]
-            self._residence.put_back(int(request))
+            self._residence.suspend(int(request))
 
-    def take_weights_anew(self) -> None:
-        """Compute with the model's weights as they are now; what is kept of keys and values stays."""
-        self._residence.take_weights_anew()
+    def reload_weights(self) -> None:
+        """Compute with the model's weights as they are now; the KV cache that is kept stays."""
+        self._residence.reload_weights()
 
     def forget_prompts(self) -> None:
-        """Let go of shared prompts that are kept: what begins from now on computes them anew."""
+        """Let go of shared prompts that are kept: what begins from now on computes them again."""
         self._residence.forget_prompts()
         if self._cache is not None:
             self._cache.clear()
 
     def recompute(self) -> None:
-        """Let go of all keys and values that are kept: the weights have changed, tokens stay as they are."""
+        """Drop the whole KV cache: the weights have changed, tokens stay as they are."""
         self._residence.let_go()
         self.forget_prompts()
         self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
 
     def restart(self, requests: Sequence[int]) -> None:
-        """Let go of all tokens of requests that do not run: they begin anew."""
+        """Let go of all tokens of requests that do not run: they begin again."""
         begun = [request for request in requests if self.answers[request]]
         if self._cache is not None:
             self._cache.begin_again(np.array(begun, dtype=np.int64))
@@ -260,7 +231,7 @@ class HuggingFaceEngine:
             self.answers[request] = []
             self._residence.drop(request)
 
-    def go_on_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
+    def continue_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """Take over what requests have decoded elsewhere, by their position; before the first stage."""
         if self._cache is not None:
             self._cache.begin(np.array(list(tokens), dtype=np.int64))
@@ -277,8 +248,10 @@ class HuggingFaceEngine:
         import torch
         import transformers
 
-        residence = self._residence
-        troubles = {}
+        from ..attention.float_products import arithmetic_of
+
+        residence, arithmetic = self._residence, arithmetic_of(self._model)
+        troubles = {} if arithmetic is None or not arithmetic.widened else {"products": "float32"}
         if residence.ran_out or residence.moved:
             troubles["memory"] = (
                 f"ran out {residence.ran_out} times; {residence.slots} requests fit at once, and requests"
@@ -355,11 +328,6 @@ def _within(
     On a GPU rows of the ragged tier lie in one piece where the longest request in every slot is within the
     capacity; else they lie in blocks. ``longest`` are the tokens of the longest request as planned, and at
     most.
-
-    Raises
-    ------
-    InputError
-        If the tier lays rows side by side, and they do not fit.
     """
     from ..kv.paged_store import BLOCK
     from ..kv.window_batch import columns_for

@@ -1,5 +1,5 @@
 """
-Who is on the device and who waits on the host, when not everybody fits.
+Offload KV cache to the host when the device is full.
 
 The caller sees one batch in which all requests decode in step. Under memory pressure the newest requests move
 to the host and take turns with the others: slower, never wrong, and nothing is computed twice.
@@ -23,25 +23,11 @@ if TYPE_CHECKING:
 
 
 CALM_ROUNDS = 256
-"""Rounds without running out of memory after which more slots are tried; twice as many after each failure."""
+"""Decode steps without running out of memory before more slots are tried; doubled after each failure."""
 
 
 class OffloadingBatch:
-    """
-    Requests on a running batch and on the host.
-
-    Parameters
-    ----------
-    make_batch
-        Returns an empty batch of so many slots.
-    slots
-        Slots of the first batch; fewer after memory ran out.
-    names
-        Each request's name, for random streams and messages.
-    host_tokens
-        The most tokens of keys and values kept on the host for requests that were put back; what is beyond
-        is prefilled again.
-    """
+    """Requests on a running batch and on the host."""
 
     def __init__(
         self,
@@ -58,20 +44,20 @@ class OffloadingBatch:
         self._host_tokens = host_tokens
         self._slot_of: dict[int, int] = {}
         self._parked: dict[int, Suspended] = {}
-        self._put_back: dict[int, Suspended] = {}
+        self._suspended: dict[int, Suspended] = {}
         self._prompts_at_once = self._most_slots = slots
         self._calm, self._patience = 0, CALM_ROUNDS
         self.ran_out = 0
-        """How often memory ran out."""
+        """Times that memory ran out."""
         try:
             self._batch.allocate()
         except OutOfMemoryError:
-            # The first prefill finds out as well, and goes on with fewer slots.
+            # The first prefill finds out as well, and continues with fewer slots.
             self.ran_out += 1
         self.prefilled = 0
         """Prompt tokens computed so far, and one for each request that shared them."""
         self.moved = 0
-        """How often a running request was moved to the host."""
+        """Times that a running request was moved to the host."""
 
     @property
     def slots(self) -> int:
@@ -80,7 +66,7 @@ class OffloadingBatch:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens held by all requests under way."""
+        """Tokens held by all requests running."""
         return self._batch.kv_tokens + sum(suspended.tokens for suspended in self._parked.values())
 
     @property
@@ -96,30 +82,7 @@ class OffloadingBatch:
         later: Sequence[int] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
-        """
-        Run prompts and let them join.
-
-        Parameters
-        ----------
-        requests
-            Not under way.
-        prompts
-            Token ids of each, with the tokens it has emitted before.
-        emitted
-            Tokens each has emitted before.
-        later, drawn
-            As :meth:`~.batch.RunningBatch.prefill` takes them.
-
-        Returns
-        -------
-        list of int
-            The token that follows each prompt.
-
-        Raises
-        ------
-        RunStoppedError
-            If memory does not even hold one request, or the model's logits are not finite.
-        """
+        """Run prompts and let them join."""
         tokens: list[int] = []
         while len(tokens) < len(requests):
             while self._batch.active >= self.slots:
@@ -153,29 +116,7 @@ class OffloadingBatch:
     def decode(
         self, rounds: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
     ) -> dict[int, list[int]]:
-        """
-        Give tokens to every request under way, each as many as the others.
-
-        Parameters
-        ----------
-        rounds
-            The most tokens for each, at least one.
-        emitted
-            Tokens a request had before, for the message if the model fails.
-        until
-            Tokens that end the call early, after the round in which a request gives one or a few later:
-            what a request gives beyond its end is the caller's to discard.
-
-        Returns
-        -------
-        dict
-            The tokens of each request, at least one.
-
-        Raises
-        ------
-        RunStoppedError
-            If memory does not even hold one request, or the model's logits are not finite.
-        """
+        """Give tokens to every request running, each as many as the others."""
         if self.slots < self._most_slots and self._calm >= self._patience:
             self._calm = 0
             self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
@@ -183,7 +124,7 @@ class OffloadingBatch:
             self._unpark(next(iter(self._parked)))
         answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
         if until and self._parked:
-            # Those who take turns must not run ahead of an end that another comes to.
+            # Requests that take turns must not run ahead of another's end.
             rounds = 1
         while True:
             left = {request: rounds - len(tokens) for request, tokens in answers.items()}
@@ -208,44 +149,44 @@ class OffloadingBatch:
     def _take_turns(self, left: dict[int, int]) -> None:
         """Let those that have tokens left to decode into the batch, as far as there are slots."""
         for request in [request for request in self._slot_of if not left[request]]:
-            # It has had its rounds: others take its place, or wait for it to be done with theirs.
+            # It has had its decode steps: others take its place, or wait for it to be done with theirs.
             self._park(request)
         for request in [request for request in self._parked if left[request]]:
-            # Memory may run out on the way, and the batch be made anew with others of them in it.
+            # Memory may run out on the way, and the batch be made again with others of them in it.
             if request in self._parked and self.slots > self._batch.active:
                 self._unpark(request)
 
     def finish(self, request: int) -> None:
-        """Let go of a request under way."""
+        """Let go of a request running."""
         if self._parked.pop(request, None) is None:
             self._batch.release(self._slot_of.pop(request))
 
-    def put_back(self, request: int) -> None:
-        """Let go of a request under way that is to go on later."""
+    def suspend(self, request: int) -> None:
+        """Let go of a request running that is to continue later."""
         suspended = self._parked.pop(request, None) or self._batch.take(self._slot_of.pop(request))
-        held = sum(other.tokens for other in self._put_back.values())
+        held = sum(other.tokens for other in self._suspended.values())
         if held + suspended.tokens <= self._host_tokens:
-            self._put_back[request] = suspended
+            self._suspended[request] = suspended
 
-    def take_weights_anew(self) -> None:
+    def reload_weights(self) -> None:
         """Compute with the model's weights as they are now."""
-        self._batch.take_weights_anew()
+        self._batch.reload_weights()
 
     def let_go(self) -> None:
-        """Let go of the keys and values of all that were put back."""
-        self._put_back.clear()
+        """Let go of the KV cache of all that were restored."""
+        self._suspended.clear()
 
     def forget_prompts(self) -> None:
         """Let go of kept prompts."""
         self._batch.forget_prompts()
 
     def drop(self, request: int) -> None:
-        """Let go of a request that was put back: it does not go on."""
-        self._put_back.pop(request, None)
+        """Let go of a request that was restored: it does not continue."""
+        self._suspended.pop(request, None)
 
     def receive(self, request: int, suspended: Suspended) -> None:
-        """Take a request that was prefilled elsewhere, to go on as one that was put back."""
-        self._put_back[request] = suspended
+        """Take a request that was prefilled elsewhere, to continue as one that was restored."""
+        self._suspended[request] = suspended
 
     def keep(self, requests: Iterable[int]) -> None:
         """Copy what requests still have on the host: where it came from, it is overwritten from now on."""
@@ -257,9 +198,9 @@ class OffloadingBatch:
                 )
                 self._parked[request] = replace(suspended, keys=keys, values=values)
 
-    def go_on(self, request: int) -> bool:
-        """Let a request that was put back join again; return whether its keys and values were there still."""
-        suspended = self._put_back.pop(request, None)
+    def resume(self, request: int) -> bool:
+        """Let a request that was restored join again; return whether its KV cache was still there."""
+        suspended = self._suspended.pop(request, None)
         if suspended is None:
             return False
         self._parked[request] = suspended
@@ -318,7 +259,7 @@ class OffloadingBatch:
         self._padding_before = padding - self._batch.padding_read
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
-                # Memory ran out meanwhile: the batch was made anew, with those that fit.
+                # Memory ran out meanwhile: the batch was made again, with those that fit.
                 return
             self._unpark(request)
 

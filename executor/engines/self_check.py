@@ -1,4 +1,4 @@
-"""Whether a running batch gives a model's own greedy completions, up to near-ties of the number format."""
+"""Check that a running batch gives a model's own greedy completions, up to near-ties of the number format."""
 
 from __future__ import annotations
 
@@ -27,21 +27,6 @@ def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -
     One plain forward call over prompt and completion, alone and without a cache, is the reference. A greedy
     completion falls short by nothing, or by so little that rounding decides: then another way to compute it
     may rightly differ.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model.
-    prompt
-        Token ids of the prompt.
-    answer
-        Token ids of the completion.
-
-    Returns
-    -------
-    numpy.ndarray
-        For each token of the completion the largest logit less its own, in standard deviations of the logits
-        there.
     """
     own, largest, deviation = _alone(model, prompt, answer)
     shortfall: NDArray[np.float64] = (largest - own) / deviation
@@ -68,19 +53,7 @@ def _logits(model: Any, ids: list[int]) -> Any:
 
 
 def near_tie(model: Any) -> float:
-    """
-    Return the shortfall up to which rounding may decide between two tokens.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model.
-
-    Returns
-    -------
-    float
-        In standard deviations of the logits: about 1e-3 for float32, 0.3 for bfloat16, autocast included.
-    """
+    """Return the shortfall up to which rounding may decide between two tokens."""
     import torch
 
     return float(4.0 * max(torch.finfo(dtype).eps for dtype in (model.dtype, _computed_in(model))) ** 0.5)
@@ -106,22 +79,6 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
     Run a few short requests through a running batch and compare each with the model alone.
 
     Static rules know the families that they were written for; this catches the ones they were not.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode.
-    tier
-        The kind of batch.
-    alone
-        What answers to compare with: the model, in whatever it is wrapped; the model itself if left out.
-    seed
-        Seed of the prompts.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model cannot be run so, or a completion differs by more than a near-tie.
     """
     rng = random.Random(seed)
     vocabulary = model.get_input_embeddings().weight.shape[0]

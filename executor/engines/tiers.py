@@ -1,4 +1,4 @@
-"""Which layout of keys and values a model runs on, chosen once when it is loaded."""
+"""Which layout of the KV cache a model runs on, chosen once when it is loaded."""
 
 from __future__ import annotations
 
@@ -55,22 +55,6 @@ def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = N
     Static rules refuse what a tier is known to get wrong. Outside the families and releases that the rules
     were tested on, and where a model is wrapped or its forward call replaced, a few requests are run through
     the tier and compared with the model alone.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model, in any mode, as :func:`~.wrapped.unwrapped` takes it.
-    wanted
-        A tier, or ``auto`` for the fastest that is right: ragged, else window.
-    self_check
-        Whether to run the comparison; by default where it is needed.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the wanted tier, or with ``auto`` every one, would give wrong completions.
-    ValueError
-        If there is no tier of that name.
     """
     if wanted not in TIER_NAMES:
         raise ValueError(f"tier must be one of {', '.join(TIER_NAMES)}, got {wanted!r}")
@@ -97,7 +81,7 @@ def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
 
 
 def _known(model: Any) -> bool:
-    """Tell whether the forward call is that of a tested family, and nobody has put another in its place."""
+    """Tell whether the forward call is that of a tested family, and no one has put another in its place."""
     inner = unwrapped(model)
     own = type(inner).__module__.startswith("transformers.models.") and "forward" not in vars(inner)
     return inner is getattr(model, "_orig_mod", model) and own and _tested(inner.config)

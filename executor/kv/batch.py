@@ -1,5 +1,5 @@
 """
-A running batch of slots on a transformers model, whatever the layout of its keys and values.
+A running batch of slots on a transformers model, whatever the layout of its KV cache.
 
 This module needs torch and transformers when it is imported.
 """
@@ -27,27 +27,8 @@ class RunningBatch(ABC):
     """
     A batch of slots that decode together, each joined and left by requests at any time.
 
-    A slot is the caller's name for a place in the batch; a row is where its keys and values lie. Rows are
-    always packed, so a round computes exactly the occupied slots.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode.
-    slots
-        The most requests that run at once.
-    capacity
-        The most tokens (prompt and completion) a request is expected to hold; the buffers grow when a request
-        turns out longer.
-    sampler
-        How tokens are chosen; greedily if left out.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model's completions would be wrong.
-    ValueError
-        If ``slots`` or ``capacity`` is not positive.
+    A slot is the caller's name for a place in the batch; a row is where its KV cache lies. Rows are always
+    packed, so a decode step computes exactly the occupied slots.
     """
 
     tier: ClassVar[str]
@@ -125,7 +106,7 @@ class RunningBatch(ABC):
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """Of the latest greedy prefill or decode call: the logit of each token, shape (rounds, slots)."""
+        """Logits of the latest greedy call's tokens, shape (decode steps, slots)."""
         scores, slots = self._scores
         answer = np.full((len(scores), self.slots), np.nan)
         answer[:, slots] = scores.double().cpu().numpy()
@@ -142,41 +123,7 @@ class RunningBatch(ABC):
         later: Sequence[int] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
-        """
-        Run prompts and let them join the batch: all of them, or on an error none.
-
-        Parameters
-        ----------
-        slots
-            A free slot for each prompt.
-        prompts
-            Token ids of each prompt; of a resumed request with the tokens it has emitted before.
-        request_ids
-            Name each request's random stream; needed unless sampling is greedy.
-        emitted
-            Tokens each request has emitted before; none if left out.
-        later
-            For each, whether its prompt is kept for requests of later calls (any number but 0): a prompt
-            that comes several times is then computed once, or not at all where an earlier call kept it.
-            Without it every prompt is computed.
-        drawn
-            The token that follows each prompt where it has been drawn for good, by other weights say; -1
-            where it has not.
-
-        Returns
-        -------
-        list of int
-            The token that follows each prompt. It is the request's next input: the coming round embeds it.
-
-        Raises
-        ------
-        ValueError
-            If a slot is taken, named twice or out of range, or a prompt is empty.
-        OutOfMemoryError
-            If memory ran out; the batch is as it was.
-        NotFiniteError
-            If the model gives logits that are not finite.
-        """
+        """Run prompts and let them join the batch: all of them, or on an error none."""
         self._check_prefill(slots, prompts)
         if not slots:
             return []
@@ -220,26 +167,7 @@ class RunningBatch(ABC):
         """
         Give one token to every occupied slot, ``rounds`` times, and read the tokens back once.
 
-        Parameters
-        ----------
-        rounds
-            The most rounds to run. All occupied slots take part in all of them: what a request gives beyond
-            its end is the caller's to discard.
-        until
-            Tokens that end the call early: it returns after the first round in which a slot gives one, or a
-            few rounds later where those were launched already. They count for all slots but that one.
-
-        Returns
-        -------
-        numpy.ndarray
-            Tokens, shape (rounds run, slots); -1 where a slot is free.
-
-        Raises
-        ------
-        OutOfMemoryError
-            If memory ran out; it carries the tokens of the rounds before, which count.
-        NotFiniteError
-            If the model gives logits that are not finite.
+        Shapes: returned (decode steps run, slots).
         """
         if not self._row_of_slot or rounds == 0:
             return np.full((rounds, self.slots), -1, dtype=np.int64)
@@ -266,11 +194,6 @@ class RunningBatch(ABC):
         Allocate the buffers before anything is timed, for a prompt of one token that leaves at once.
 
         What a machine takes to hand out memory would else be counted as the first stage's.
-
-        Raises
-        ------
-        OutOfMemoryError
-            If memory does not hold them: a prefill tries again.
         """
         rows = [self._take_row(0)]
         try:
@@ -283,9 +206,9 @@ class RunningBatch(ABC):
             self.release(0)
             self._changed()
 
-    def take_weights_anew(self) -> None:
-        """Compute with the model's weights as they are now; keys and values stay as they are."""
-        self._decoder.take_weights_anew()
+    def reload_weights(self) -> None:
+        """Compute with the model's weights as they are now; the KV cache stays as it is."""
+        self._decoder.reload_weights()
 
     def forget_prompts(self) -> None:
         """Let go of prompts that are kept."""
@@ -293,19 +216,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        """
-        Free a slot: its request is done or evicted.
-
-        Parameters
-        ----------
-        slot
-            An occupied slot.
-
-        Raises
-        ------
-        ValueError
-            If the slot is free.
-        """
+        """Free a slot: its request is done or evicted."""
         self._check_occupied(slot)
         row = self._row_of_slot.pop(slot)
         self._slot_of_row[row] = None
@@ -313,24 +224,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def take(self, slot: int) -> Suspended:
-        """
-        Free a slot and keep its request on the host, to go on later without a new prefill.
-
-        Parameters
-        ----------
-        slot
-            An occupied slot.
-
-        Returns
-        -------
-        Suspended
-            What :meth:`insert` takes, on this batch or another of the same model.
-
-        Raises
-        ------
-        ValueError
-            If the slot is free.
-        """
+        """Free a slot and keep its request on the host, to continue later without a new prefill."""
         self._check_occupied(slot)
         row = self._row_of_slot[slot]
         layers = [(_to_host(keys), _to_host(values)) for keys, values in self._store.read_row(row)]
@@ -340,23 +234,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def insert(self, slot: int, request: Suspended) -> None:
-        """
-        Embed a request's keys and values in a free slot: the coming round goes on with it.
-
-        Parameters
-        ----------
-        slot
-            A free slot.
-        request
-            What :meth:`take` returned.
-
-        Raises
-        ------
-        ValueError
-            If the slot is taken or does not exist.
-        OutOfMemoryError
-            If memory ran out; the batch is as it was.
-        """
+        """Embed a request's KV cache in a free slot: the coming decode step continues with it."""
         self._check_free(slot)
         row = self._take_row(slot)
         try:
@@ -406,7 +284,7 @@ class RunningBatch(ABC):
             yield filled, logits[of]
 
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
-        """Run as many rounds as there is room for in the results; yield how many are done."""
+        """Run as many decode steps as there is room for in the results; yield how many are done."""
         tokens, positions, streams, emitted = self._state[:, : self._store.rows].unbind()
         ends = torch.tensor(sorted(until), device=tokens.device)
         with self._decoding():
@@ -422,14 +300,7 @@ class RunningBatch(ABC):
                     return
 
     def _count_read(self, columns: Mapping[int | None, int]) -> None:
-        """
-        Take note of what attention reads in a round, before its tokens count as held.
-
-        Parameters
-        ----------
-        columns
-            Over all rows, for the layers of each window.
-        """
+        """Take note of what attention reads in a decode step, before its tokens count as held."""
         held = [self._store.tokens_of(row) + 1 for row in range(self._store.rows)]
         for window, read in columns.items():
             self._padding_columns += self._layers_of[window] * (read - needed_columns(held, window))
@@ -455,7 +326,7 @@ class RunningBatch(ABC):
                 raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
 
     def _raise_out_of_memory(self, error: BaseException) -> None:
-        """Raise that memory ran out before any round, if that is what an error says."""
+        """Raise that memory ran out before any decode step, if that is what an error says."""
         if out_of_memory(error):
             raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
 
@@ -499,16 +370,7 @@ class RunningBatch(ABC):
 
 
 def needed_columns(held: Sequence[int], window: int | None) -> int:
-    """
-    Return the columns that rows need to read in a round.
-
-    Parameters
-    ----------
-    held
-        Tokens that each row holds, its new one among them.
-    window
-        How many of the latest tokens are attended to; None for all.
-    """
+    """Return the columns that rows need to read in a decode step."""
     return sum(held) if window is None else sum(min(tokens, window) for tokens in held)
 
 
@@ -516,15 +378,7 @@ def score(sampler: TokenRule, logits: torch.Tensor, chosen: torch.Tensor) -> tor
     """
     Return what is finite only if each row's logits are sound: NaN is the largest to both of these.
 
-    Parameters
-    ----------
-    logits, chosen
-        Of each row, shapes (rows, vocabulary) and (rows,).
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (rows,): the token's logit if the sampler is greedy, else the largest.
+    Shapes: returned (rows,).
     """
     if sampler.greedy:
         return logits.gather(-1, chosen[:, None])[:, 0]

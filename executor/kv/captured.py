@@ -1,9 +1,9 @@
 """
 Whole decode steps on the device, captured once for a number of rows and replayed without the host.
 
-A round is the model's forward call, the choice of a token, and the update in place of what the next round
-needs: tokens, positions, counts, and a ring of results that is read back once per burst. Python runs while a
-round is captured and never again, so a round depends on tensors alone.
+A decode step is the model's forward call, the choice of a token, and the update in place of what the next
+decode step needs: tokens, positions, counts, and a ring of results that is read back once per burst. Python
+runs while a decode step is captured and never again, so a decode step depends on tensors alone.
 
 This module needs torch and transformers when it is imported.
 """
@@ -26,33 +26,26 @@ Round = Callable[[], Any]
 """Runs a decode step."""
 
 Capture = Callable[[Round], Round]
-"""Runs a round as often as it needs to, and returns what runs it again on the same tensors."""
+"""Runs a decode step as often as it needs to, and returns what runs it again on the same tensors."""
 
 MOST_ROUNDS = 256
-"""Rounds whose results are kept on the device until they are read back."""
+"""Decode steps that keep their results on the device until they are read back."""
 
 LAG = 2
-"""Rounds launched before the host looks whether a completion ended: enough to hide a launch and a copy."""
+"""Decode steps launched before the host looks for an end; more hide longer launches and copies."""
 
 _ENDS = 64
 """Room for tokens that end a call."""
 
 _MOST_CASES = 64
-"""Captures in a process for which rounds are compiled; later ones run as they are."""
+"""Captures in a process for which decode steps are compiled; later ones run as they are."""
 
 _WARM_UPS = 2
-"""Rounds run before the capture: libraries allocate their workspaces in the first."""
+"""Decode steps run before the capture: libraries allocate their workspaces in the first."""
 
 
 def cuda_graph(round_: Round) -> Round:
-    """
-    Return what replays a round, captured in a CUDA graph.
-
-    Parameters
-    ----------
-    round_
-        Reads and writes tensors that stay in place, and never waits for the device.
-    """
+    """Return what replays a decode step, captured in a CUDA graph."""
     stream, outside = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
@@ -79,21 +72,7 @@ def cuda_graph(round_: Round) -> Round:
 
 
 def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
-    """
-    Return a capture that compiles the whole round first, its small operations fused.
-
-    Parameters
-    ----------
-    capture
-        What becomes of the compiled round.
-    backend
-        As ``torch.compile`` takes it.
-
-    Returns
-    -------
-    Capture
-        Fails on a model that does not compile to a single graph.
-    """
+    """Return a capture that compiles the whole decode step first, its small operations fused."""
 
     def compile_and_capture(round_: Round) -> Round:
         compiled_round = torch.compile(round_, fullgraph=True, dynamic=False, backend=backend)
@@ -112,18 +91,7 @@ class CapturedRounds:
     """
     Decode steps over padded slots for the whole, a half and a quarter of the slots.
 
-    Parameters
-    ----------
-    decoder
-        The model; whatever attends in it reads the lengths from ``state``.
-    store
-        Keys and values, of which layers get whole views.
-    sampler
-        How tokens are chosen; it must keep nothing on the host.
-    state
-        Each row's next token, position, random stream and count of tokens, int64, shape (4, slots).
-    capture
-        Captures a round.
+    Shapes: state (4, slots).
     """
 
     def __init__(
@@ -138,11 +106,11 @@ class CapturedRounds:
         self._decoder, self._store, self._sampler = decoder, store, sampler
         self._state, self._capture = state, capture
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
-        """While a round runs: the columns that each of its rows holds, its own new token's among them."""
+        """While a decode step runs: the columns that each row holds, its new token's among them."""
         self.ended = False
-        """Whether the latest call came to a token that ended it."""
+        """True if a token ended the latest call."""
         self.size = 0
-        """Rows of the latest call's rounds."""
+        """Rows of the latest call's decode steps."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
         self._replays: dict[int, Round] = {}
         self._columns = 0
@@ -160,20 +128,9 @@ class CapturedRounds:
 
     def run(self, rounds: int, until: frozenset[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Run rounds over the rows in use.
+        Run decode steps over the rows in use.
 
-        Parameters
-        ----------
-        rounds
-            At least one, at most :data:`MOST_ROUNDS`; fewer are run where the room there is does not
-            suffice, as a completion may end before it needs more.
-        until
-            Tokens after whose round to stop, or up to :data:`LAG` rounds later.
-
-        Returns
-        -------
-        tokens, scores : torch.Tensor
-            Of the rounds run, each of shape (rounds, rows), overwritten by the next call.
+        Shapes: returned (decode steps, rows).
         """
         store, rows = self._store, self._store.rows
         self.ended = False
@@ -192,7 +149,7 @@ class CapturedRounds:
         return self._tokens[:done, :rows], self._scores[:done, :rows]
 
     def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> int:
-        """Launch rounds, ahead of what is known about them; return how many ran."""
+        """Launch decode steps, ahead of what is known about them; return how many ran."""
         if not until:
             for _ in range(rounds):
                 replay()
@@ -204,7 +161,7 @@ class CapturedRounds:
             if self._copied:
                 self._copied[launched].record()
             launched += 1
-        # Rounds launched beyond the end count: only what the row that ended gave in them is of no use.
+        # Decode steps launched beyond the end count: only what the row that ended gave in them is of no use.
         self.ended = any(self._has_ended(at) for at in range(launched))
         return launched
 

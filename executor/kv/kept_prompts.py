@@ -22,7 +22,7 @@ class KeptPrompt:
     Parameters
     ----------
     layers
-        Keys and values of each layer, each of shape (key-value heads, tokens, head size).
+        KV cache of each layer, each of shape (key-value heads, tokens, head size).
     logits
         Of the token that follows, shape (1, vocabulary).
     """
@@ -39,7 +39,7 @@ class KeptPrompts:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose keys and values are kept."""
+        """Tokens whose KV cache is kept."""
         return sum(len(prompt) for prompt in self._kept)
 
     def get(self, prompt: Prompt) -> KeptPrompt | None:
@@ -49,7 +49,7 @@ class KeptPrompts:
     def keep(
         self, prompt: Prompt, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor
     ) -> None:
-        """Copy a prompt's keys and values."""
+        """Copy a prompt's KV cache."""
         copies = [(keys.clone(), values.clone()) for keys, values in layers]
         self._kept[prompt] = KeptPrompt(copies, logits.clone())
 

@@ -20,21 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """
-    Pack prompts into forward calls, splitting those that do not fit.
-
-    Parameters
-    ----------
-    lengths
-        Tokens of each prompt.
-    most_tokens
-        The most tokens of a call.
-
-    Yields
-    ------
-    list of tuple of int
-        Of each call, the pieces in it: the prompt's index, the piece's offset in it, and its tokens.
-    """
+    """Pack prompts into forward calls, splitting those that do not fit."""
     pieces: list[tuple[int, int, int]] = []
     room = most_tokens
     for index, length in enumerate(lengths):
@@ -50,14 +36,7 @@ def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, i
 
 
 class PackedAttention:
-    """
-    Lets each packed prompt attend to itself, and to what earlier calls stored of it.
-
-    Parameters
-    ----------
-    store
-        Where the keys and values lie; its segments say which prompts are packed.
-    """
+    """Lets each packed prompt attend to itself, and to what earlier calls stored of it."""
 
     def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
         self._decoder, self._store = decoder, store
@@ -69,16 +48,7 @@ class PackedAttention:
         self._begins = _flash_begins(self._store.segments, self._decoder)
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
-        """
-        Return the output of a layer, shape (1, tokens, heads, head size).
-
-        Parameters
-        ----------
-        call
-            Of a layer that stored the prompts' keys and values just now.
-        window
-            How many of the latest tokens the layer attends to; None for all.
-        """
+        """Return the output of a layer, shape (1, tokens, heads, head size)."""
         if self._begins is None or not self._flash.get(window, True):
             return self._attend_each(call, window)
         if window not in self._flash:
@@ -101,8 +71,8 @@ class PackedAttention:
             own = (call.key[:, :, tokens], call.value[:, :, tokens])
             if part.offset:
                 own = (
-                    store.part(buffers[0], part.row, part.row + 1, 0, held),
-                    store.part(buffers[1], part.row, part.row + 1, 0, held),
+                    store.part(buffers[0], part.row, part.row + 1, 0, held).to(query.dtype),
+                    store.part(buffers[1], part.row, part.row + 1, 0, held).to(query.dtype),
                 )
             output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],

@@ -1,5 +1,5 @@
 """
-Keys and values in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
+KV cache in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
 
 Blocks of a row may lie anywhere (PagedAttention, Kwon et al. 2023); attention reads a copy of the columns it
 needs, a layer and a group of rows at a time.
@@ -15,40 +15,30 @@ import torch
 
 from ..attention.host_kernels import Rows
 from .slot_store import KeyValueSlots, SlotLayer
+from .store import untouched_zeros
 
 BLOCK = 16
-"""Tokens of a block."""
+"""Tokens of a block of a pool with a capacity; smaller ones waste less of it."""
+
+_LARGE_BLOCK = 64
+"""Tokens of a block of a pool that grows; larger ones are read faster."""
 
 
 class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, each of shape (tokens of the pool, key-value heads, head size)."""
+    """One layer's KV cache, each of shape (tokens of the pool, key-value heads, head size)."""
 
     place: PagedSlots
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        return states.new_zeros((self.place.blocks + 1) * BLOCK, states.shape[1], states.shape[3])
+        shape = (self.place.blocks + 1) * self.place.block, states.shape[1], states.shape[3]
+        return untouched_zeros(shape, self.place.dtype or states.dtype, states.device)
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
         return buffer
 
 
 class PagedSlots(KeyValueSlots):
-    """
-    The keys and values of all layers in blocks.
-
-    Parameters
-    ----------
-    slots
-        Rows there may be at once.
-    columns
-        The most tokens a row is expected to hold.
-    sliding_windows
-        For each layer how many of the latest tokens it attends to; None for all.
-    capacity
-        Tokens that all rows together may hold; at most a block a slot and one are allocated beyond it.
-    device
-        Of the buffers.
-    """
+    """The KV cache of all layers in blocks."""
 
     _layer_class = PagedLayer
 
@@ -58,21 +48,25 @@ class PagedSlots(KeyValueSlots):
         columns: int,
         sliding_windows: Sequence[int | None],
         *,
-        capacity: int,
+        capacity: int | None,
         device: torch.device,
     ) -> None:
         super().__init__(slots, columns, sliding_windows)
-        self.blocks = capacity // BLOCK + slots
+        self._grows = capacity is None
+        self.block = _LARGE_BLOCK if capacity is None else BLOCK
+        self.blocks = self._pool() if capacity is None else capacity // self.block + slots
         self._free = list(range(self.blocks - 1, -1, -1))
         self._blocks_of: list[list[int]] = []
-        # Rows out of use that fill a captured round up write to the last block, which is nobody's.
-        self._table = torch.full((slots, -(-columns // BLOCK)), self.blocks, dtype=torch.int64, device=device)
+        # Rows out of use that fill a captured decode step up write to the last block, which is no one's.
+        self._table = torch.full(
+            (slots, -(-columns // self.block)), self.blocks, dtype=torch.int64, device=device
+        )
         self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
 
     @property
     def held(self) -> Rows:
         """Where the rows lie, and where their coming tokens go."""
-        return Rows(self._positions, self._table, BLOCK)
+        return Rows(self._positions, self._table, self.block)
 
     @property
     def table(self) -> torch.Tensor:
@@ -80,41 +74,32 @@ class PagedSlots(KeyValueSlots):
         return self._table
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Say where the coming tokens go; ``positions`` is read again in every round."""
+        """Say where the coming tokens go; ``positions`` is read again in every decode step."""
         super().begin_rounds(positions, rows)
         self._places = {}
 
     def end_rounds(self, rounds: int = 1) -> None:
-        """Count the tokens of a round as held; where the next ones go is looked up anew."""
+        """Count the tokens of a decode step as held; where the next ones go is looked up again."""
         self.lengths = [tokens + rounds for tokens in self.lengths]
         self._targets, self._places = {}, {}
 
     def targets(self, heads: int) -> torch.Tensor:
-        """Return where the coming keys and values go: index over (tokens of the pool, heads) flattened."""
+        """Return where the coming keys, values go: index over (tokens of the pool, heads) flattened."""
         if heads not in self._targets:
-            places = self._table[self._rows, self._positions // BLOCK] * BLOCK + self._positions % BLOCK
+            places = (
+                self._table[self._rows, self._positions // self.block] * self.block
+                + self._positions % self.block
+            )
             planes = places[:, None] * heads + torch.arange(heads, device=places.device)
             self._targets[heads] = planes.reshape(-1)
         return self._targets[heads]
 
     def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """
-        Take as many blocks as rows need.
-
-        Parameters
-        ----------
-        rows, tokens
-            Each row, and the tokens it is to hold.
-
-        Raises
-        ------
-        MemoryError
-            If the pool has not as many left; none is taken then.
-        """
+        """Take as many blocks as rows need."""
         self.make_room(max(tokens))
         lacking = self._lacking(rows, tokens)
         if sum(lacking) > len(self._free):
-            raise MemoryError(f"the rows outgrow the {self.blocks * BLOCK} tokens of the KV capacity")
+            raise MemoryError(f"the rows outgrow the {self.blocks * self.block} tokens of the KV capacity")
         taken = []
         for row, count in zip(rows, lacking, strict=True):
             for _ in range(count):
@@ -126,19 +111,7 @@ class PagedSlots(KeyValueSlots):
             self._table[places[:, 0], places[:, 1]] = places[:, 2]
 
     def reserve_rounds(self, rounds: int) -> int:
-        """
-        Take the blocks that all rows in use need for rounds.
-
-        Returns
-        -------
-        int
-            How many there is room for: at least one, and no more than asked for.
-
-        Raises
-        ------
-        MemoryError
-            If there is no room for one.
-        """
+        """Take the blocks that all rows in use need for decode steps."""
         rounds = super().reserve_rounds(rounds)
         rows = range(self.rows)
         while rounds > 1 and sum(self._lacking(rows, self._after(rounds))) > len(self._free):
@@ -152,24 +125,55 @@ class PagedSlots(KeyValueSlots):
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the blocks that each row has to take to hold a number of tokens."""
         return [
-            max(0, -(-held // BLOCK) - len(self._blocks_of[row]))
+            max(0, -(-held // self.block) - len(self._blocks_of[row]))
             for row, held in zip(rows, tokens, strict=True)
         ]
 
     def make_room(self, tokens: int) -> None:
-        """See to it that the table has entries for a row of so many tokens; nothing is allocated for them."""
-        if tokens > self.columns:
-            self.columns = tokens + max(64, tokens // 4)
-            wider = self._table.new_full((self.slots, -(-self.columns // BLOCK)), self.blocks)
-            wider[:, : self._table.shape[1]] = self._table
-            self._table = wider
+        """Make room in the table for a row of that many tokens, and in a pool that grows."""
+        if tokens <= self.columns:
+            return
+        before = self.columns
+        self.columns = tokens + max(64, tokens // 4)
+        try:
+            if self._grows:
+                self._grow_pool(self._pool())
+        except BaseException:
+            self.columns = before
+            raise
+        wider = self._table.new_full((self.slots, -(-self.columns // self.block)), self.blocks)
+        wider[:, : self._table.shape[1]] = self._table
+        self._table = wider
+
+    def _pool(self) -> int:
+        return self.slots * -(-self.columns // self.block)
+
+    def _grow_pool(self, blocks: int) -> None:
+        held = [block for blocks_ in self._blocks_of for block in blocks_]
+        used = torch.tensor(held, dtype=torch.int64, device=self._table.device)
+        grown = []
+        # All allocations before any assignment: running out of memory leaves the store as it was.
+        for layer in self._slot_layers:
+            if layer.is_initialized:
+                wider = []
+                for buffer in layer.buffers:
+                    shape = (blocks + 1) * self.block, *buffer.shape[1:]
+                    wider.append(untouched_zeros(shape, buffer.dtype, buffer.device))
+                    moved = buffer.view(self.blocks + 1, -1)[used]
+                    wider[-1].view(blocks + 1, -1).index_copy_(0, used, moved)
+                grown.append((layer, wider))
+        for layer, (keys, values) in grown:
+            layer.keys, layer.values = keys, values
+        self._table[self._table == self.blocks] = blocks
+        self._free = list(range(blocks - 1, self.blocks - 1, -1)) + self._free
+        self.blocks = blocks
 
     def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
         """Return a copy of some columns of some rows, shape (rows, heads, columns, head size)."""
         key = (first, last, begin, end)
         if key not in self._places:
             columns = torch.arange(begin, end, device=buffer.device)
-            places = self._table[first:last, columns // BLOCK] * BLOCK + columns % BLOCK
+            places = self._table[first:last, columns // self.block] * self.block + columns % self.block
             self._places[key] = places.reshape(-1)
         rows = buffer.index_select(0, self._places[key])
         return rows.view(last - first, end - begin, *buffer.shape[1:]).transpose(1, 2)
@@ -204,7 +208,7 @@ class PagedSlots(KeyValueSlots):
         self.lengths[row] = 0
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return copies of a row's keys and values, each of shape (heads, tokens, head size)."""
+        """Return copies of a row's KV cache, each of shape (heads, tokens, head size)."""
         self._places = {}
         tokens = self.lengths[row]
         copies = []
@@ -214,11 +218,11 @@ class PagedSlots(KeyValueSlots):
         return copies
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
         tokens = layers[0][0].shape[1]
         self.reserve([row], [tokens])
         columns = torch.arange(tokens, device=self._table.device)
-        places = self._table[row, columns // BLOCK] * BLOCK + columns % BLOCK
+        places = self._table[row, columns // self.block] * self.block + columns % self.block
         for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])

@@ -23,7 +23,7 @@ from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
-from .paged_store import BLOCK, PagedSlots
+from .paged_store import PagedSlots
 from .row_groups import RowGroups
 from .slot_store import KeyValueSlots, Segment, SlotMasks
 
@@ -34,30 +34,17 @@ _PREFILL_TOKENS = 4_096
 """Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
 
 _SPARE_ROUNDS = 16
-"""Rounds that are run to be captured, beyond those that are asked for."""
+"""Decode steps that are run to be captured, beyond those that are asked for."""
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
-"""What some layers tell their attention function that this one does not act on."""
+"""Arguments of layers to their attention function that this one ignores."""
 
 
 class RaggedBatch(RunningBatch):
     """
-    A running batch in fixed slots whose rows are read to their own lengths.
+    A running batch in fixed slots; rows are read to their own lengths.
 
-    Parameters are those of :class:`~.running.RunningBatch`.
-
-    Parameters
-    ----------
-    prefill_tokens
-        The most prompt tokens of one forward call.
-    capture
-        Captures whole decode steps, so that the host only launches them; a CUDA graph on a GPU if left out,
-        none on a CPU.
-    kernel
-        Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
-    kv_tokens
-        Tokens of keys and values that all requests together may hold: no more are allocated, but for a block
-        a slot and one. None for as many as the longest request in every slot.
+    Parameters are those of :class:`~.batch.RunningBatch`.
     """
 
     tier: ClassVar[str] = "ragged"
@@ -73,17 +60,13 @@ class RaggedBatch(RunningBatch):
         **options: Any,
     ) -> None:
         self._kv_tokens = kv_tokens
+        self._capture = capture
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
-        if capture is None and self._decoder.device.type == "cuda":
-            capture = cuda_graph
-        self._capture = capture
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
         self._groups = RowGroups(self._decoder, self._store)
-        # What a capture records has to be torch's.
-        self._host = self._decoder.use_host_kernels() if self._capture is None else None
         if self._capture is not None:
             self._decoder.use_device_kernels()
         self._store.kernels = self._host
@@ -96,12 +79,17 @@ class RaggedBatch(RunningBatch):
     def _make_store(self, capacity: int) -> KeyValueSlots:
         self._masks: SlotMasks | None = None
         self._stale = True
-        windows = self._decoder.sliding_windows
-        if self._kv_tokens is None:
+        windows, device = self._decoder.sliding_windows, self._decoder.device
+        if self._capture is None and device.type == "cuda":
+            self._capture = cuda_graph
+        # A capture can only record torch's operations.
+        self._host = self._decoder.use_host_kernels() if self._capture is None else None
+        if self._kv_tokens is None and self._host is None:
             return KeyValueSlots(self.slots, capacity + 1, windows)
-        return PagedSlots(
-            self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=self._decoder.device
-        )
+        # On a CPU memory is taken as blocks are first used: no more than rows hold at once.
+        store = PagedSlots(self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=device)
+        store.dtype = None if self._host is None else self._decoder.kv_dtype
+        return store
 
     def _changed(self) -> None:
         self._stale = True
@@ -146,11 +134,11 @@ class RaggedBatch(RunningBatch):
 
     @property
     def kernel(self) -> str | None:
-        """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
+        """Key of the attention kernel of captured decode steps; None before the first."""
         return self._kernel
 
     def warm_up(self) -> None:
-        """Choose the kernel and capture the rounds, on prompts of one token."""
+        """Choose the kernel and capture the decode steps, on prompts of one token."""
         if self._capture is None:
             return
         for active in (self.slots, -(-self.slots // 2), -(-self.slots // 4)):
@@ -159,7 +147,7 @@ class RaggedBatch(RunningBatch):
                 self.prefill(slots, [[0]] * active, request_ids=[""] * active)
                 self.decode(1)
             except OutOfMemoryError:
-                # Whoever runs the batch finds out as well, and knows what to do.
+                # A caller that runs the batch finds out as well, and knows what to do.
                 return
             finally:
                 for slot in self.occupied:
@@ -178,7 +166,7 @@ class RaggedBatch(RunningBatch):
             except Exception as error:  # whatever a model does that a graph cannot hold
                 if out_of_memory(error):
                     raise
-                _LOG.warning("decode rounds are not captured: %s: %s", type(error).__name__, error)
+                _LOG.warning("decode steps are not captured: %s: %s", type(error).__name__, error)
                 self._capture = None
                 break
             self._count_captured(captured, len(results[0]))
@@ -202,7 +190,7 @@ class RaggedBatch(RunningBatch):
                 if keys.is_cuda:
                     heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
                     query = keys.new_empty(self.slots, heads, keys.shape[-1])
-                    held = Held(keys, values, self._state[1], None, None, store.table, BLOCK)
+                    held = Held(keys, values, self._state[1], None, None, store.table, store.block)
                     self._kernel = fastest(
                         query, held, windows=set(decoder.sliding_windows), capture=cuda_graph
                     )
@@ -210,7 +198,7 @@ class RaggedBatch(RunningBatch):
         return self._captured
 
     def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
-        """Take note of what captured rounds read."""
+        """Take note of what captured decode steps read."""
         store, size = self._store, captured.size
         if self._kernel != "masked sdpa":
             # Rows are read to their lengths; one that only fills the captured size up reads its one column.
@@ -223,12 +211,12 @@ class RaggedBatch(RunningBatch):
                 self._padding_columns += layers * (size * store.columns - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
-        """Attend in a captured round: lengths are read from the device."""
+        """Attend in a captured decode step: lengths are read from the device."""
         assert self._captured is not None
         assert self._kernel is not None
         window = self._store.attending.window
         lengths, table = self._captured.lengths, self._store.table
-        held = Held(call.key, call.value, lengths, window, call.scaling, table, BLOCK)
+        held = Held(call.key, call.value, lengths, window, call.scaling, table, self._store.block)
         return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -250,7 +238,7 @@ class RaggedBatch(RunningBatch):
             self._masks.reset(positions)
             self._groups.arrange()
             store.begin_rounds(positions)
-        # Until the round is over, masks and targets are ahead of the lengths: one that fails begins anew.
+        # Until the step is over, masks and targets are ahead of the lengths: a failed one begins again.
         self._stale = True
         self._masks.advance()
         # The groups attend with these masks; the model itself gets none.
@@ -264,7 +252,7 @@ class RaggedBatch(RunningBatch):
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         window = self._store.attending.window
         if self._store.segments:
-            # Asked once for each prompt: what a layer asks for does not change from round to round.
+            # Asked once for each prompt: a layer asks for the same in every decode step.
             self._refuse(call.mask, window, call.others)
             return self._prompts.attend(call, window)
         if self._host is not None:

@@ -19,7 +19,7 @@ from ..attention.functions import AttentionCall, aligned
 from .slot_store import KeyValueSlots, SlotMasks
 
 _SEARCH_CALLS = 0.25
-"""What the search for shared calls costs per row, in calls of the attention kernel, spread over rounds."""
+"""Cost of the search for shared calls, in calls of the attention kernel a row and decode step."""
 _MOST_KEPT = 8
 """Changes of the rows that groups may outlast: rows might share calls better since, however well they do."""
 
@@ -98,12 +98,12 @@ class RowGroups:
         layer = self._store.attending
         if not layer.is_initialized:
             return 256.0
-        # 15 microseconds a call, against some 10 GB/s of keys and values read.
+        # 15 microseconds a call, against some 10 GB/s of KV cache read.
         size = sum(buffer.shape[1] * buffer.shape[-1] * buffer.element_size() for buffer in layer.buffers)
         return 15e-6 * 10e9 / size
 
     def cut(self, masks: SlotMasks) -> None:
-        """Cut the masks of the coming round to the rows and columns of each group."""
+        """Cut the masks of the coming decode step to the rows and columns of each group."""
         self._groups = {}
         for window, arranged in self._arranged.items():
             mask, groups = masks.of(window), []
@@ -117,23 +117,14 @@ class RowGroups:
             self._groups[window] = groups
 
     def columns_read(self) -> dict[int | None, int]:
-        """Return the columns that the coming round's calls read, over all rows, for each window."""
+        """Return the columns that the coming decode step's calls read, over all rows, for each window."""
         return {
             window: sum((last - first) * (end - begin) for first, last, begin, end, _ in groups)
             for window, groups in self._groups.items()
         }
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
-        """
-        Return the output of a layer for one token a row, shape (rows, 1, heads, head size).
-
-        Parameters
-        ----------
-        call
-            Its keys and values are the store's, of all columns.
-        window
-            How many of the latest tokens the layer attends to; None for all.
-        """
+        """Return the output of a layer for one token a row, shape (rows, 1, heads, head size)."""
         rows, heads, _, size = call.query.shape
         query = call.query.reshape(rows, call.key.shape[1], -1, size)
         attend = torch.nn.functional.scaled_dot_product_attention
@@ -152,26 +143,12 @@ class RowGroups:
 
 
 def _cost(lengths: Sequence[int], call_tokens: float, bounds: Sequence[int]) -> float:
-    """Return what calls on such groups cost in a round, in tokens."""
+    """Return what calls on such groups cost in a decode step, in tokens."""
     return sum(call_tokens + (last - first) * max(lengths[first:last]) for first, last in pairwise(bounds))
 
 
 def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
-    """
-    Split rows into runs of neighbours so that padding and calls together cost least.
-
-    Parameters
-    ----------
-    lengths
-        Tokens of each row; at least one row.
-    call_tokens
-        What a call costs beyond its padded tokens, in tokens.
-
-    Returns
-    -------
-    list of int
-        The rows at which runs begin, and the number of rows.
-    """
+    """Split rows into runs of neighbours so that padding and calls together cost least."""
     rows = len(lengths)
     reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
     # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.

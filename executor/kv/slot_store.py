@@ -1,5 +1,5 @@
 """
-Keys and values in fixed slots: each row begins at column 0 and has a length of its own.
+KV cache in fixed slots: each row begins at column 0 and has a length of its own.
 
 Nothing is ever moved but the rows themselves, and only what a row holds has to be read.
 
@@ -21,7 +21,7 @@ from .store import KeyValueStore, StoreLayer, zeros
 @dataclass(frozen=True, slots=True)
 class Segment:
     """
-    A run of prompt tokens in a forward call, and where their keys and values go.
+    A run of prompt tokens in a forward call, and where their KV cache goes.
 
     Parameters
     ----------
@@ -39,19 +39,19 @@ class Segment:
 
 class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
     """
-    One layer's keys and values, each of shape (slots, key-value heads, columns, head size).
+    One layer's KV cache, each of shape (slots, key-value heads, columns, head size).
 
     Parameters are those of :class:`~.store.StoreLayer`.
     """
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        return zeros(states, self.place.slots, self.place.columns)
+        return zeros(states, self.place.slots, self.place.columns, self.place.dtype)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Store keys and values, (rows, heads, tokens, head size), and return those to attend to.
+        Store keys, values (rows, heads, tokens, head size), and return those to attend to.
 
         While the store has segments these are the prompts' own, else views of all columns of the rows in use.
         """
@@ -68,13 +68,13 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
             flat = states.transpose(1, 2).reshape(-1, size)
-            buffer.view(-1, size).index_copy_(0, store.targets(heads), flat)
+            buffer.view(-1, size).index_copy_(0, store.targets(heads), flat.to(buffer.dtype))
         if store.segments:
             return key_states, value_states
         return self._seen(keys, rows), self._seen(values, rows)
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return what a round's attention function is given of a buffer."""
+        """Return what a decode step's attention function is given of a buffer."""
         return buffer[:rows]
 
     def get_seq_length(self) -> int:
@@ -83,26 +83,21 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
 
 
 class KeyValueSlots(KeyValueStore):
-    """
-    The keys and values of all layers.
-
-    Parameters
-    ----------
-    columns
-        Columns to allocate, tokens; more are allocated when they run out.
-    sliding_windows
-        For each layer how many of the latest tokens it attends to; None for all.
-    """
+    """The KV cache of all layers."""
 
     _layer_class: ClassVar[type[SlotLayer]] = SlotLayer
 
     def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.slots = slots
         self.columns = columns
+        self.block = 1
+        """Tokens that lie together, where rows lie in blocks."""
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.kernels: HostKernels | None = None
-        """What writes the keys and values of decode steps; torch where there is none."""
+        """Functions that write the KV cache of decode steps; torch's without them."""
+        self.dtype: torch.dtype | None = None
+        """Number format of the KV cache; None for that of the first keys."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -112,7 +107,7 @@ class KeyValueSlots(KeyValueStore):
         self._views_of = 0, 0
         self._slot_layers = [self._layer_class(self, window) for window in sliding_windows]
         self.attending = self._slot_layers[0]
-        """The layer whose keys and values were asked for last: attention follows at once."""
+        """The layer whose KV cache was asked for last: attention follows at once."""
         super().__init__(layers=list(self._slot_layers))
 
     @property
@@ -132,34 +127,26 @@ class KeyValueSlots(KeyValueStore):
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """
-        Say where the coming tokens go; those of the rounds after it go to the columns that follow.
+        Say where the coming tokens go; those of the decode steps after it go to the columns that follow.
 
-        Parameters
-        ----------
-        positions
-            The position of each token, int64, shape (tokens,).
-        rows
-            The row of each; one token for each row in use if left out.
+        Shapes: positions (tokens,).
         """
         self._rows = torch.arange(len(positions), device=positions.device) if rows is None else rows
         self._positions = positions
-        # Anew rather than cleared: a compiled round would be one for what they held before.
+        # Anew rather than cleared: a compiled decode step would be one for what they held before.
         self._targets = {}
 
     def end_rounds(self, rounds: int = 1) -> None:
-        """Count the tokens of rounds as held."""
+        """Count the tokens of decode steps as held."""
         self.lengths = [tokens + rounds for tokens in self.lengths]
         for target in self._targets.values():
             target += rounds
 
     def targets(self, heads: int) -> torch.Tensor:
         """
-        Return where the coming keys and values go.
+        Return where the coming keys, values go.
 
-        Returns
-        -------
-        torch.Tensor
-            Index over (rows, heads, columns) flattened, shape (tokens * heads,).
+        Shapes: returned (tokens * heads,).
         """
         if heads not in self._targets:
             planes = self._rows[:, None] * heads + torch.arange(heads, device=self._rows.device)
@@ -171,15 +158,7 @@ class KeyValueSlots(KeyValueStore):
         self.make_room(max(tokens))
 
     def reserve_rounds(self, rounds: int) -> int:
-        """
-        See to it that all rows in use can grow by rounds.
-
-        Returns
-        -------
-        int
-            How many there is room for: at least one, and no more than asked for. A completion may end before
-            it needs more.
-        """
+        """See to it that all rows in use can grow by decode steps."""
         longest = max(self.lengths)
         self.make_room(longest + 1)
         return min(rounds, self.columns - longest)
@@ -193,22 +172,12 @@ class KeyValueSlots(KeyValueStore):
         """
         Return some columns of some rows.
 
-        Parameters
-        ----------
-        first, last
-            First row, and row past the last.
-        begin, end
-            First column, and column past the last.
-
-        Returns
-        -------
-        torch.Tensor
-            Shape (rows, heads, columns, head size).
+        Shapes: returned (rows, heads, columns, head size).
         """
         return buffer[first:last, :, begin:end]
 
     def make_room(self, tokens: int) -> None:
-        """See to it that rows can hold so many tokens."""
+        """See to it that rows can hold that many tokens."""
         if tokens <= self.columns:
             return
         columns = tokens + max(64, tokens // 4)
@@ -250,7 +219,7 @@ class KeyValueSlots(KeyValueStore):
 
     def _row(self, row: int, tokens: int) -> list[torch.Tensor]:
         """
-        Return views of a row's keys and values in all layers, of as many columns as it holds at least.
+        Return views of a row's KV cache in all layers, of as many columns as it holds at least.
 
         On a GPU of all columns: what lies in one piece takes a launch for all layers, and the views are kept,
         as making them takes longer than the launch.
@@ -266,7 +235,7 @@ class KeyValueSlots(KeyValueStore):
         return self._views[row]
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
         tokens = self.lengths[row]
         views = []
         for layer in self._slot_layers:
@@ -275,7 +244,7 @@ class KeyValueSlots(KeyValueStore):
         return views
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
         tokens = layers[0][0].shape[1]
         self.make_room(tokens + 1)
         for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
@@ -291,18 +260,7 @@ def _takes_launches(buffer: torch.Tensor) -> bool:
 
 
 class SlotMasks:
-    """
-    What hides the columns that a row does not hold, kept up to date by one write per round.
-
-    Parameters
-    ----------
-    slots, columns
-        Shape of the store.
-    sliding_windows
-        The distinct numbers of latest tokens that layers attend to; None for all.
-    dtype, device
-        Of the scores that the masks are added to.
-    """
+    """Masks of the columns that a row does not hold, kept up to date by one write per decode step."""
 
     def __init__(
         self,
@@ -325,12 +283,9 @@ class SlotMasks:
 
     def reset(self, positions: torch.Tensor) -> None:
         """
-        Rebuild the masks for rows that hold so many tokens each.
+        Rebuild the masks for rows that hold that many tokens each.
 
-        Parameters
-        ----------
-        positions
-            The position of each row's coming token, int64, shape (rows,).
+        Shapes: positions (rows,).
         """
         columns = torch.arange(self.columns, device=positions.device)[None, :]
         for window, mask in self._masks.items():
@@ -353,5 +308,5 @@ class SlotMasks:
             at += 1
 
     def of(self, window: int | None) -> torch.Tensor:
-        """Return the mask of layers that attend to so many of the latest tokens, shape (slots, columns)."""
+        """Return the mask of layers that attend to that many of the latest tokens, shape (slots, columns)."""
         return self._masks[window][:, self._front[window] :]

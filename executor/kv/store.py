@@ -1,11 +1,13 @@
 """
-What a running batch asks of the place where its keys and values lie, whatever the layout.
+Interface of a running batch to its KV cache, whatever the layout.
 
 This module needs torch and transformers when it is imported.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,16 +43,7 @@ class Suspended:
 
 
 class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-call]
-    """
-    One layer's keys and values in buffers that stay in place.
-
-    Parameters
-    ----------
-    place
-        Where the rows lie; shared by the layers.
-    sliding_window
-        How many of the latest tokens this layer attends to; None for all.
-    """
+    """One layer's KV cache in buffers that stay in place."""
 
     is_compileable = False
 
@@ -64,7 +57,7 @@ class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-ca
         """Return a buffer for keys or values like ``states``."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers in the type and on the device of the first keys and values."""
+        """Allocate the buffers in the type and on the device of the first keys, values."""
         self.keys, self.values = self._allocated(key_states), self._allocated(value_states)
         self.is_initialized = True
 
@@ -85,7 +78,7 @@ class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-ca
 
 
 class KeyValueStore(Cache):
-    """Rows of keys and values, one request each; the rows in use come first."""
+    """Rows of KV cache, one request each; the rows in use come first."""
 
     @property
     @abstractmethod
@@ -109,7 +102,7 @@ class KeyValueStore(Cache):
         """Put a row in the place of another, which has been wiped; the source is to be wiped then."""
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy a row over another, which has been wiped; each goes on by itself."""
+        """Copy a row over another, which has been wiped; each continues by itself."""
         self.write_row(target, self.read_row(source))
 
     @abstractmethod
@@ -123,29 +116,30 @@ class KeyValueStore(Cache):
 
     @abstractmethod
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
 
     @abstractmethod
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
 
 
-def zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """
-    Allocate a buffer for what ``like`` holds.
+    Allocate zeros, (rows, heads, columns, head size), for keys or values (any, heads, any, head size).
 
     Zeros, because a masked column still enters the weighted sum: 0 * NaN is NaN.
-
-    Parameters
-    ----------
-    like
-        Keys or values, shape (any, heads, any, head size).
-    rows, columns
-        What to make room for.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (rows, heads, columns, head size).
     """
-    return torch.zeros(rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=like.device)
+    return untouched_zeros((rows, like.shape[1], columns, like.shape[3]), dtype or like.dtype, like.device)
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; in host memory, pages that are never written to take none."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Torch writes every zero, and calloc those in memory that was used before.
+    try:
+        held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size} bytes of KV cache") from error
+    return torch.frombuffer(held, dtype=dtype).view(shape)

@@ -1,8 +1,8 @@
 """
-The keys and values of a running padded batch, end-aligned in one preallocated buffer per layer.
+The KV cache of a running padded batch, end-aligned in one preallocated buffer per layer.
 
-BATON's vector embedding (Section IV): a request is prefilled apart and its keys and values are embedded into
-the running batch so that all rows end at the same column; rows shorter than the longest are padded in front.
+BATON's vector embedding (Section IV): a request is prefilled apart and its KV cache is embedded into the
+running batch so that all rows end at the same column; rows shorter than the longest are padded in front.
 Unlike the published method nothing is concatenated: a decode step writes column ``end`` in place and
 attention reads a view.
 
@@ -20,7 +20,7 @@ from .store import KeyValueStore, StoreLayer, zeros
 
 
 class Frame:
-    """Where the rows lie in buffers of so many columns; shared by the layers of one window."""
+    """Where the rows lie in buffers of that many columns; shared by the layers of one window."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -44,7 +44,7 @@ class Frame:
 
 
 class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, each of shape (slots, key-value heads, columns, head size)."""
+    """One layer's KV cache, each of shape (slots, key-value heads, columns, head size)."""
 
     def __init__(self, frame: Frame, slots: int, sliding_window: int | None) -> None:
         super().__init__(frame, sliding_window)
@@ -57,7 +57,7 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Store keys and values, (rows, heads, tokens, head size), and return those to attend to.
+        Store keys, values (rows, heads, tokens, head size), and return those to attend to.
 
         While the frame is inserting these are the right-padded prompts' own, else a view of the window.
         """
@@ -121,16 +121,7 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
 
 
 class KeyValueWindow(KeyValueStore):
-    """
-    The keys and values of all layers, and the masks that go with them.
-
-    Parameters
-    ----------
-    columns
-        Columns to allocate, tokens; more are allocated when they run out.
-    sliding_windows
-        For each layer how many of the latest tokens it attends to; None for all.
-    """
+    """The KV cache of all layers, and the masks that go with them."""
 
     def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.frame = Frame(columns)
@@ -155,24 +146,17 @@ class KeyValueWindow(KeyValueStore):
         self.frame.starts.pop()
 
     def make_room_before(self, tokens: int) -> None:
-        """See to it that a prompt of so many tokens fits in before the end column."""
+        """See to it that a prompt of that many tokens fits in before the end column."""
         frame = self.frame
         if all(start == frame.end for start in frame.starts):
-            # Nothing is held: begin anew.
+            # Nothing is held: begin again.
             frame.starts = [0] * len(frame.starts)
             frame.end = frame.low = 0
         if frame.end < tokens:
             self._shift(tokens)
 
     def make_room_after(self) -> bool:
-        """
-        See to it that the end column exists.
-
-        Returns
-        -------
-        bool
-            Whether the rows had to move to the front of the buffer, or to a wider one, for it.
-        """
+        """See to it that the end column exists."""
         frame = self.frame
         if frame.end < frame.columns:
             return False
@@ -193,7 +177,7 @@ class KeyValueWindow(KeyValueStore):
         self.frame.starts[row] = self.frame.end
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
         start, end = self.frame.starts[row], self.frame.end
         views = []
         for layer in self._window_layers:
@@ -202,7 +186,7 @@ class KeyValueWindow(KeyValueStore):
         return views
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
         tokens = layers[0][0].shape[1]
         self.make_room_before(tokens)
         start, end = self.frame.end - tokens, self.frame.end
@@ -218,10 +202,7 @@ class KeyValueWindow(KeyValueStore):
         """
         Return which columns hold a token of their row or will hold one.
 
-        Returns
-        -------
-        torch.Tensor
-            bool, shape (rows, columns).
+        Shapes: returned (rows, columns).
         """
         starts = torch.tensor(self.frame.starts, device=device)
         return torch.arange(self.frame.columns, device=device)[None, :] >= starts[:, None]
@@ -230,7 +211,7 @@ class KeyValueWindow(KeyValueStore):
         frame = self.frame
         rows = len(frame.starts)
         columns = frame.columns
-        # Compaction has to gain an eighth of the buffer, or it would have to be repeated in a few rounds.
+        # Compaction has to gain an eighth of the buffer, or it would be due again in a few decode steps.
         if end + columns // 8 < columns:
             for layer in self._window_layers:
                 layer.shift(rows, end)

@@ -23,10 +23,10 @@ _PREFILL_TOKENS = 16_384
 
 class WindowBatch(RunningBatch):
     """
-    A running batch whose rows all end at the same column, shorter ones padded in front.
+    A running batch with rows that end at the same column, shorter ones padded in front.
 
     Index distance equals position distance, which sliding windows, ALiBi and index-based biases rely on.
-    Parameters are those of :class:`~.running.RunningBatch`; the buffers are somewhat wider than ``capacity``.
+    Parameters are those of :class:`~.batch.RunningBatch`; the buffers are somewhat wider than ``capacity``.
     """
 
     tier: ClassVar[str] = "window"
@@ -97,26 +97,12 @@ class WindowBatch(RunningBatch):
 
 
 def columns_for(capacity: int) -> int:
-    """Return the columns allocated where the longest request is expected to hold so many tokens."""
+    """Return the columns allocated where the longest request is expected to hold that many tokens."""
     return capacity + max(64, capacity // 4)
 
 
 def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """
-    Return what is added to attention scores to hide columns.
-
-    Parameters
-    ----------
-    visible
-        bool, of any shape.
-    dtype
-        Number format of the scores.
-
-    Returns
-    -------
-    torch.Tensor
-        0 where visible, else the most negative number: finite, so that no arithmetic on it gives NaN.
-    """
+    """Return what is added to attention scores to hide columns."""
     scores = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return scores.masked_fill_(~visible, torch.finfo(dtype).min)
 
@@ -129,12 +115,7 @@ def padded_prompts(
 
     Padded on the right: real tokens never see what follows them, so plain causal attention is right.
 
-    Returns
-    -------
-    ids, positions : torch.Tensor
-        int64, shape (prompts, longest prompt).
-    last : tuple of torch.Tensor
-        Row and column of each prompt's last token.
+    Shapes: returned (prompts, longest prompt).
     """
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
@@ -147,23 +128,7 @@ def padded_prompts(
 def length_groups(
     lengths: Sequence[int], call_tokens: float, most_tokens: int = _PREFILL_TOKENS
 ) -> list[list[int]]:
-    """
-    Split prompts into forward calls so that padding and calls together cost least.
-
-    Parameters
-    ----------
-    lengths
-        Tokens of each prompt.
-    call_tokens
-        What a call costs beyond its padded tokens, in tokens.
-    most_tokens
-        The most padded tokens of a call with more than one prompt.
-
-    Returns
-    -------
-    list of list of int
-        The prompts of each call, by index; longest first.
-    """
+    """Split prompts into forward calls so that padding and calls together cost least."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # cheapest[j] is the least cost of the first j prompts: a group is padded to its first, longest prompt.
     cheapest = [0.0] + [float("inf")] * len(order)

@@ -32,15 +32,7 @@ class UnsupportedModelError(InputError):
 
 
 def check_supported(config: Any) -> None:
-    """
-    Refuse a model that the window cannot run, before its weights are loaded.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model is an encoder-decoder, multimodal, recurrent or otherwise stateful, has RoPE frequencies
-        that depend on the longest row of the batch, or attends in ways that end-aligned rows do not keep.
-    """
+    """Refuse a model that the window cannot run, before its weights are loaded."""
     for rule in _RULES:
         refusal = rule(config)
         if refusal is not None:
@@ -48,15 +40,7 @@ def check_supported(config: Any) -> None:
 
 
 def check_ragged(config: Any) -> None:
-    """
-    Refuse a model that the ragged tier cannot run: its function has to be all there is to attention.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the window cannot run it, its layers do not call the attention interface, or they ask it for more
-        than scaled dot products: capped scores or attention sinks.
-    """
+    """Refuse a model that the ragged tier cannot run: its function has to be all there is to attention."""
     check_supported(config)
     reason = None
     if not getattr(_model_class(config), "_supports_attention_backend", False):
@@ -72,16 +56,7 @@ def check_ragged(config: Any) -> None:
 
 
 def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
-    """
-    Tell how far back each layer attends.
-
-    Returns
-    -------
-    kinds : list of str
-        Each layer's kind, by the name under which the model looks up its mask when it has several.
-    windows : list of int or None
-        How many of the latest tokens the layer attends to; None for all.
-    """
+    """Tell how far back each layer attends."""
     windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(config)]
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -90,14 +65,7 @@ def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
 
 
 def needs_padding_mask(config: Any) -> bool:
-    """
-    Tell whether the model derives its position bias from a two-dimensional padding mask.
-
-    Returns
-    -------
-    bool
-        True for BLOOM and for Falcon with ALiBi.
-    """
+    """Tell whether the model derives its position bias from a two-dimensional padding mask."""
     return config.model_type == "bloom" or (config.model_type == "falcon" and bool(config.alibi))
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong on a device while a batch runs, told apart so that the run can go on or stop cleanly."""
+"""Failures of a device while a batch runs, by kind, so that the run can continue or stop cleanly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ MOST_FAILURES = 16
 
 class OutOfMemoryError(RuntimeError):
     """
-    Memory ran out; the batch stands as after the last whole round.
+    Memory ran out; the batch stands as after the last whole decode step.
 
-    Parameters
-    ----------
-    reason
-        What the allocator said.
-    tokens
-        The tokens of the rounds that were run before, shape (rounds, slots), as ``decode`` returns them.
+    Shapes: tokens (decode steps, slots).
     """
 
     def __init__(self, reason: str, tokens: Any) -> None:
@@ -34,16 +29,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 class NotFiniteError(RuntimeError):
-    """
-    A model gave logits that are NaN or infinite.
-
-    Parameters
-    ----------
-    slot
-        The slot of the request.
-    round_
-        Rounds of this call before it happened.
-    """
+    """A model gave logits that are NaN or infinite."""
 
     def __init__(self, slot: int, round_: int) -> None:
         super().__init__(f"the logits of slot {slot} are not finite after {round_} rounds")
@@ -52,20 +38,11 @@ class NotFiniteError(RuntimeError):
 
 
 class RunStoppedError(RuntimeError):
-    """A run that cannot go on; what is finished is kept, and the message says what to do."""
+    """A run that cannot continue; what is finished is kept, and the message says what to do."""
 
 
 class RequestFailedError(RunStoppedError):
-    """
-    A run that one request keeps from going on: without it, the others can be served.
-
-    Parameters
-    ----------
-    name
-        The request's name in the workload.
-    reason
-        What went wrong, and what to do.
-    """
+    """A run that one request keeps from continuing: without it, the others can be served."""
 
     def __init__(self, name: str, reason: str) -> None:
         # Both stand in the arguments, by which an exception goes from process to process.
@@ -81,14 +58,7 @@ class TerminatedError(KeyboardInterrupt):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """
-    Tell whether an error means that memory ran out.
-
-    Returns
-    -------
-    bool
-        True for torch's out-of-memory error, Python's, and what torch's CPU allocator raises.
-    """
+    """Tell whether an error means that memory ran out."""
     import torch
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -104,7 +74,7 @@ def device_failures() -> Iterator[None]:
     """
     Turn the errors of a device, and those of a model's code, into :class:`RunStoppedError`.
 
-    After an error of the device every further call on it fails, so nothing can go on in this process.
+    After an error of the device every further call on it fails, so nothing can continue in this process.
     """
     import torch
 

@@ -25,27 +25,10 @@ def files_fingerprint(spec: str, *, weights: bool = True) -> str:
     """
     Return a fingerprint of the files that a model or tokenizer is loaded from.
 
-    Settings and tokenizer files count with every byte; weights with their sizes, and of each tensor its
-    name, type and shape, with 64 KiB spread evenly over its values. So the cost is that of some megabytes
-    per billion parameters, and a single changed value may pass unseen; a training step, a merged adapter
-    or another checkpoint does not.
-
-    Parameters
-    ----------
-    spec
-        A directory, or a name that stands for no local file (a hub name, ``tiny:FAMILY``, ``bytes``).
-    weights
-        Whether the weights count, too; else only settings and tokenizer files.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits; for a hub name by the commit that its cache holds; empty if ``spec`` says all.
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read.
+    Settings and tokenizer files count with every byte; weights with their sizes, and of each tensor its name,
+    type and shape, with 64 KiB spread evenly over its values. So the cost is that of some megabytes per
+    billion parameters, and a single changed value may pass unseen; a training step, a merged adapter or
+    another checkpoint does not.
     """
     folder = Path(spec)
     if not folder.is_dir():

@@ -2,7 +2,7 @@
 Logits changed before a token is chosen: biases, penalties, forbidden words and ends, as each request asks.
 
 What a request has emitted is kept on the device, under its request and the token's index: a request that is
-preempted, or a round that is run again, finds its own history whatever else the batch did meanwhile.
+preempted, or a decode step that is run again, finds its own history whatever else the batch did meanwhile.
 """
 
 from __future__ import annotations
@@ -79,12 +79,7 @@ class LogitEdits:
         """
         Return the logits as they are chosen from, in float32 at least; the model's own stay as they are.
 
-        Parameters
-        ----------
-        logits
-            Shape (rows, vocabulary).
-        streams, indices
-            As :meth:`~.sampling.Sampler.choose` takes them.
+        Shapes: logits (rows, vocabulary).
         """
         import torch
 
@@ -135,8 +130,8 @@ class _Tables:
     history
         Tokens of prompt and completion, shape (requests + 1, longest + 1); None if no request looks back.
     words, word_ends
-        Sequences but for their last tokens, aligned on the right and filled up with -1, shape (requests + 1,
-        words, longest); and their last tokens, -1 where there is none.
+        Sequences but for their last tokens, aligned on the right and filled up with -1, shape (requests +
+        1, words, longest); and their last tokens, -1 where there is none.
     """
 
     streams: torch.Tensor
@@ -239,7 +234,7 @@ class _Tables:
             return logits
         back = torch.arange(-longest, 0, device=row.device)[None]
         at = (self.prompt_tokens[row] + indices)[:, None] + back
-        # Requests that ask for no edit have no history here, and may go on for longer than any that has.
+        # Requests that ask for no edit have no history here, and may continue for longer than any that has.
         tail = history[row[:, None], at.clamp(0, history.shape[1] - 1)].where(at >= 0, -2)
         words, last = self.words[row], self.word_ends[row]
         matches = ((tail[:, None] == words) | (words < 0)).all(-1) & (last >= 0)

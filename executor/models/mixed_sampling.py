@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .endings import Decode, Ending
 from .logit_edits import LogitEdits
 from .recording import Recorder
-from .sampling import LEAST_TEMPERATURE, Sampler, drawn, likely_enough, likely_mass
+from .sampling import LEAST_TEMPERATURE, Sampler, computable, drawn, likely_enough, likely_mass
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,8 @@ class MixedSampler:
     """
     A sampler for each request; its tokens are those that this sampler alone would choose.
 
-    A row is known by its random stream, so that no batch has to hold more of a request than it does for
-    any other sampler.
+    A row is known by its random stream, so that no batch has to hold more of a request than it does for any
+    other sampler.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class MixedSampler:
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
     def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
-        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
+        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
         return nullcontext() if self.recorder is None else self.recorder.in_place(rows, rounds)
 
     def stream(self, request_id: str) -> int:
@@ -92,7 +92,7 @@ class MixedSampler:
         edited = logits if self.edits is None else self.edits.apply(logits, streams, indices)
         if self.greedy:
             chosen = edited.argmax(dim=-1)
-            weights = edited.double().softmax(dim=-1) if self.recorder is not None else edited
+            weights = computable(edited).softmax(dim=-1) if self.recorder is not None else edited
         else:
             temperature, weights = rules.weights(edited, streams)
             chosen = drawn(weights, streams, indices)
@@ -171,7 +171,8 @@ class _Rules:
         # Rows that no request holds have some other stream; what is chosen for them is never read.
         row = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
         temperature = self.temperature[row, None]
-        scaled = logits.to(torch.float64) / temperature.where(temperature > 0, 1.0).clamp(LEAST_TEMPERATURE)
+        scaled = computable(logits)
+        scaled = scaled / temperature.where(temperature > 0, 1.0).clamp(LEAST_TEMPERATURE).to(scaled.dtype)
         if self.most_kept:
             best = scaled.topk(self.most_kept, dim=-1).values
             kept = self.top_k[row, None]

@@ -45,18 +45,7 @@ class Prompts:
 
     @classmethod
     def random(cls, workload: Workload, vocabulary: int, seed: int) -> Prompts:
-        """
-        Return random prompts of the workload's lengths, the same where its requests share them.
-
-        Parameters
-        ----------
-        workload
-            The requests.
-        vocabulary
-            Tokens the model knows.
-        seed
-            Of the draws.
-        """
+        """Return random prompts of the workload's lengths, the same where its requests share them."""
         rng = np.random.default_rng(seed)
         drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
         first: dict[int, tuple[int, ...]] = {}

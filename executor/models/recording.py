@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from .sampling import computable
+
 if TYPE_CHECKING:
     import torch
 
@@ -23,16 +25,16 @@ class TokenLogprob(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Ring:
     """
-    Entries of captured rounds.
+    Entries of captured decode steps.
 
     Parameters
     ----------
     entries
-        Shape (rounds, what an entry holds, rows).
+        Shape (decode steps, what an entry holds, rows).
     cursor
-        The next round, int64, shape (1,).
+        The next decode step, int64, shape (1,).
     active
-        Whether rounds write here.
+        Whether decode steps write here.
     """
 
     entries: torch.Tensor
@@ -47,7 +49,7 @@ class _Ring:
         return cls(entries, torch.zeros(1, dtype=torch.int64, device=device))
 
     def write(self, entries: torch.Tensor) -> None:
-        """Keep a round's entries, shape (what an entry holds, rows of the round)."""
+        """Keep a decode step's entries, shape (what an entry holds, rows of the decode step)."""
         import torch
 
         missing = self.entries.shape[2] - entries.shape[1]
@@ -56,7 +58,7 @@ class _Ring:
         self.cursor.add_(1).clamp_(max=len(self.entries) - 1)
 
     def taken(self) -> list[torch.Tensor]:
-        """Return the entries of the rounds so far, and begin anew."""
+        """Return the entries of the decode steps so far, and begin again."""
         rounds = int(self.cursor)
         self.cursor.zero_()
         return list(self.entries[:rounds].clone().unbind())
@@ -72,7 +74,7 @@ class Recorder:
     Parameters
     ----------
     modes
-        Of each request's random stream, which distribution is told of.
+        Distribution that is recorded, by a request's random stream.
     likeliest
         How many of the likeliest tokens are kept, too.
     """
@@ -96,16 +98,7 @@ class Recorder:
         """
         Keep what was chosen.
 
-        Parameters
-        ----------
-        logits
-            The model's, shape (rows, vocabulary).
-        weights
-            With which tokens were drawn, float64, up to a factor; 0 for those left out.
-        chosen
-            Shape (rows,).
-        streams, indices
-            As :meth:`~.sampling.Sampler.choose` takes them.
+        Shapes: logits (rows, vocabulary), chosen (rows,).
         """
         import torch
 
@@ -141,14 +134,7 @@ class Recorder:
 
     @contextmanager
     def in_place(self, rows: int, rounds: int) -> Iterator[None]:
-        """
-        Keep what is chosen meanwhile in one place on the device, so that whole rounds can be captured.
-
-        Parameters
-        ----------
-        rows, rounds
-            The most rows of a round, and the most rounds.
-        """
+        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
         if not self._ring:
             # A prefill has kept some before.
             held, device = self._shape[0]
@@ -166,29 +152,19 @@ class Recorder:
         mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Return scores of every token, and what makes log-probabilities of some of each row's."""
+        import torch
+
         if mode == "processed":
-            total = weights.sum(dim=-1, keepdim=True).log()
-            return weights, lambda some: some.log() - total
-        scores = logits.double()
-        total = scores.logsumexp(dim=-1, keepdim=True)
-        return scores, lambda some: some - total
+            total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).log()
+            return weights, lambda some: some.double().log() - total
+        scores = computable(logits)
+        most = scores.amax(dim=-1, keepdim=True)
+        sums = (scores - most).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total = sums.log() + most
+        return scores, lambda some: some.double() - total
 
     def read(self, stream: int, tokens: int, first: int = 0) -> tuple[TokenLogprob, ...]:
-        """
-        Return what is kept of each token of a completion, and forget it.
-
-        Parameters
-        ----------
-        tokens
-            Tokens of its completion.
-        first
-            Those before were chosen elsewhere.
-
-        Raises
-        ------
-        KeyError
-            If fewer tokens were chosen for it.
-        """
+        """Return what is kept of each token of a completion, and forget it."""
         self._read_back()
         of_request = self._read.pop(stream) if tokens > first else {}
         return tuple(of_request[index] for index in range(first, tokens))

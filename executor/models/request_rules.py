@@ -1,4 +1,4 @@
-"""What a job's requests ask, made into the one rule by which a batch chooses and ends."""
+"""The sampling of a job's requests, made into the one rule by which a batch chooses and ends."""
 
 from __future__ import annotations
 
@@ -27,20 +27,7 @@ def rules_of(
     pinned: bool = False,
     begun: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> TokenRule:
-    """
-    Return how tokens are chosen for each request, and when its completion ends.
-
-    Parameters
-    ----------
-    asked
-        By the id of each request, at least one.
-    prompts, most_tokens
-        Of each, in the same order.
-    pinned
-        Whether lengths are given, so that nothing else ends a completion.
-    begun
-        Tokens that completions have already, by the id of their requests.
-    """
+    """Return how tokens are chosen for each request, and when its completion ends."""
     samplers: dict[str, Sampler] = {}
     known: dict[Sampler, Sampler] = {}
     edits: dict[int, Edit] = {}
@@ -112,16 +99,6 @@ def declared_sampling(model: Any) -> dict[str, Any]:
 
     As transformers' ``generate`` heeds them: what belongs to sampling only where they ask to sample. How long
     completions get at most is left to the requests and the plan.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model, wrapped or not; its ``generation_config`` is read.
-
-    Raises
-    ------
-    ValueError
-        If they ask for something that changes the tokens and is not served; the message names it.
     """
     settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
     asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
@@ -178,14 +155,7 @@ def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -
 
 
 def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary: int) -> list[Sampling]:
-    """
-    Return what requests ask, with the tokens of those of their stop texts that are a special token each.
-
-    Raises
-    ------
-    ValueError
-        As :func:`check_tokens`.
-    """
+    """Return requests' sampling, with stop texts that are one special token as end tokens."""
     ended = {}
     for one in dict.fromkeys(asked):
         check_tokens(one, vocabulary)

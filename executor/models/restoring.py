@@ -1,4 +1,4 @@
-"""What is changed of a model while it runs, put back however that ends."""
+"""Changes to a model while it runs, undone however that ends."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def restoring(restore: Callable[[], None]) -> Iterator[None]:
-    """
-    Restore something after a block, once more where an interrupt comes while it is being restored.
-
-    Parameters
-    ----------
-    restore
-        Does it; a second call changes nothing.
-
-    Yields
-    ------
-    None
-        While it may be changed.
-    """
+    """Restore something after a block, once more where an interrupt comes while it is being restored."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""How the next token is chosen: greedily, or drawn reproducibly for each request on its own."""
+"""Choice of the next token: greedy, or drawn reproducibly for each request on its own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
 
-LEAST_TEMPERATURE = 1e-200
-"""Logits over less may be no numbers any more; the likeliest token alone has a weight long before."""
+LEAST_TEMPERATURE = 1e-30
+"""Smallest divisor of logits: a smaller one overflows; the likeliest token has all weight long before."""
+
+_BLOCK = 256
+"""Tokens whose weights are summed in the weights' own type; larger is faster and less exact."""
+
+_LIKELIEST = 256
+"""Tokens among which a CPU looks for the mass of ``top_p`` before it sorts the vocabulary."""
 
 
 class TokenRule(Protocol):
-    """What a batch needs to choose tokens; its parts are those of :class:`Sampler`."""
+    """Rule by which a batch chooses tokens; :class:`Sampler` is one."""
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
 
     def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
-        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
+        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -69,11 +75,6 @@ class Sampler:
         Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
     seed
         Seed shared by all requests.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of its range.
     """
 
     temperature: float = 0.0
@@ -115,14 +116,7 @@ class Sampler:
         """Leave it to the engine whether a completion has ended."""
 
     def stream(self, request_id: str) -> int:
-        """
-        Name the random stream of one request.
-
-        Returns
-        -------
-        int
-            A signed 64-bit number that depends on the seed and the id alone.
-        """
+        """Name the random stream of one request."""
         digest = hashlib.blake2b(f"{self.seed}:{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
@@ -130,19 +124,7 @@ class Sampler:
         """
         Choose one token per row, without leaving the device.
 
-        Parameters
-        ----------
-        logits
-            Shape (rows, vocabulary).
-        streams
-            Each row's :meth:`stream`, int64, shape (rows,).
-        indices
-            How many tokens each row's request has emitted before this one, int64, shape (rows,).
-
-        Returns
-        -------
-        torch.Tensor
-            Token ids, int64, shape (rows,).
+        Shapes: logits (rows, vocabulary), streams (rows,), indices (rows,), returned (rows,).
         """
         if self.greedy:
             return logits.argmax(dim=-1)
@@ -151,7 +133,7 @@ class Sampler:
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
         import torch
 
-        scaled = logits.to(torch.float64) / max(self.temperature, LEAST_TEMPERATURE)
+        scaled = computable(logits) / max(self.temperature, LEAST_TEMPERATURE)
         if 0 < self.top_k < scaled.shape[-1]:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -torch.inf)
@@ -161,56 +143,68 @@ class Sampler:
         return likely_enough(weights, self.min_p) if self.min_p > 0.0 else weights
 
 
+def computable(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in the type in which tokens are weighed: float32, or float64 if they are."""
+    import torch
+
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
     """
-    Return the weights with all but the likeliest tokens' set to zero.
+    Return probabilities with all but the likeliest tokens' set to zero, shape (rows, vocabulary).
 
-    Parameters
-    ----------
-    weights
-        Probabilities, shape (rows, vocabulary).
-    share
-        The probability that the tokens kept reach: one for all rows, or of shape (rows, 1).
+    ``share`` is the probability that the kept tokens reach, infinite for all: one, or of shape (rows, 1).
     """
     import torch
 
-    ordered, order = weights.sort(dim=-1, descending=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    left_out = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= share)
-    return weights.masked_fill(left_out, 0.0)
+    share = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
+    few = min(_LIKELIEST, weights.shape[-1])
+    ordered, order = (
+        weights.topk(few, dim=-1) if weights.device.type == "cpu" else weights.sort(descending=True)
+    )
+    if len(ordered[0]) < weights.shape[-1]:
+        lacking = ordered.sum(dim=-1, keepdim=True, dtype=torch.float64) < share
+        if bool((lacking & share.isfinite()).any()):
+            ordered, order = weights.sort(descending=True)
+    before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
+    kept = torch.zeros_like(weights).scatter(-1, order, ordered.masked_fill(before >= share, 0.0))
+    return kept.where(share.isfinite(), weights)
 
 
 def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """
-    Return the weights with those of tokens much less likely than the likeliest set to zero.
-
-    Parameters
-    ----------
-    weights
-        Probabilities, up to a factor, shape (rows, vocabulary).
-    share
-        Of the likeliest token's weight that the others' must reach: one for all, or of shape (rows, 1).
-    """
+    """Set weights below ``share``, a number or shape (rows, 1), of their row's largest to zero."""
     return weights.masked_fill(weights < share * weights.amax(dim=-1, keepdim=True), 0.0)
 
 
 def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """
-    Return a token per row, drawn by its weight, shape (rows,).
+    Draw a token per row by its weight, from :meth:`Sampler.choose`'s streams and indices; shape (rows,).
 
-    Inverse transform in vocabulary order needs a single uniform per row; the draw is the first token whose
-    cumulated weight exceeds it, so a token of weight zero is never drawn.
-
-    Parameters
-    ----------
-    weights
-        Of each token, not negative, shape (rows, vocabulary).
-    streams, indices
-        As :meth:`Sampler.choose` takes them.
+    Inverse transform in vocabulary order: the first token whose cumulated weight exceeds a uniform number
+    times the sum of all. Blocks of 256 tokens are summed in the type of the weights; block sums, and the
+    weights within the drawn block, are cumulated in float64. A token of weight zero is never drawn.
     """
-    cumulated = weights.cumsum(dim=-1)
-    threshold = _uniform(streams, indices) * cumulated[:, -1]
-    return (cumulated <= threshold[:, None]).sum(dim=-1).clamp_(max=weights.shape[-1] - 1)
+    import torch
+
+    vocabulary = weights.shape[-1]
+    whole = vocabulary // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(dim=-1)
+    if whole < vocabulary:
+        sums = torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True)), dim=-1)
+    before = sums.cumsum(dim=-1, dtype=torch.float64)
+    threshold = _uniform(streams, indices)[:, None] * before[:, -1:]
+    # Rounding may leave the threshold on the sum of all: the last block of any weight is drawn then.
+    block = (before <= threshold).sum(dim=-1, keepdim=True)
+    block = block.minimum((before < before[:, -1:]).sum(dim=-1, keepdim=True))
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    within = weights.gather(-1, tokens.clamp(max=vocabulary - 1)).masked_fill(tokens >= vocabulary, 0.0)
+    cumulated = within.cumsum(dim=-1, dtype=torch.float64)
+    left = threshold - before.gather(-1, block) + sums.gather(-1, block)
+    at = (cumulated <= left).sum(dim=-1, keepdim=True)
+    # Block sums in the weights' type may exceed those in float64 by their rounding.
+    at = at.minimum((cumulated < cumulated[:, -1:]).sum(dim=-1, keepdim=True))
+    return tokens.gather(-1, at)[:, 0].clamp_(max=vocabulary - 1)
 
 
 def _uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""Where a model comes from: a hub name, a directory, or a tiny one built on the spot."""
+"""Sources of a model: a hub name, a directory, or a tiny one built on the spot."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +18,11 @@ from .tiny import SPELLER, speller_weights, tiny_config, tiny_settings
 LoadFormat = Literal["auto", "partial", "dummy"]
 """``auto`` reads all weights; ``partial`` draws those at random that are missing; ``dummy`` draws all."""
 
+_FORMAT_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models loaded without a stated number format: a batch may choose their arithmetic."""
+
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
-"""What configurations call the most tokens a model can attend to."""
+"""Names in configurations for the most tokens a model can attend to."""
 
 
 class ModelLoadError(InputError):
@@ -30,15 +34,7 @@ class ModelLoadError(InputError):
 
 
 def require_engine() -> None:
-    """
-    Check that torch and transformers can be imported.
-
-    Raises
-    ------
-    ImportError
-        If one is missing; the message names the extra that installs both. Or if Python drops docstrings, of
-        which transformers makes others as it is imported.
-    """
+    """Check that torch and transformers can be imported."""
     if sys.flags.optimize >= 2:
         raise ImportError(
             "running a model needs transformers, which does not work without docstrings: leave out -OO, or"
@@ -55,23 +51,7 @@ def require_engine() -> None:
 
 
 def load_config(spec: str) -> Any:
-    """
-    Read the transformers configuration of a model that the window supports, without its weights.
-
-    Parameters
-    ----------
-    spec
-        ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is no such model, or it cannot be read or reached.
-    UnsupportedModelError
-        If its completions would be wrong.
-    ImportError
-        If torch or transformers is missing.
-    """
+    """Read the transformers configuration of a model that the window supports, without its weights."""
     require_engine()
     if spec.startswith("tiny:"):
         config = tiny_config(_tiny_family(spec)[0])
@@ -98,11 +78,6 @@ def positions_of(spec: str) -> int | None:
     Return the most tokens a model can attend to, None where it sets no limit.
 
     Torch, which takes seconds to import, is left alone where the name alone says enough.
-
-    Parameters
-    ----------
-    spec
-        As for :func:`load_config`, with the same errors.
     """
     if spec.startswith("tiny:"):
         settings = tiny_settings(_tiny_family(spec)[0])[1]
@@ -124,35 +99,7 @@ def load_model(
     device: str = "auto",
     seed: int = 0,
 ) -> Any:
-    """
-    Load or build a causal language model of transformers, in evaluation mode.
-
-    Parameters
-    ----------
-    spec
-        ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
-    load_format
-        ``auto`` reads the weights, all of them; ``partial`` draws those at random that the checkpoint lacks;
-        ``dummy`` draws all from the configuration alone.
-    dtype
-        ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto`` for that of the checkpoint.
-    device
-        ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for CUDA where there is one.
-    seed
-        Seed of random weights; a seed in ``spec`` takes precedence.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is no such model, it cannot be read or reached, its checkpoint lacks weights, the device is
-        missing, or the memory is too small for it.
-    UnsupportedModelError
-        If its completions would be wrong.
-    ValueError
-        If ``dtype`` is not known.
-    ImportError
-        If torch or transformers is missing.
-    """
+    """Load or build a causal language model of transformers, in evaluation mode."""
     config = load_config(spec)
     import torch
 
@@ -175,11 +122,21 @@ def load_model(
     if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
         # The fused kernels for mixtures of experts know no float64.
         model.set_experts_implementation("eager")
-    return model.to(target).eval()
+    model = model.to(target).eval()
+    if dtype == "auto":
+        _FORMAT_OPEN.add(model)
+    return model
+
+
+def take_open_format(model: Any) -> bool:
+    """Tell once whether a model was loaded without a stated number format, and still has the checkpoint's."""
+    found = model in _FORMAT_OPEN
+    _FORMAT_OPEN.discard(model)
+    return found
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
-    """Refuse a model whose weights alone are more than the memory: the system would end the process."""
+    """Refuse a model with weights larger than the memory: the system would end the process."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -219,14 +176,7 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
 
 
 def take_generation_settings(model: Any, spec: str) -> None:
-    """
-    Give a model that was built without its checkpoint the settings that stand beside it: its end tokens.
-
-    Raises
-    ------
-    ModelLoadError
-        If there are settings and they cannot be read.
-    """
+    """Give a model built without its checkpoint the generation settings of that folder."""
     from transformers import GenerationConfig
 
     if spec.startswith("tiny:") or (
@@ -247,13 +197,6 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
 
     The weights are wide enough that greedy tokens vary: with the small initial weights that training starts
     from, a random model tends to repeat one token for ever, and a comparison of tokens would prove nothing.
-
-    Parameters
-    ----------
-    seed
-        Seed of the weights.
-    dtype
-        As for :func:`load_model`; ``auto`` takes the configuration's, or float32.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -298,19 +241,7 @@ def _check_directory(spec: str, needed: str) -> None:
 
 
 def refuse_missing(spec: str) -> None:
-    """
-    Refuse what can only be the path of a directory that is not there: no hub is asked for it.
-
-    Parameters
-    ----------
-    spec
-        A path or a hub name.
-
-    Raises
-    ------
-    ModelLoadError
-        If it is such a path.
-    """
+    """Refuse what can only be the path of a directory that is not there: no hub is asked for it."""
     path = Path(spec)
     if not path.exists() and (path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1):
         raise ModelLoadError(spec, "there is no such directory", "check the path")

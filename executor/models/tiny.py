@@ -144,14 +144,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
-    """
-    Return the transformers model type of a family, and what its tiny configuration sets.
-
-    Raises
-    ------
-    InputError
-        If the family is not known.
-    """
+    """Return the transformers model type of a family, and what its tiny configuration sets."""
     if family == SPELLER:
         return "llama", _SPELLER
     if family not in FAMILIES:
@@ -163,14 +156,7 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
 
 
 def tiny_config(family: str) -> Any:
-    """
-    Return a transformers configuration of a family: two layers, some hundred thousand weights.
-
-    Raises
-    ------
-    InputError
-        If the family is not known.
-    """
+    """Return a transformers configuration of a family: two layers, some hundred thousand weights."""
     model_type, settings = tiny_settings(family)
     from transformers import AutoConfig
 

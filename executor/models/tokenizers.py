@@ -25,11 +25,11 @@ class TemplateError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What a run needs of a tokenizer."""
+    """Tokenizer of a run."""
 
     @property
     def name(self) -> str:
-        """What the user called it."""
+        """Name that the user gave."""
 
     @property
     def vocab_size(self) -> int:
@@ -40,39 +40,13 @@ class Tokenizer(Protocol):
         """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """
-        Return the token ids of a prompt.
-
-        Returns
-        -------
-        list of int
-            Its tokens, at least one.
-        """
+        """Return the token ids of a prompt."""
 
     def tokens_of(self, text: str) -> list[int]:
         """Return the token ids of a piece of text, without special tokens."""
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """
-        Return the token ids of a conversation that the assistant is to answer.
-
-        Parameters
-        ----------
-        **options
-            What the chat template is told besides.
-
-        Raises
-        ------
-        TemplateError
-            If the chat template refuses the conversation.
-        ValueError
-            If there is no chat template that could be told the options.
-
-        Returns
-        -------
-        list of int
-            Its tokens, at least one.
-        """
+        """Return the token ids of a conversation that the assistant is to completion."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
@@ -105,16 +79,7 @@ class ByteTokenizer:
 
 
 class HubTokenizer:
-    """
-    A transformers tokenizer.
-
-    Parameters
-    ----------
-    name
-        What the user called it.
-    eos_ids
-        Tokens that end a completion, beyond the tokenizer's own.
-    """
+    """A transformers tokenizer."""
 
     def __init__(self, name: str, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:
         self.name = name
@@ -165,19 +130,7 @@ def _refuse_options(options: Mapping[str, Any], name: str) -> None:
 
 
 def plain_chat(messages: Sequence[Message]) -> str:
-    """
-    Write a conversation as lines, for models without a chat template.
-
-    Returns
-    -------
-    str
-        A line ``role: content`` per message, then ``assistant:``.
-
-    Raises
-    ------
-    TemplateError
-        If a message has another form.
-    """
+    """Write a conversation as lines, for models without a chat template."""
     for message in messages:
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise TemplateError(
@@ -205,22 +158,7 @@ def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """
-    Load a tokenizer.
-
-    Parameters
-    ----------
-    spec
-        ``bytes`` or ``tiny:...`` for one token per byte, a directory (``tokenizer.json``, or GPT-2's
-        ``vocab.json`` and ``merges.txt`` alone), or a hub name.
-
-    Raises
-    ------
-    ModelLoadError
-        If there is no such tokenizer, or it cannot be read or reached.
-    ImportError
-        If transformers is missing and needed.
-    """
+    """Load a tokenizer."""
     if spec == "bytes" or spec.startswith("tiny:"):
         return ByteTokenizer()
     require_engine()

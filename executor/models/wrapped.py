@@ -33,12 +33,6 @@ def unwrapped(model: Any) -> Any:
 
     Looked through are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters that
     live within the layers: the adapters in use count, the compiled code does not.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the weights are sharded (FSDP, DeepSpeed ZeRO-3) or spread over devices, a part of it is compiled
-        apart, its PEFT adapter works outside the layers, or it has another head than a language model's.
     """
     while True:
         inner = _within(model)
@@ -53,20 +47,10 @@ class Evaluation:
     """
     Lets a model run as it does for inference, as often as asked, and leaves it each time as it was.
 
-    Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
+    Dropout is off, and so is gradient checkpointing, which would drop the KV cache; code compiled by
     ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
     training may have frozen some. Of several GPUs the model's is the current one meanwhile: streams, graphs
     and kernels are made for that. Threads take turns, whichever models they run.
-
-    Parameters
-    ----------
-    model
-        A torch module; its modules are looked up once, as that takes as long as some launches.
-
-    Raises
-    ------
-    UnsupportedModelError
-        When it is to run, if an autocast around it would have it compute in another number format.
     """
 
     def __init__(self, model: Any) -> None:

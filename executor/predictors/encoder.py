@@ -56,25 +56,7 @@ class EncoderPredictor:
         learning_rate: float = 5e-5,
         seed: int = 0,
     ) -> Self:
-        """
-        Return the classifier fine-tuned as the paper does, with transformers' Trainer: AdamW, linear decay.
-
-        Parameters
-        ----------
-        encoder
-            Hub name or local folder of the encoder; a folder saved by an earlier training is refreshed.
-        buckets
-            N; :math:`l_{max}` is the longest completion's tokens plus one.
-        epochs, learning_rate
-            The paper's by default.
-        seed
-            Of the classifier's first weights and the order of the examples.
-
-        Raises
-        ------
-        ImportError
-            If torch, transformers or accelerate is not installed.
-        """
+        """Return the classifier fine-tuned as the paper does: transformers' Trainer, AdamW, linear decay."""
         _need_transformers()
         if find_spec("accelerate") is None:
             raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")
@@ -170,14 +152,7 @@ class EncoderPredictor:
 
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
-        """
-        Return the predictor that :meth:`save` wrote.
-
-        Raises
-        ------
-        ImportError
-            If torch or transformers is not installed.
-        """
+        """Return the predictor that :meth:`save` wrote."""
         _need_transformers()
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -10,14 +10,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ...data.files.record import is_number
-from ...data.predictor import COVERAGE, Examples, Predicted
+from ...data.predictor import Examples, Predicted
 from ...data.workload import LONGEST
-
-HELD_OUT = 0.2
-"""Share of the prompts that a predictor's error is measured on."""
-
-LEVELS = ((1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2)
-"""Levels of the quantiles that are predicted: the interval's ends and the median."""
+from .levels import LEVELS
 
 
 class LengthPredictor(Protocol):
@@ -136,23 +131,7 @@ METHODS = ("constant", "group-mean", "quantile", "encoder")
 
 
 def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> LengthPredictor:
-    """
-    Return a predictor learnt from examples.
-
-    Parameters
-    ----------
-    method
-        One of :data:`METHODS`.
-    encoder
-        For ``encoder``: a hub name or local folder of the encoder to fine-tune; DistilBERT by default.
-
-    Raises
-    ------
-    ValueError
-        If there is no such method.
-    ImportError
-        If what the method needs is not installed.
-    """
+    """Return a predictor learnt from examples."""
     if method == "constant":
         return ConstantPredictor.learnt(examples)
     if method == "group-mean":
@@ -169,23 +148,7 @@ def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None
 
 
 def load_predictor(method: str, folder: Path, fields: Any) -> LengthPredictor:
-    """
-    Return a predictor that its ``save`` wrote.
-
-    Parameters
-    ----------
-    method
-        One of :data:`METHODS`.
-    fields
-        What its ``save`` returned.
-
-    Raises
-    ------
-    KeyError
-        If there is no such method, or a field is missing.
-    ImportError
-        If what the method needs is not installed.
-    """
+    """Return a predictor that its ``save`` wrote."""
     if method == "encoder":
         from .encoder import EncoderPredictor
 

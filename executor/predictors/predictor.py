@@ -17,7 +17,8 @@ from ...data.files.jsonl import json_lines
 from ...data.files.record import record
 from ...data.files.versioned_folder import current_version, new_version
 from ...data.predictor import Examples, PredictionQuality
-from .kinds import HELD_OUT, LengthPredictor, learn, load_predictor
+from .kinds import LengthPredictor, learn, load_predictor
+from .levels import HELD_OUT
 
 PREDICTOR_VERSION = 3
 
@@ -57,17 +58,6 @@ class TrainedPredictor:
         Return a predictor learnt from a part of the prompts and measured on the others.
 
         ``group-mean``, whose point is to have seen the prompt, is measured on held-out completions instead.
-
-        Parameters
-        ----------
-        method, examples, seed, encoder
-            As of :func:`~batchbound.executor.predictors.kinds.learn`; there must be two prompts (two
-            completions).
-
-        Raises
-        ------
-        InputError
-            If there are too few examples.
         """
         count = len(examples) if method == "group-mean" else len(set(examples.prompts))
         if count < 2:
@@ -86,18 +76,7 @@ class TrainedPredictor:
         return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
 
     def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
-        """
-        Return the predictor learnt from new completions beside the old ones, and measured anew.
-
-        Parameters
-        ----------
-        examples
-            The new completions.
-        folder
-            Where this predictor is saved: an encoder goes on from the one there.
-        seed
-            That of the first training, for the same prompts to be held out.
-        """
+        """Return the predictor learnt from new and old completions, measured again."""
         encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
         return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
 
@@ -106,11 +85,6 @@ class TrainedPredictor:
         Write the predictor to a folder, with its error, and ``errors.csv`` for ``plan --length-error``.
 
         One that stands there is replaced whole: killed at any moment, this leaves either.
-
-        Raises
-        ------
-        InputError
-            If the folder cannot be made or written to.
         """
         with new_version(path, _SHOWN) as folder:
             self._write(folder)
@@ -129,14 +103,7 @@ class TrainedPredictor:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """
-        Return the predictor that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the folder does not hold one of this version.
-        """
+        """Return the predictor that :meth:`save` wrote."""
         folder = current_version(path)
         value = read_json_object(folder / "predictor.json")
         hint = "Train it again with this version: `batchbound predict train`."

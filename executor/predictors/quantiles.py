@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.predictor import COVERAGE, Examples, Predicted
-from .kinds import HELD_OUT, LEVELS
+from .levels import HELD_OUT, LEVELS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -36,8 +36,8 @@ class QuantilePredictor:
     quantiles
         Gradient-boosted trees for the low, middle and high quantile, on a prompt's counts and that mean.
     widening
-        Logarithm by which the interval is widened at both ends (conformalized quantile regression, Romano,
-        Patterson and Candes 2019).
+        Logarithm by which the interval is widened at both ends (conformalized quantile regression,
+        Romano, Patterson and Candes 2019).
     """
 
     words: Any
@@ -47,14 +47,7 @@ class QuantilePredictor:
 
     @classmethod
     def learnt(cls, examples: Examples, seed: int = 0) -> Self:
-        """
-        Return the predictor fitted to the examples; the same for the same seed.
-
-        Raises
-        ------
-        ImportError
-            If scikit-learn is not installed.
-        """
+        """Return the predictor fitted to the examples; the same for the same seed."""
         _need_scikit_learn()
         from sklearn.ensemble import HistGradientBoostingRegressor
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -113,16 +106,7 @@ class QuantilePredictor:
 
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
-        """
-        Return the predictor that :meth:`save` wrote; nothing in the folder is run.
-
-        Raises
-        ------
-        ImportError
-            If scikit-learn or skops is not installed.
-        ValueError
-            If the folder holds no such predictor, or one of other types than :meth:`save` writes.
-        """
+        """Return the predictor that :meth:`save` wrote; nothing in the folder is run."""
         _need_scikit_learn()
         import skops.io
         from sklearn.ensemble import HistGradientBoostingRegressor

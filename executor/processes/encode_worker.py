@@ -35,7 +35,7 @@ class Encoded:
     requests
         Their positions in the workload.
     suspended
-        What each goes on with: views of shared memory, good until the batch is given back.
+        What each continues with: views of shared memory, good until the batch is given back.
     begun, ended
         When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
     cpu_seconds
@@ -53,23 +53,7 @@ class Encoded:
 
 
 class EncodeWorker:
-    """
-    A process with a copy of the model that encodes the batches it is sent, in order.
-
-    Parameters
-    ----------
-    spec
-        What it loads, and on which device.
-    most_prompts
-        Of a batch.
-    most_tokens
-        Of a prompt.
-
-    Raises
-    ------
-    RunStoppedError
-        If it cannot load the model.
-    """
+    """A process with a copy of the model that encodes the batches it is sent, in order."""
 
     def __init__(self, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
         context = get_context("spawn")
@@ -99,23 +83,7 @@ class EncodeWorker:
         return len(self._under_way)
 
     def send(self, requests: Sequence[int], names: Sequence[str], prompts: Sequence[Sequence[int]]) -> None:
-        """
-        Have a batch encoded.
-
-        Parameters
-        ----------
-        requests
-            Positions in the workload.
-        names
-            Their names, for their random streams.
-        prompts
-            Token ids of each.
-
-        Raises
-        ------
-        RunStoppedError
-            If the worker is gone.
-        """
+        """Have a batch encoded."""
         try:
             self._connection.send((names, prompts, self._given_back))
         except OSError as error:
@@ -124,14 +92,7 @@ class EncodeWorker:
         self._under_way.append(tuple(requests))
 
     def receive(self, *, wait: bool) -> list[Encoded]:
-        """
-        Return the batches that are ready; with ``wait`` at least one, if any is under way.
-
-        Raises
-        ------
-        RunStoppedError
-            If the worker is gone, or could not encode a batch.
-        """
+        """Return the batches that are ready; with ``wait`` at least one, if any is running."""
         from .handover import unpack
 
         ready: list[Encoded] = []
@@ -145,7 +106,7 @@ class EncodeWorker:
         return ready
 
     def give_back(self, batch: Encoded) -> None:
-        """Let the worker use a batch's memory again: nobody looks at it any more."""
+        """Let the worker use a batch's memory again: no one looks at it any more."""
         self._given_back.append(batch.block)
 
     def close(self) -> None:
@@ -200,7 +161,7 @@ def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tok
             spent = time.process_time() - cpu
             connection.send((number, block, tokens, states, begun, time.perf_counter(), spent))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
-        # The process that decodes is gone, or no longer listens: nobody would take what is encoded.
+        # The process that decodes is gone, or no longer listens: no one would take what is encoded.
         connection.close()
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")

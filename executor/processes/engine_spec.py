@@ -1,4 +1,4 @@
-"""What a process of its own loads to serve a job's requests."""
+"""Engine that a process of its own loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EngineSpec:
     model, load_format, dtype, device, seed
         As :func:`~batchbound.executor.models.source.load_model` takes them; ``seed`` is of sampling, too.
     tier
-        Layout of keys and values.
+        Layout of KV cache.
     eos_ids
         Tokens that end a completion.
     sampler

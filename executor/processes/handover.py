@@ -1,5 +1,5 @@
 """
-Keys and values on their way from the process that encodes to the one that decodes, in the host's memory.
+KV cache on its way from the process that encodes to the one that decodes, in the host's memory.
 
 This module needs torch when it is imported.
 """
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, request: Suspended) -> Layout:
-        """Return the layout of a request's keys and values."""
+        """Return the layout of a request's KV cache."""
         layers = zip(request.keys, request.values, strict=True)
         return cls(tuple((keys.shape[0], keys.shape[2], values.shape[2]) for keys, values in layers))
 
@@ -46,14 +46,7 @@ class Blocks:
         self._free: list[int] = []
 
     def pack(self, requests: Sequence[Suspended]) -> tuple[int, torch.Tensor | None]:
-        """
-        Put the keys and values of requests (at least one) into a block that is free.
-
-        Returns
-        -------
-        tuple
-            The block's number, and the block where the other process does not know it under that number.
-        """
+        """Put the KV cache of requests (at least one) into a block that is free."""
         pairs = (zip(each.keys, each.values, strict=True) for each in requests)
         parts = [part.reshape(-1) for each in pairs for pair in each for part in pair]
         size = sum(map(len, parts))
@@ -86,18 +79,7 @@ class Blocks:
 def unpack(
     layout: Layout, tokens: Sequence[int], states: Sequence[Sequence[int]], block: torch.Tensor
 ) -> list[Suspended]:
-    """
-    Return requests as views of the block that holds their keys and values.
-
-    Parameters
-    ----------
-    tokens
-        That each request holds.
-    states
-        Of each, as :class:`~.store.Suspended` has it.
-    block
-        What :meth:`Blocks.pack` filled.
-    """
+    """Return requests as views of the block that holds their KV cache."""
     shapes = [
         (heads, count, size)
         for count in tokens

@@ -56,15 +56,15 @@ class FleetOutcome:
 @dataclass(frozen=True, slots=True, eq=False)
 class Listener:
     """
-    Who is told of what a fleet does, beside its completions.
+    Callbacks on a fleet's events other than completions.
 
     Parameters
     ----------
     on_stage
         Called with the replica and the record of each stage.
     on_failure
-        Called once with each request on which the model fails, and why; the others are served. None to stop
-        at the first.
+        Called once with each request on which the model fails, and why; the others are served. None to
+        stop at the first.
     """
 
     on_stage: Callable[[int, Stage], None] | None = None
@@ -73,7 +73,7 @@ class Listener:
 
 @dataclass(slots=True)
 class _Log:
-    """What a replica reported so far."""
+    """Reports of a replica so far."""
 
     stages: list[Stage] = field(default_factory=list)
     stage_of: dict[int, int] = field(default_factory=dict)
@@ -120,25 +120,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 class RayFleet:
-    """
-    Replicas on a local Ray or a cluster, each an actor with its own engine, a GPU each where there are any.
-
-    Parameters
-    ----------
-    spec
-        What each loads.
-    address
-        Of a running cluster; None for a Ray of this machine that ends with the fleet.
-    patience
-        Seconds of silence after which a replica that has work is given up, if another lives; None for never.
-
-    Raises
-    ------
-    ImportError
-        If Ray is not installed.
-    RunStoppedError
-        If Ray does not start, or its cluster is not reached.
-    """
+    """Replicas on a local Ray or a cluster, each an actor with its own engine and GPU, if any."""
 
     def __init__(
         self, spec: EngineSpec, replicas: int, address: str | None = None, patience: float | None = None
@@ -191,36 +173,10 @@ class RayFleet:
         Serve every request of a fleet as its schedule says, and return what each replica did.
 
         Each replica follows the policy, or else replays its own schedule and repairs it where lengths turn
-        out different. One that runs
-        dry takes over what a dead one left, then half of what waits at the one with most left; that is
-        served longest first.
+        out different. One that runs dry takes over what a dead one left, then half of what waits at the one
+        with most left; that is served longest first.
 
-        Parameters
-        ----------
-        fleet, schedule
-            The requests, the replicas' slots and limits, and what each is to do when.
-        prompts
-            Token ids of each prompt.
-        most_tokens
-            Tokens after which each completion ends, shape (requests,).
-        on_answer
-            Called once with each request and its tokens, as it finishes.
-        backoff
-            Whether a replica that runs dry takes from others that live, too.
-        policy
-            What each replica follows, of all the requests; None to replay the schedules.
-        listener
-            Told of stages, and of requests on which the model fails.
-
-        Raises
-        ------
-        ValueError
-            If the schedule is not of as many replicas as there are.
-        RunStoppedError
-            If the model fails on a request and nobody listens to failures, or on sixteen requests without a
-            completion between them.
-        FleetLostError
-            If every replica is lost.
+        Shapes: most_tokens (requests,).
         """
         if len(schedule.schedules) != len(self.actors):
             raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
@@ -231,7 +187,7 @@ class RayFleet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """How a job is served: by which schedules or policy, who takes from whom, and who is given up when."""
+    """Serving of a job: schedules or policy, which replica takes from which, and who is given up when."""
 
     schedule: FleetSchedule
     policy: FleetPolicy | None
@@ -243,7 +199,7 @@ class _Way:
 
 
 class _Serving:
-    """One job under way: who has what, and what has been reported."""
+    """One job running: who has what, and what has been reported."""
 
     def __init__(
         self,
@@ -357,7 +313,7 @@ class _Serving:
         request = self._fleet.workload.ids.tolist().index(error.name)
         log = self._logs[k]
         for held in self._held[k]:
-            # Those under way are begun again, which is no eviction.
+            # Those running are begun again, which is no eviction.
             log.stage_of.pop(held, None)
             log.first_stage.pop(held, None)
         self._held[k].discard(request)
@@ -368,7 +324,7 @@ class _Serving:
         self._start(k)
 
     def _give_back_unsure(self, k: int) -> None:
-        """Serve elsewhere what a replica holds that may have given up some after nobody waited for which."""
+        """Serve elsewhere what a replica holds that may have given up some after no one waited for which."""
         if k in self._unsure:
             self._unsure.discard(k)
             self._orphans |= self._held[k]

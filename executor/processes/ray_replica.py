@@ -75,26 +75,6 @@ class ReplicaActor:
 
         A stage comes with the requests it prefilled and their slots, a completion with its tokens and the
         seconds, since this replica first served, at which it was finished.
-
-        Parameters
-        ----------
-        problem
-            Of the share.
-        planned
-            What to replay; None to serve the longest first.
-        requests
-            The job's number of each request of the share.
-        following
-            What to follow instead of either, of the requests of the share.
-        prompts
-            Token ids of each.
-        most
-            Tokens after which each completion ends, shape (requests,).
-
-        Raises
-        ------
-        Exception
-            What ended the engine, if something did.
         """
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         policy = Releasing(problem, planned, requests, following)
@@ -176,18 +156,7 @@ class AllReleasedError(Exception):
 
 
 class Releasing:
-    """
-    A policy whose waiting requests may be given up from another thread.
-
-    Parameters
-    ----------
-    problem
-        Of the share.
-    planned
-        What to replay; None to serve the longest first.
-    requests
-        The job's number of each request of the share.
-    """
+    """A policy whose waiting requests may be given up from another thread."""
 
     def __init__(
         self,

@@ -9,27 +9,13 @@ from ..models.families import UnsupportedModelError
 
 def share_layers(model: Any, degree: int) -> Any:
     """
-    Return a loaded model whose every layer is shared by so many processes, of which this is one.
+    Return a loaded model whose every layer is shared by that many processes, of which this is one.
 
     Each process loads the whole model on its device, calls this, and then runs the same calls with the same
     inputs; all of them get the same logits. The processes are those that ``torchrun`` starts: they find each
     other by the environment it sets, over NCCL on CUDA devices and gloo on the CPU. An engine decides by
-    rounds and lengths, not by the clock, so engines of all processes stay in step while every request is
-    there from the start.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model, whole, with the same weights in every process.
-    degree
-        Processes, all of those started.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If transformers has no plan for sharing the model's layers.
-    ValueError
-        If the heads do not divide among the processes.
+    decode steps and lengths, not by the clock, so engines of all processes stay in step while every request
+    is there from the start.
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -55,7 +41,7 @@ def untie(model: Any) -> None:
 
 
 def check_shared(config: Any, degree: int) -> None:
-    """Raise, as :func:`share_layers` does, if so many processes cannot share the layers of such a model."""
+    """Raise, as :func:`share_layers` does, if that many processes cannot share the layers of such a model."""
     text = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedModelError(

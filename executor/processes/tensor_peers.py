@@ -35,21 +35,6 @@ class TensorPeers:
     Processes that make the same calls as this one, so that the model's layers can be shared with them.
 
     While it is open, :func:`~.tensor_parallel.share_layers` finds them.
-
-    Parameters
-    ----------
-    spec
-        The model each of them loads, whole, on a device of its own.
-    degree
-        Processes, with this one.
-    problem, configuration, prompts, options
-        The job, an RRA configuration, and what :class:`~.huggingface.HuggingFaceEngine` takes besides; the
-        sampler is that of ``spec``.
-
-    Raises
-    ------
-    RunStoppedError
-        If one of them cannot load the model; and, as it is left, if one of them is gone.
     """
 
     def __init__(
@@ -61,7 +46,7 @@ class TensorPeers:
         prompts: Sequence[Sequence[int]],
         options: Mapping[str, Any],
     ) -> None:
-        # Only this user can read what they tell each other there; a port would be open to everybody.
+        # Only this user can read what they tell each other there; a port would be open to all.
         self._folder = TemporaryDirectory(prefix="batchbound-peers-")
         self._device, self._degree = _device(spec, 0), degree
         self._places = [_place(rank, degree) for rank in range(degree)]

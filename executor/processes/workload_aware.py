@@ -19,13 +19,6 @@ class DecodeEngine(HuggingFaceEngine):
     Decodes on a running batch; prefilling a request takes up what the other worker has encoded.
 
     It is its policy's :class:`~batchbound.heuristics.exegpt.workload_aware.Encoding`, too.
-
-    Parameters
-    ----------
-    worker
-        Encodes the prompts; its model and sampling are this engine's.
-    problem, model, prompts, options
-        As :class:`~.huggingface.HuggingFaceEngine` takes them.
     """
 
     def __init__(

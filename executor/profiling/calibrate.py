@@ -16,7 +16,7 @@ _FLOOR_CANDIDATES = 64
 _REWEIGHTINGS = 8
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _PROFILE_ONLY = ("date", "lengths")
-"""What a profile's versions say besides the engine's description."""
+"""Keys of a profile's versions that do not describe the engine."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens; with the batches, the stages that a cost model is drawn through."""
 _BEND_GAIN = 0.03
@@ -37,27 +37,7 @@ def calibrate(
     prompt_grid: Sequence[int] = (),
     held_out: Callable[[CostModel], Sequence[Stage]] | None = None,
 ) -> CalibratedCost:
-    """
-    Return the cost model fitted to measured stages, with its error and what was measured.
-
-    Parameters
-    ----------
-    stages
-        Measured prefill stages and decode steps.
-    engine
-        What was measured, as the engine describes itself.
-    date
-        When, as an ISO date.
-    slots_grid, prompt_grid
-        Slots and prompt lengths (tokens) that were measured, if it was a grid.
-    held_out
-        Runs a job planned by the fitted costs and returns its stages, for an error beyond the fit's own.
-
-    Raises
-    ------
-    ValueError
-        As :func:`fit_cost`.
-    """
+    """Return the cost model fitted to measured stages, with its error and what was measured."""
     cost = fit_cost(stages)
     error = fit_error(cost, stages)
     beyond = None if held_out is None else fit_error(cost, held_out(cost))
@@ -68,24 +48,13 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     """
     Return the cost model nearest to measured stages: robust least squares of relative errors, none negative.
 
-    The keys and values of a round count as the engine reads them, padding included. Whether changes of the
+    The KV cache of a decode step counts as the engine reads it, padding included. Whether changes of the
     batch cost something of their own is decided by cross-validation: every fifth burst is left out in turn,
-    and the term stays if the bursts left out are told better by it. Relative errors, because
-    stages range over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The
-    floor of a prefill stage is found by trying which of the smallest stages lie on it. Where prompts get
-    dearer with length, the line above the floor may meet zero tokens below zero seconds: the cost model then
-    has a line from nothing to where floor and line meet, and a bend there.
-
-    Parameters
-    ----------
-    stages
-        Measured; those that took no time are left out.
-
-    Raises
-    ------
-    ValueError
-        If the prefill stages have fewer than two sizes, or the decode steps fewer than two counts of active
-        slots: a base and a slope cannot be told apart.
+    and the term stays if the bursts left out are told better by it. Relative errors, because stages range
+    over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The floor of a
+    prefill stage is found by trying which of the smallest stages lie on it. Where prompts get dearer with
+    length, the line above the floor may meet zero tokens below zero seconds: the cost model then has a line
+    from nothing to where floor and line meet, and a bend there.
     """
     timed = [stage for stage in stages if stage.seconds > 0]
     prefills = [stage for stage in timed if stage.kind == "prefill"]
@@ -135,16 +104,7 @@ def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
 
 
 def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
-    """
-    Return how far a cost model is from measured stages.
-
-    Parameters
-    ----------
-    cost
-        The model; what the engine adds to the schedule is charged, too.
-    stages
-        Measured; a stage of many rounds counts as many times.
-    """
+    """Return how far a cost model is from measured stages."""
     prefill: list[float] = []
     decode: list[float] = []
     counts: list[int] = []
@@ -208,7 +168,7 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
 
 
 def _fit_decode(columns: FloatArray, seconds: FloatArray, rounds: FloatArray) -> FloatArray:
-    """Return the coefficients of a round's seconds, the last of a change of the batch, which may be none."""
+    """Return the coefficients of a decode step's seconds; the last, of a batch change, may be 0."""
     plain = np.append(_fit(columns, seconds, rounds), 0.0)
     if len(np.unique(rounds)) < 2 or len(rounds) < 2 * _FOLDS:
         return plain

@@ -14,9 +14,9 @@ from ...heuristics.engine import Engine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _SPREAD = 0.5
-"""How far the prompts of a point are from their mean, at most, as a share of it."""
+"""Largest distance of a point's prompts from their mean, as a share of it."""
 _BURSTS = (1, 2, 4)
-"""Rounds of the bursts after the first of a point; a request leaves before each."""
+"""Decode steps of the bursts after the first of a point; a request leaves before each."""
 _JOB_ANSWER = 24
 """Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
@@ -39,32 +39,11 @@ def profile(
     Return the median prefill stage and decode stages at every point of a grid.
 
     At a point, as many requests as slots are prefilled in one stage, of lengths spread around their mean, and
-    decoded together, as a run has them: rounds are timed from the first after the prefill, and then requests
-    leave one by one, after ever more rounds, so that what follows a change of the batch can be told from what
-    a round takes. The points are visited in turn for every repeat, so that a disturbance of the machine hits
-    one repeat of many points and the median of none. A first measurement of the largest one is thrown away.
-
-    Parameters
-    ----------
-    engine_for
-        Makes a fresh engine for the problem of a point; the prompts' content is its choice.
-    slots
-        Numbers of slots to measure.
-    prompt_tokens
-        Mean prompt lengths to measure, tokens.
-    rounds
-        Decode steps timed at a point before the first request leaves.
-    repeats
-        Measurements of a point, of which the median counts.
-    kv_capacity
-        Points that would hold more tokens are left out.
-    on_point
-        Called after each measurement with the number done and the number in all.
-
-    Raises
-    ------
-    ValueError
-        If no point fits into ``kv_capacity``, or there is nothing to repeat.
+    decoded together, as a run has them: decode steps are timed from the first after the prefill, and then
+    requests leave one by one, after ever more decode steps, so that what follows a change of the batch can be
+    told from what a decode step takes. The points are visited in turn for every repeat, so that a disturbance
+    of the machine hits one repeat of many points and the median of none. A first measurement of the largest
+    one is thrown away.
     """
     if repeats < 1 or rounds < 1:
         raise ValueError(f"repeats and rounds are {repeats} and {rounds}; both must be at least 1")
@@ -77,7 +56,7 @@ def profile(
     if not points:
         raise ValueError(
             f"no point of the grid (slots {list(slots)}, prompts {list(prompt_tokens)} tokens) fits into"
-            f" {kv_capacity} tokens of keys and values"
+            f" {kv_capacity} tokens of KV cache"
         )
     order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
     measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
@@ -91,20 +70,7 @@ def profile(
 
 
 def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:
-    """
-    Return a job unlike any point of a grid: prompts and completions of all lengths, slots filled anew.
-
-    Parameters
-    ----------
-    slots
-        Of the job; it has three requests a slot.
-    longest
-        Tokens of the longest prompt.
-    cost
-        What its prefill stages are planned by.
-    seed
-        Of the lengths.
-    """
+    """Return a job unlike any point of a grid: prompts and completions of all lengths, slots filled again."""
     rng, count = np.random.default_rng(seed), 3 * slots
     prompts = np.exp(rng.uniform(np.log(min(8, longest)), np.log(longest), count)).astype(np.int64)
     answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_ROUNDS)
@@ -113,16 +79,7 @@ def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Probl
 
 
 def grid(most: int, *, least: int = 1, points: int = 6) -> list[int]:
-    """
-    Return at most ``points`` whole numbers from ``least`` to ``most``, evenly spaced by ratio.
-
-    Parameters
-    ----------
-    most, least
-        The ends, both included.
-    points
-        Numbers wanted, at least 2.
-    """
+    """Return at most ``points`` whole numbers from ``least`` to ``most``, evenly spaced by ratio."""
     ratio = most / least
     return sorted({round(least * ratio ** (step / (points - 1))) for step in range(points)})
 

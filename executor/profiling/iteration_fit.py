@@ -51,7 +51,7 @@ class TimedJob:
     start, last
         Seconds at which each request was sent and its last token was there, shape (requests,).
     first
-        Seconds of its first token, shape (requests,); None where nobody noted them.
+        Seconds of its first token, shape (requests,); None where no one noted them.
     """
 
     sequences: Sequences
@@ -76,9 +76,9 @@ class IterationFit:
     rates
         Seconds of an iteration, and per unit of its work; none is negative.
     error
-        Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None for
-        a job too short to leave some out, whose one rate is of an iteration whatever is in it, and for one
-        that took no time.
+        Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None
+        for a job too short to leave some out, whose one rate is of an iteration whatever is in it, and
+        for one that took no time.
     marks
         Moments at which the server's clock was compared.
     """
@@ -99,19 +99,7 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
 
     Absolute and not squared: a shared machine now and then takes ten times as long for the same.
 
-    Parameters
-    ----------
-    work
-        Of each observation, by the columns of :class:`.Work`, shape (observations, 6).
-    seconds
-        Each took, shape (observations,).
-    after
-        Observations to which some seconds more or less are added, whatever fits; none by default.
-
-    Returns
-    -------
-    tuple
-        The rates, and those seconds.
+    Shapes: work (observations, 6), seconds (observations,).
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
@@ -183,15 +171,7 @@ def fit_log(log: IterationLog) -> IterationFit:
 
 
 def _error(work: FloatArray, seconds: FloatArray) -> float | None:
-    """
-    Return how far a part's seconds are missed by the rates of the others, the mean over all parts.
-
-    Parameters
-    ----------
-    work, seconds
-        Up to each mark, shapes (marks, 6) and (marks,); None where there are too few to leave some out, or
-        no time passes between them.
-    """
+    """Return how far a part's seconds are missed by the rates of the others, the mean over all parts."""
     if len(seconds) < LEAST_MARKS:
         return None
     missed = []
@@ -237,16 +217,7 @@ class PricedRun:
 def replay_at(
     job: TimedJob, limits: EngineLimits, rates: Minorant, order: Sequence[int] | IntArray | None = None
 ) -> PricedRun:
-    """
-    Return the simulation of a job at some rates.
-
-    Parameters
-    ----------
-    rates
-        Seconds of its iterations.
-    order
-        Positions of the rows, all there at the start; None for as they were sent, and when.
-    """
+    """Return the simulation of a job at some rates."""
     sequences = job.sequences
     if order is None:
         sent = np.maximum.accumulate((job.start - job.start.min())[job.request])
@@ -261,14 +232,7 @@ def replay_at(
 
 
 class PricedDevice:
-    """
-    A device whose iterations take what their work is priced at.
-
-    Parameters
-    ----------
-    rates
-        Seconds of an iteration, and per unit of its work.
-    """
+    """A device whose iterations take what their work is priced at."""
 
     def __init__(self, rates: Minorant) -> None:
         self._rates = rates
@@ -321,11 +285,7 @@ def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
     """
     Return the marks of a job's clock in order.
 
-    Returns
-    -------
-    tuple
-        Work done up to each by the simulation, shape (marks, 6), and seconds that the server was busy up to
-        it, shape (marks,).
+    Shapes: returned (marks, 6).
     """
     run, ends = priced.run, priced.run.start + priced.run.seconds
     begins = np.flatnonzero(np.append(True, np.diff(job.request) > 0))

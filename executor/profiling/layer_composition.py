@@ -44,7 +44,8 @@ class Measurements:
     points
         Of the grid, those that were measured.
     joining
-        Of :attr:`~.profile_grid.Grid.joining` those measured with a worker that encodes; none without one.
+        Of :attr:`~.profile_grid.Grid.joining` those measured with a worker that encodes; none without
+        one.
     grid
         What else was to be measured.
     found
@@ -76,7 +77,7 @@ class Measurements:
 
     @property
     def held(self) -> FloatArray:
-        """Mean tokens that requests of the points hold in the rounds timed together, shape (points,)."""
+        """Mean tokens a request holds in the decode steps timed together, shape (points,)."""
         return self.begun_with + ROUNDS_BEFORE + (self.grid.rounds + 1) / 2
 
 
@@ -86,11 +87,6 @@ def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
 
     That is the median of its passes, which a busy moment leaves alone, in proportion to what all points took
     on average: a run pays for its busy moments, too.
-
-    Parameters
-    ----------
-    measured
-        At the points of a grid.
     """
     operations = [*_stages(shape, measured, "encode"), *_stages(shape, measured, "decode")]
     operations += _between(measured)
@@ -161,7 +157,7 @@ def _between(measured: Measurements) -> list[Operation]:
 
 
 def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
-    """Return what a first call takes beyond a round, and rounds after an encoding beyond later ones."""
+    """Return the extra seconds of a first call, and of decode steps after an encoding."""
     batches, lengths = BESIDE + measured.batches, measured.begun_with
     parts = {"start": 1, "warming": WARMING_ROUNDS - 1, "warm": WARM_ROUNDS}
     beyond, held = {}, 0
@@ -171,7 +167,7 @@ def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
             held += 1
             per_layer, once = cost.decode_many(batches, lengths + held)
             beyond[name] -= cost.profile.shape.layers * per_layer + once
-    # Each of these rounds is a call of its own: that is not what makes them long.
+    # Each of these decode steps is a call of its own: that is not what makes them long.
     beyond["warming"] -= parts["warming"] / parts["warm"] * beyond["warm"]
     corners = np.column_stack((batches, lengths + (WARMING_ROUNDS + 1) / 2))
     return [
@@ -257,7 +253,7 @@ def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
 
 
 def _crowding(measured: Measurements) -> tuple[FloatArray, FloatArray]:
-    """Return batches, and the share of a round that another worker's encoding costs each of them."""
+    """Return batches, and the share of a decode step that another worker's encoding costs each of them."""
     slowed: dict[int, list[float]] = {}
     for point in measured.points:
         alone, beside = (measured.passes(point, "beside encoding", kind) for kind in ("alone", "beside"))

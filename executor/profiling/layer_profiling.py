@@ -46,7 +46,7 @@ _NEVER = frozenset({-1})
 _EARLY = ((1, 0),) * (WARMING_ROUNDS + WARM_ROUNDS)
 _SINGLE = ((1, 1),) * BESIDE
 _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
-"""Decode calls after an encoding, and after a long one: rounds of each, and requests done in its last one."""
+"""Decode calls after an encoding, and after a long one: steps of each, and requests done in its last."""
 
 EngineFor = Callable[[Problem], HuggingFaceEngine]
 _Task = Callable[[], dict[str, float]]
@@ -63,7 +63,7 @@ class ProfiledModel:
     model
         Loaded.
     tier
-        Its layout of keys and values.
+        Its layout of the KV cache.
     pinned
         Measure as for runs at pinned lengths, which read tokens back only when a request is done.
     clock
@@ -110,36 +110,16 @@ def profile_layers(
 
     Every point goes through the engine's own prefill and decode calls, on a batch that was in use before,
     with lengths spread as in a running batch: prompts where they are encoded, tokens held where they decode.
-    So what the engine adds to the model (padding, masks, storing,
-    choosing tokens) is measured with it. How much of it layers and attention take are measured apart, with
-    hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
-    rows, new masks), and each request that leaves, is the difference between rounds in which one or several
-    are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
-    the caches: they are measured apart. What the loop around the stages costs, keeping a completion, and what
-    decode calls take longer where both come between them, is measured on jobs of random lengths.
+    So what the engine adds to the model (padding, masks, storing, choosing tokens) is measured with it. How
+    much of it layers and attention take are measured apart, with hooks, whose own time is taken out again in
+    proportion. What a change of the decode batch costs (packing rows, new masks), and each request that
+    leaves, is the difference between decode steps in which one or several are done and others. Decode steps
+    that follow an encoding take longer, as it has driven KV cache out of the caches: they are measured apart.
+    What the loop around the stages costs, keeping a completion, and what decode calls take longer where both
+    come between them, is measured on jobs of random lengths.
 
-    With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
-    while it rests, and jobs in which what it encodes joins.
-
-    Parameters
-    ----------
-    grid
-        What to measure; points beyond the model's positions are left out.
-    measured
-        Keeps each measurement: those it has already are not made again.
-    worker
-        What a process that encodes loads, for WAA: the same model, where it would run. None for RRA alone.
-    keep
-        What a run does with the tokens of each finished completion; None if it costs nothing.
-    on_point
-        Called after each measurement with the number done and the number in all.
-
-    Raises
-    ------
-    RunStoppedError
-        If the worker cannot load the model.
-    ValueError
-        If the model's layers cannot be told from its modules.
+    With a worker, what two of them cost each other is measured, too: decode steps while it encodes, beside
+    decode steps while it rests, and jobs in which what it encodes joins.
     """
     points, joining = _within_positions(profiled.model, grid, paired=worker is not None)
     # Warm-up: the first calls allocate, and choose kernels.
@@ -255,10 +235,10 @@ def _used_engine(
     """
     Return an engine whose buffers a first batch has used and left.
 
-    The requests to measure come after those of that batch: a batch to encode, done after a round; a batch to
-    decode, of which none is done within ``rounds`` rounds but those that ``leaving`` names; and
-    :data:`BESIDE` requests beside it. ``leaving`` has the rounds after which requests are done: first of
-    those beside, then of the batch.
+    The requests to measure come after those of that batch: a batch to encode, done after a decode step; a
+    batch to decode, of which none is done within ``rounds`` decode steps but those that ``leaving`` names;
+    and :data:`BESIDE` requests beside it. ``leaving`` has the decode steps after which requests are done:
+    first of those beside, then of the batch.
     """
     lengths = spread(length, batch)
     stay = np.full(batch + BESIDE, rounds + 1)
@@ -275,11 +255,11 @@ def _used_engine(
 
 def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
     """
-    Return the seconds of an encoding, of a decode step, and of what a call of some rounds takes besides.
+    Return the seconds of an encoding, of a decode step, and of a call's fixed cost.
 
-    After some rounds, which take longer as they follow the encoding, a call of many is timed, and calls of
-    one round before and after it, when as many more and as many fewer requests run. In the last round of each
-    one request is done, as it is in a run.
+    After some decode steps, which take longer as they follow the encoding, a call of many is timed, and calls
+    of one decode step before and after it, when as many more and as many fewer requests run. In the last
+    round of each one request is done, as it is in a run.
     """
     calls = (*_EARLY, *_SINGLE, (rounds, 1), *_AFTER)
     ends = np.cumsum([call for call, _ in calls])
@@ -297,11 +277,11 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
         if running > 0
     ]
     early, seconds = seconds[: len(_EARLY)], seconds[len(_EARLY) :]
-    # Nobody left before the first of these calls.
+    # No one left before the first of these calls.
     before, many, after = seconds[1:BESIDE], seconds[BESIDE], seconds[BESIDE + 1 :][:3]
     near = min(len(after), batch - 1)
     single = fmean(before[-near:] + after[:near] if near else before[-1:])
-    # Where noise hides what a call costs, all of it counts as its rounds'.
+    # Where noise hides what a call costs, all of it counts as its decode steps'.
     each = (many - single) / (rounds - 1) if single < many else many / rounds
     found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
     found |= {"start": early[0], "warming": sum(early[1:WARMING_ROUNDS]), "warm": sum(early[WARMING_ROUNDS:])}
@@ -353,8 +333,8 @@ def _job(
     """
     Return what passes between two stages of a job, in the loop and its policy, and what keeping takes.
 
-    With it goes what the decode calls of its steady state take, and what they do: calls, rounds, requests
-    that run and tokens each of them holds on average, requests done, and encodings among them.
+    With it goes what the decode calls of its steady state take, and what they do: calls, decode steps,
+    requests that run and tokens each of them holds on average, requests done, and encodings among them.
     """
     batch, length = point
     rng = np.random.default_rng(seed)

@@ -1,5 +1,5 @@
 """
-How much of a forward call its layers take, and their attention apart from the rest.
+Share of a forward call that layers take, and their attention apart from the rest.
 
 This module needs torch when it is imported.
 """
@@ -21,18 +21,6 @@ class LayerShares:
 
     Attention is what an attention module does besides its projections: positions, storing and reading keys
     and values, scores and weighted sums. That is what depends on the tokens held.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model.
-    clock
-        Seconds from any origin; on a CUDA device the device's own events are read instead.
-
-    Raises
-    ------
-    ValueError
-        If the model's layers, or the attention in them, cannot be told from its modules.
     """
 
     def __init__(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -93,14 +81,7 @@ class LayerShares:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """
-    Return the layers of a model.
-
-    Raises
-    ------
-    ValueError
-        If no list of modules is as long as the model has layers.
-    """
+    """Return the layers of a model."""
     depth = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == depth:

@@ -14,7 +14,7 @@ _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _MOST_JOINING = 8
 BESIDE = 4
-"""Requests that run beside a point's batch, and leave one by one before rounds are timed together."""
+"""Requests that run beside a point's batch, and leave one by one before decode steps are timed together."""
 WARM_ROUNDS = 3
 """After those that follow an encoding: they are compared with these."""
 ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
@@ -71,7 +71,7 @@ class Grid:
         return self.rounds + _MORE_ROUNDS
 
     def within(self, point: tuple[int, int], limit: int) -> bool:
-        """Tell whether a model with so many positions can run a point."""
+        """Tell whether a model with that many positions can run a point."""
         batch, length = point
         longest = max(*spread(length, batch), *decoding(length, batch))
         return longest + self.most_rounds <= limit
@@ -93,16 +93,7 @@ def spread(length: int, batch: int) -> list[int]:
 
 
 def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
-    """
-    Return prompt lengths with which a batch that has decoded for so many rounds is spread as a running one.
-
-    Parameters
-    ----------
-    length
-        Mean tokens of a prompt; more where the rounds alone are too much for the shortest.
-    rounds
-        Decode steps of each; requests of a running batch differ in them, too.
-    """
+    """Return prompt lengths that spread a batch, after some decode steps, as a running one is."""
     return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
 
 

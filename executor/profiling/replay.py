@@ -40,22 +40,13 @@ class Replay:
 
 
 class ComposedDevice:
-    """
-    A device whose iterations take the seconds composed from a layer profile alone.
-
-    Parameters
-    ----------
-    cost
-        Of the model on the engine's device.
-    graph_tokens
-        Numbers of tokens the engine rounds up to, ascending.
-    """
+    """A device whose iterations take the seconds composed from a layer profile alone."""
 
     def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
         self._cost, self._graphs = cost, list(graph_tokens)
 
     def run(self, work: DeviceBatch, tokens: int | None = None) -> float:
-        """Return the seconds of an iteration; of so many tokens, if others of a group have more."""
+        """Return the seconds of an iteration; of that many tokens, if others of a group have more."""
         contexts, chunks = work.held[work.decodes], _chunks(work)
         context = float(contexts.mean()) if len(contexts) else 0.0
         padded = tokens or self.padded(work)
@@ -137,25 +128,6 @@ def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None
     Return the simulation of a measured run: same arrivals, same lengths, same limits.
 
     Requests go to replicas in turn, as they arrive.
-
-    Parameters
-    ----------
-    run
-        The run; only its requests and settings are used, none of its times.
-    profile
-        Of its model on one of its devices, at its tensor-parallel degree.
-    link
-        Between the devices; not looked at where there is one.
-
-    Raises
-    ------
-    InputError
-        If several devices share the model and the link between them is not known, or experts are shared out
-        in a way that no profile times.
-    ServingError
-        If a request alone needs more than the device holds.
-    ValueError
-        If the settings are none that vLLM takes.
     """
     experts = profile.shape.experts > 0
     if link is None and (profile.tensor_parallel > 1 or (experts and run.data_parallel > 1)):

@@ -1,4 +1,4 @@
-"""What a measured run lost in seconds, by cause, against a bound that holds for every order."""
+"""Seconds that a measured run lost, by cause, against a bound that holds for every order."""
 
 from __future__ import annotations
 
@@ -58,11 +58,6 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     Return what a measured run lost.
 
     Prompts are taken to share no prefix.
-
-    Raises
-    ------
-    ValueError
-        If nothing can be proven of the costs; see :func:`.best_minorant`.
     """
     workload = run.workload
     limits = EngineLimits(run.sequences, run.batched_tokens, run.kv_capacity, run.block_tokens)

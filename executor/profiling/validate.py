@@ -1,4 +1,4 @@
-"""How far the simulation is from a measured run."""
+"""Error of the simulation against a measured run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ class Metric:
 @dataclass(frozen=True, slots=True)
 class Validation:
     """
-    A simulation beside the run it replays.
+    A simulation and the run that it replays.
 
     Parameters
     ----------
     metrics
-        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from a
-        request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other token.
+        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from
+        a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
+        token.
     order_correlation
         Spearman's, of the times at which the requests finished.
     requests
@@ -73,14 +74,7 @@ def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = No
 
 
 def validate_trace(trace: Trace, cost: CostModel) -> Validation:
-    """
-    Return how far a trace of our own is from the same stages at a cost model's times.
-
-    Parameters
-    ----------
-    cost
-        The model to judge. Time in which nothing ran, waiting for an arrival, is kept as it was.
-    """
+    """Return how far a trace of our own is from the same stages at a cost model's times."""
     simulated = retime(trace, cost)
     return _compare(
         trace.queued,

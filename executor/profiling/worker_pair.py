@@ -1,4 +1,4 @@
-"""Two workers of a model to be timed: one that encodes, and engines that decode beside it (ExeGPT's WAA)."""
+"""Two workers of a model to be timed: one that encodes, and engines that decode meanwhile (ExeGPT's WAA)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _LEAD = 2
 """Batches encoded ahead."""
 FEWEST_ROUNDS = 5
-"""In which rounds with and without another worker can be compared."""
+"""In which decode steps with and without another worker can be compared."""
 _BATCHES = 24
 """That join in a job that is timed."""
 _STAY = 4
@@ -37,21 +37,7 @@ MOST_ROUNDS = 2 * _BATCHES
 
 
 class WorkerPair:
-    """
-    The worker that encodes, started when it is first needed, and what is timed with it.
-
-    Parameters
-    ----------
-    spec
-        What it loads: the model that is profiled.
-    decode_engine
-        Returns an engine that takes up what a worker encodes.
-    most_prompts, most_tokens
-        Prompts encoded together, and tokens of one, at most.
-    clock
-        Seconds from any origin; the worker is timed on its process's CPU where this is
-        :func:`time.process_time`.
-    """
+    """The worker that encodes, started when it is first needed, and what is timed with it."""
 
     def __init__(
         self,
@@ -73,27 +59,7 @@ class WorkerPair:
             self._worker.close()
 
     def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
-        """
-        Return what passes where encoded prompts join a running batch, on a job of both workers.
-
-        Parameters
-        ----------
-        prompts
-            Of each batch.
-        length
-            Mean tokens of a prompt.
-        running
-            Requests decoding, most of them from the start on.
-
-        Returns
-        -------
-        dict
-            ``between``: seconds between decode stages, for each batch that joins; all that sending prompts
-            and taking them up costs is in there. ``stages``: decode stages, for each batch that joins.
-            ``decode``: seconds of a decode stage that follows a joining and is one round, with ``active``
-            requests that hold ``context`` tokens each.
-            ``beside``: seconds that the other worker takes for a batch.
-        """
+        """Return what passes where encoded prompts join a running batch, on a job of both workers."""
         stay = max(1, min(_STAY, running // prompts))
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
@@ -133,15 +99,6 @@ class WorkerPair:
         Return the seconds of a decode step while the other worker rests, and while it encodes.
 
         They are ``alone`` and ``beside``.
-
-        Parameters
-        ----------
-        engine
-            With a batch that no request leaves within ``rounds + 2 * WARMING_ROUNDS`` rounds.
-        length
-            Mean tokens of the prompts to encode.
-        rounds
-            To run at most, :data:`FEWEST_ROUNDS` at least.
         """
         worker = self._started()
         prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
@@ -164,7 +121,7 @@ class WorkerPair:
         once = time.perf_counter() - begun
         found: dict[str, list[float]] = {"alone": [], "beside": []}
         many = max(1, rounds // 2 - 2)
-        # In turns, round for round the same requests hold as many tokens: the first and the last rest, once
+        # In turns, step for step the same requests hold as many tokens: the first and the last rest, once
         # what they hold is back in the caches.
         engine.decode(WARMING_ROUNDS, float("inf"))
         begun = time.perf_counter()

@@ -68,7 +68,7 @@ def test_what_the_device_has_no_room_for_is_copied_before_its_block_is_used_agai
     residence = OffloadingBatch(lambda slots: tier.batch(model, slots, 20), 1, ["a", "b"], host_tokens=40)
     for name in (0, 1):
         residence.receive(name, taken[name])
-        assert residence.go_on(name)
+        assert residence.resume(name)
     residence.keep([0, 1])
     with torch.inference_mode():
         for part in (*taken[1].keys, *taken[1].values):

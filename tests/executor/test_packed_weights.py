@@ -40,7 +40,7 @@ def test_packed_layers_give_what_the_layers_give(rows: int, dtype: Any) -> None:
 
 
 def test_an_interrupt_while_layers_are_put_back_leaves_none_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, own, pending = two_layers(), PackedWeights._put_back, ["an interrupt"]
+    model, own, pending = two_layers(), PackedWeights._restore, ["an interrupt"]
 
     def interrupted(packed: PackedWeights) -> None:
         if pending:
@@ -49,7 +49,7 @@ def test_an_interrupt_while_layers_are_put_back_leaves_none_packed(monkeypatch: 
         own(packed)
 
     packed = PackedWeights(model)
-    monkeypatch.setattr(PackedWeights, "_put_back", interrupted)
+    monkeypatch.setattr(PackedWeights, "_restore", interrupted)
     with pytest.raises(KeyboardInterrupt), packed.in_place():
         model(torch.zeros(1, 128))
     assert not any("forward" in vars(module) for module in model)
@@ -109,7 +109,7 @@ def test_changes_that_torch_does_not_count_are_seen_when_weights_are_packed_anew
     model, inputs = two_layers(), torch.randn(5, 128)
     packed = PackedWeights(model)
     change(model)
-    packed.pack_anew()
+    packed.repack()
     with torch.inference_mode(), packed.in_place():
         got = model(inputs)
     with torch.inference_mode():

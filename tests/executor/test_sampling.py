@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.executor.models.mixed_sampling import MixedSampler
-from batchbound.executor.models.sampling import Sampler
+from batchbound.executor.models.sampling import Sampler, _uniform, drawn, likely_mass
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
 
@@ -104,3 +104,39 @@ def test_rows_that_no_request_holds_are_chosen_for_without_harm() -> None:
 def test_a_parameter_out_of_range_is_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampler(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 1000, 49_152])
+def test_block_sums_draw_the_tokens_that_exact_sums_draw(vocabulary: int) -> None:
+    rows = 400
+    generator = torch.Generator().manual_seed(1)
+    logits = 4 * torch.randn(rows, vocabulary, generator=generator)
+    sampler, indices = Sampler(temperature=0.7, seed=3), torch.arange(rows)
+    streams = torch.tensor([sampler.stream(str(row)) for row in range(rows)])
+    weights = (logits.double() / 0.7).softmax(dim=-1)
+    cumulated = weights.cumsum(dim=-1)
+    exact = (cumulated <= _uniform(streams, indices)[:, None] * cumulated[:, -1:]).sum(dim=-1)
+    drawn_tokens = sampler.choose(logits, streams, indices)
+    # Weights in float32 move a boundary between tokens by 1e-7 of the sum: a draw there may differ.
+    assert (drawn_tokens != exact).sum() <= 1
+
+
+def test_a_token_of_weight_zero_is_never_drawn() -> None:
+    weights = torch.zeros(2_000, 1_000)
+    weights[:, [300, 301, 999]] = torch.tensor([0.25, 0.5, 0.25])
+    tokens = drawn(weights, torch.zeros(2_000, dtype=torch.int64), torch.arange(2_000))
+    counts = tokens.bincount(minlength=1_000)
+    assert counts[[300, 301, 999]].sum() == 2_000
+    assert counts[301] / 2_000 == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.9999])
+def test_the_likeliest_mass_is_that_of_the_sorted_vocabulary(share: float) -> None:
+    logits = 3 * torch.randn(8, 5_000, generator=torch.Generator().manual_seed(2))
+    weights = logits.softmax(dim=-1)
+    ordered, order = weights.double().sort(dim=-1, descending=True)
+    kept = likely_mass(weights, torch.tensor([[share]] * 7 + [[torch.inf]]))
+    for row in range(7):
+        count = int(((ordered[row].cumsum(0) - ordered[row]) < share).sum())
+        assert sorted(kept[row].nonzero()[:, 0].tolist()) == sorted(order[row, :count].tolist())
+    assert torch.equal(kept[7], weights[7])

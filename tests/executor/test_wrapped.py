@@ -188,9 +188,9 @@ def test_an_interrupt_while_a_model_is_put_back_leaves_it_as_it_was(monkeypatch:
 
         monkeypatch.setattr(kind, name, first)
 
-    interrupted(FusedLayers, "_put_back")
+    interrupted(FusedLayers, "_restore")
     interrupted(torch.nn.Embedding, "__setattr__")
-    for name in ("_put_back", "__setattr__") if built() else ("__setattr__",):
+    for name in ("_restore", "__setattr__") if built() else ("__setattr__",):
         engine = LLM(model, ByteTokenizer(), slots=3)
         pending.append(name)
         with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,230 @@
+"""
+Float32 arithmetic on 16-bit weights, which stay as the checkpoint has them.
+
+On a processor that multiplies bfloat16 slowly or not at all, float32 sums of widened weights are faster and
+have smaller rounding errors. Activations are float32; nothing but small norms is copied.
+
+This module needs torch when it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..models.faults import available_bytes
+from ..models.restoring import restoring
+from ..models.source import take_open_format
+from .host_kernels import HostKernels, built
+
+_LOG = logging.getLogger(__name__)
+
+Forward = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """
+    A model's number format for products on a CPU, chosen by a trial.
+
+    Attributes
+    ----------
+    widened
+        Whether products are float32 on weights that stay in 16 bits.
+    rates
+        Measured rates of products, FLOP/s, by number format.
+    """
+
+    widened: bool
+    stored: str
+    rates: dict[str, float]
+
+    def __str__(self) -> str:
+        rates = " and ".join(f"{1e-9 * rate:.0f} GFLOP/s in {name}" for name, rate in self.rates.items())
+        taken = f"products in float32, weights and KV cache in {self.stored}" if self.widened else self.stored
+        return f"{taken} (measured {rates})"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """
+    Trial that finds the fastest number format for a model's matrix shapes.
+
+    Attributes
+    ----------
+    rows
+        Rows of the inputs, as of a decode step with that many slots.
+    outputs
+        Outputs of a weight that are computed; more take longer and measure better.
+    repeats
+        Calls of which the fastest counts.
+    gain
+        How many times faster float32 has to be; larger keeps the checkpoint's format more often.
+    clock
+        Seconds from any origin.
+    """
+
+    rows: int = 32
+    outputs: int = 512
+    repeats: int = 3
+    gain: float = 1.1
+    clock: Callable[[], float] = time.perf_counter
+
+
+_CHOSEN: weakref.WeakKeyDictionary[Any, Arithmetic] = weakref.WeakKeyDictionary()
+
+
+def arithmetic_of(model: Any) -> Arithmetic | None:
+    """Return the arithmetic chosen for a model, None where its own number format was stated or kept."""
+    return _CHOSEN.get(model)
+
+
+def settled_arithmetic(model: Any) -> Arithmetic | None:
+    """Return the arithmetic of a model, after a trial the first time if no number format was stated."""
+    if take_open_format(model) and model not in _CHOSEN:
+        choose_arithmetic(model, built())
+        if model in _CHOSEN:
+            _LOG.info("arithmetic: %s", _CHOSEN[model])
+    return arithmetic_of(model)
+
+
+def choose_arithmetic(model: Any, kernels: HostKernels | None, trial: Trial | None = None) -> Any:
+    """
+    Return a model of 16-bit weights, set to compute in the fastest format of this CPU.
+
+    Weights that only linear layers and embeddings read stay as they are. Other models are converted to
+    float32 as a whole, where twice their size is free.
+    """
+    trial = trial or Trial()
+    if model.device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16) or kernels is None:
+        return model
+    rates = _rates(model, kernels, trial)
+    stored = str(model.dtype).removeprefix("torch.")
+    if not rates or rates["float32"] < trial.gain * rates[stored]:
+        if rates:
+            _CHOSEN[model] = Arithmetic(False, stored, rates)
+        return model
+    if _widens(model) and _runs(model, kernels):
+        _CHOSEN[model] = Arithmetic(True, stored, rates)
+    elif 2 * sum(weight.nbytes for weight in model.parameters()) < available_bytes():
+        model = model.float()
+        _CHOSEN[model] = Arithmetic(False, "float32", rates)
+    return model
+
+
+class FloatProducts:
+    """
+    The layers of a model with 16-bit weights that read them into float32.
+
+    Outputs of embeddings are float32, so that what follows is; torch itself promotes the rest.
+    """
+
+    def __init__(self, model: torch.nn.Module, kernels: HostKernels) -> None:
+        self._forwards: list[tuple[Any, Forward]] = []
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                self._forwards.append((module, _embedding(module)))
+            elif type(module) is torch.nn.Linear:
+                self._forwards.append((module, _linear(module, kernels)))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the layers compute so meanwhile."""
+        with restoring(self._restore):
+            for module, forward in self._forwards:
+                module.__dict__["forward"] = forward
+            yield
+
+    def _restore(self) -> None:
+        for module, _ in self._forwards:
+            module.__dict__.pop("forward", None)
+
+
+def _embedding(module: Any) -> Forward:
+    own = type(module).forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = own(module, ids)
+        return states.float()
+
+    return forward
+
+
+def _linear(module: torch.nn.Linear, kernels: HostKernels) -> Forward:
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        weight, bias = module.weight, module.bias
+        if not weight.is_contiguous():
+            weight = weight.contiguous()
+        return kernels.product(inputs.float(), weight, None if bias is None else bias.float())
+
+    return forward
+
+
+def _widens(model: torch.nn.Module) -> bool:
+    """Tell whether all matrices are bfloat16 weights of plain linear layers and embeddings."""
+    read = set()
+    for module in model.modules():
+        plain = isinstance(module, torch.nn.Embedding) or type(module) is torch.nn.Linear
+        if plain and "forward" not in vars(module):
+            read.add(id(module.weight))
+    matrices = [weight for weight in model.parameters() if weight.dim() >= 2]
+    usual = all(type(w) is torch.nn.Parameter and w.dtype == torch.bfloat16 for w in matrices)
+    return usual and all(id(weight) in read for weight in matrices)
+
+
+@torch.inference_mode()
+def _runs(model: Any, kernels: HostKernels) -> bool:
+    """Tell whether two tokens go through the model in float32."""
+    try:
+        with FloatProducts(model, kernels).in_place():
+            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False).logits
+    except Exception:  # whatever a model's code raises on numbers of two formats
+        return False
+    return bool(logits.dtype == torch.float32 and logits.isfinite().all())
+
+
+@torch.inference_mode()
+def _rates(model: Any, kernels: HostKernels, trial: Trial) -> dict[str, float]:
+    """Measure FLOP/s of a model's products, by number format; empty without a matrix."""
+    weights: dict[tuple[int, ...], torch.Tensor] = {}
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            weights.setdefault(tuple(module.weight.shape), module.weight)
+    seconds: dict[str, float] = {}
+    operations = 0
+    for weight in weights.values():
+        part = weight[: trial.outputs]
+        own, wide = part.new_ones(trial.rows, part.shape[1]), torch.ones(trial.rows, part.shape[1])
+        # Float16 is widened as a whole: there are no products of our own for it.
+        held = part if part.dtype == torch.bfloat16 else part.float()
+        operations += 2 * trial.rows * part.numel()
+        for name, call in (
+            (str(part.dtype).removeprefix("torch."), _native(own, part)),
+            ("float32", lambda wide=wide, held=held: kernels.product(wide, held.contiguous(), None)),
+        ):
+            seconds[name] = seconds.get(name, 0.0) + _least(call, trial)
+    return {name: operations / max(taken, 1e-9) for name, taken in seconds.items()}
+
+
+def _native(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
+    """Return a call of the product in its own number format, on packed weights where oneDNN takes them."""
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
+        return lambda: torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")
+    return lambda: torch.nn.functional.linear(inputs, weight)
+
+
+def _least(call: Callable[[], object], trial: Trial) -> float:
+    found = []
+    for _ in range(trial.repeats):
+        start = trial.clock()
+        call()
+        found.append(trial.clock() - start)
+    return min(found)

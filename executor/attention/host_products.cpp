@@ -1,0 +1,172 @@
+// Matrix products of a few hundred rows with weights as a checkpoint has them, computed in float on a CPU.
+//
+// Weights (outputs, inputs) are read in their own type and widened a panel at a time; no packed copy is kept.
+// From eight rows on, inputs are transposed, so that a vector holds one input of several rows: each weight is
+// then broadcast, and sums need no reduction across lanes.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, PANEL = 12;
+#else
+constexpr int LANES = 8, PANEL = 6;
+#endif
+constexpr int64_t DEPTH = 1024;  // inputs of a widened panel: it stays in the first caches
+constexpr int64_t ROWS = 256;    // transposed at a time: they stay in the second cache
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
+typedef uint32_t words __attribute__((vector_size(LANES * 4)));
+
+struct bf16 {
+    uint16_t bits;
+};
+inline vec load(const float* p) {
+    vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+inline vec load(const bf16* p) {
+    halves h;
+    std::memcpy(&h, p, sizeof h);
+    words w = __builtin_convertvector(h, words) << 16;
+    vec v;
+    std::memcpy(&v, &w, sizeof v);
+    return v;
+}
+inline float wide(float x) { return x; }
+inline float wide(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+template <typename T>
+void widen(const T* from, float* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const vec v = load(from + i);
+        std::memcpy(to + i, &v, sizeof v);
+    }
+    for (; i < count; i++) to[i] = wide(from[i]);
+}
+
+// sums (OUTPUTS, width) += panel (OUTPUTS, step) x columns (depth, width), for VECTORS vectors of rows.
+template <int VECTORS, int OUTPUTS>
+void tile(const float* panel, int64_t step, const float* columns, int64_t width, int64_t depth, float* sums) {
+    vec total[OUTPUTS][VECTORS];
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int v = 0; v < VECTORS; v++) total[o][v] = load(sums + o * width + v * LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        vec in[VECTORS];
+        for (int v = 0; v < VECTORS; v++) in[v] = load(columns + k * width + v * LANES);
+        for (int o = 0; o < OUTPUTS; o++) {
+            const vec weight = panel[o * step + k] - vec{};
+            for (int v = 0; v < VECTORS; v++) total[o][v] += weight * in[v];
+        }
+    }
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int v = 0; v < VECTORS; v++) std::memcpy(sums + o * width + v * LANES, &total[o][v], sizeof(vec));
+}
+
+template <typename T>
+void many(const float* inputs, const T* weights, const float* bias, float* outputs, int64_t rows, int64_t size,
+          int64_t count, int64_t threads) {
+    const int64_t width = (rows + LANES - 1) / LANES * LANES, panels = (count + PANEL - 1) / PANEL;
+    static thread_local std::vector<float> shared;
+    shared.assign(width * size, 0.0f);
+    float* columns = shared.data();
+    for (int64_t first = 0; first < size; first += 16)
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t k = first; k < std::min(size, first + 16); k++) columns[k * width + row] = inputs[row * size + k];
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        static thread_local std::vector<float> room;
+        room.resize(PANEL * (DEPTH + width));
+        float *panel = room.data(), *sums = panel + PANEL * DEPTH;
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < panels; p++) {
+            const int64_t begin = p * PANEL, wanted = std::min<int64_t>(PANEL, count - begin);
+            std::fill(sums, sums + PANEL * width, 0.0f);
+            for (int64_t first = 0; first < size; first += DEPTH) {
+                const int64_t depth = std::min(DEPTH, size - first);
+                for (int64_t o = 0; o < wanted; o++) widen(weights + (begin + o) * size + first, panel + o * DEPTH, depth);
+                const float* part = columns + first * width;
+                int64_t at = 0;
+                for (; at + 2 * LANES <= width; at += 2 * LANES)
+                    tile<2, PANEL>(panel, DEPTH, part + at, width, depth, sums + at);
+                if (at < width) tile<1, PANEL>(panel, DEPTH, part + at, width, depth, sums + at);
+            }
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t o = 0; o < wanted; o++)
+                    outputs[row * count + begin + o] = sums[o * width + row] + (bias ? bias[begin + o] : 0.0f);
+        }
+    }
+}
+
+inline float total(vec v) {
+    float lanes[LANES];
+    std::memcpy(lanes, &v, sizeof v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+template <typename T, int COUNT>
+void few(const float* inputs, const T* weights, const float* bias, float* outputs, int64_t size, int64_t count,
+         int64_t threads) {
+    constexpr int AT_ONCE = COUNT < 4 ? 4 : 2;
+    const int64_t whole = size / LANES * LANES;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t begin = 0; begin < count; begin += AT_ONCE) {
+        const T* weight[AT_ONCE];
+        for (int o = 0; o < AT_ONCE; o++) weight[o] = weights + std::min(begin + o, count - 1) * size;
+        vec sums[AT_ONCE][COUNT] = {};
+        for (int64_t k = 0; k < whole; k += LANES) {
+            vec in[COUNT];
+            for (int r = 0; r < COUNT; r++) in[r] = load(inputs + r * size + k);
+            for (int o = 0; o < AT_ONCE; o++) {
+                const vec w = load(weight[o] + k);
+                for (int r = 0; r < COUNT; r++) sums[o][r] += w * in[r];
+            }
+        }
+        for (int64_t o = 0; o < std::min<int64_t>(AT_ONCE, count - begin); o++)
+            for (int r = 0; r < COUNT; r++) {
+                float sum = total(sums[o][r]) + (bias ? bias[begin + o] : 0.0f);
+                for (int64_t k = whole; k < size; k++) sum += wide(weight[o][k]) * inputs[r * size + k];
+                outputs[r * count + begin + o] = sum;
+            }
+    }
+}
+
+template <typename T>
+void product(const float* inputs, const T* weights, const float* bias, float* outputs, const int64_t* n) {
+    const int64_t rows = n[0], size = n[1], count = n[2], threads = n[3];
+#define CASE(COUNT)                                                                \
+    case COUNT:                                                                    \
+        few<T, COUNT>(inputs, weights, bias, outputs, size, count, threads); \
+        break;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        default:
+            for (int64_t first = 0; first < rows; first += ROWS)
+                many<T>(inputs + first * size, weights, bias, outputs + first * count, std::min(ROWS, rows - first), size,
+                        count, threads);
+    }
+#undef CASE
+}
+
+}  // namespace
+
+#define EXPORT(NAME, T)                                                                                        \
+    extern "C" void product_##NAME(const float* inputs, const T* weights, const float* bias, float* outputs,   \
+                                   const int64_t* n) {                                                         \
+        product<T>(inputs, weights, bias, outputs, n);                                                         \
+    }
+EXPORT(float32, float)
+EXPORT(bfloat16, bf16)
