@@ -27,12 +27,14 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--slots",
+        everyday=True,
         type=slot_count,
         metavar="N",
         help="slots of the server, max_num_seqs (default: as RUN says)",
     )
     parser.add_argument(
         "--batched-tokens",
+        everyday=True,
         type=positive,
         metavar="N",
         help="most tokens of an iteration, max_num_batched_tokens (default: as RUN says, else 2048 in the"
@@ -58,7 +60,9 @@ def configure(parser: Parser) -> None:
         metavar="PATH",
         help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
     )
-    parser.add_argument("--html", metavar="FILE", help="draw the audit on one page for a browser")
+    parser.add_argument(
+        "--html", metavar="FILE", everyday=True, help="draw the audit on one page for a browser"
+    )
     parser.add_argument(
         "--save-cost",
         metavar="FILE",
@@ -66,11 +70,14 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--overwrite",
+        everyday=True,
         action="store_true",
         needs=["--html", "--save-cost"],
         help="replace files that exist",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
-    if not rounds():
+    if args.solver == DEFAULT_SOLVER and not rounds():
         note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
     if args.sweep is not None:
         return _sweep(args, inputs, limits)

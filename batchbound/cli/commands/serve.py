@@ -65,18 +65,28 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--policy",
+        everyday=True,
         choices=[*SERVING_POLICIES, TWO_DEVICES],
         default="pipelined",
         help="policy (default %(default)s)",
     )
     device = parser.add_argument_group("device, simulated")
-    device.add_argument("--cost", metavar="FILE", help="file of fitted coefficients, DistServe's JSON")
-    device.add_argument("--model", help="name of the model in that file, for instance facebook/opt-13b")
+    device.add_argument(
+        "--cost", everyday=True, metavar="FILE", help="file of fitted coefficients, DistServe's JSON"
+    )
+    device.add_argument(
+        "--model", everyday=True, help="name of the model in that file, for instance facebook/opt-13b"
+    )
     device.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="devices (default %(default)s)"
     )
     parser.add_argument(
-        "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="KV capacity in tokens"
+        "--kv-capacity",
+        everyday=True,
+        type=positive,
+        required=True,
+        metavar="TOKENS",
+        help="KV capacity in tokens",
     )
     parser.add_argument(
         "--block-tokens",
@@ -102,6 +112,7 @@ def configure(parser: Parser) -> None:
     engine = parser.add_argument_group("device, real")
     engine.add_argument(
         "--engine",
+        everyday=True,
         metavar="MODEL",
         help="serve random prompts of these lengths on a model: hub name, directory or tiny:FAMILY[:SEED]",
     )
@@ -145,7 +156,9 @@ def configure(parser: Parser) -> None:
         help="log-deviation of the predicted lengths (default: known)",
     )
     sizes.add_argument("--seed", type=random_seed, default=0, help="seed of that error (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
+    )
     parser.rules += [
         Rule(
             (f"--{name.replace('_', '-')}",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -75,7 +76,11 @@ def slot_price(
     spans = Spans.between(times, profile)
     if not spans.hold(profile):
         return None
-    if near is None or (len(spans) > MANY_SPANS and profile.starts_per_stage is None):
+    if (
+        near is None
+        or find_spec("pyscipopt") is None
+        or (len(spans) > MANY_SPANS and profile.starts_per_stage is None)
+    ):
         return _price_from_nothing(times, profile, spans)
     starts = profile.starts_per_stage
     # Columns: the changes of the inner stages' values and of the prices of starts, then the discounts.
