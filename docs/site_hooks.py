@@ -50,7 +50,7 @@ def help_of(name: str) -> str:
     os.environ["COLUMNS"] = "100"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([name, "--help"])
+        main([name, "--help", "all"])
     return printed.getvalue()
 
 

@@ -12,25 +12,31 @@ from contextvars import copy_context
 from .completion import PrintCompletion
 from .interrupts import heeding
 from .parser import Parser
-from .streams import output_lost, prepare_streams
+from .streams import output_lost, prepare_streams, say
 
-COMMANDS = {
-    "demo": "plan and run a bundled workload on a small local model, and print the report",
-    "plan": "make a schedule with a proven bound out of requests",
-    "run": "serve a plan's requests on a HuggingFace model",
-    "report": "say how far a plan or a run is from the bound, and where the time went",
-    "simulate": "run any policy on any workload in the simulator",
-    "serve": "simulate a serving policy on requests that arrive, with the KV cache in blocks",
-    "bound": "print the lower bounds of a workload with their terms",
-    "compare": "run solvers and policies side by side on the same instances",
-    "export": "write a linear model of a workload as MPS, for any solver",
-    "audit": "say what a finished run of a server lost, by cause, against a proven bound",
+EVERYDAY = {
+    "run": "generate the completions of prompts or of a plan, on a model or a server",
+    "plan": "make a schedule with a proven lower bound for requests",
+    "report": "show the gap of a plan or a run to the lower bound, and where the time went",
+    "audit": "show what a finished run of a server lost, by cause, against a proven bound",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
-    "search": "find the execution configuration of most throughput under a latency bound",
     "predict": "learn the lengths of completions from past ones, with the measured error",
+    "demo": "plan and run bundled prompts on a small local model, and print the report",
+}
+
+RESEARCH = {
+    "compare": "run solvers and policies side by side on the same instances",
+    "simulate": "run any policy on any workload in the simulator",
+    "search": "find the execution configuration of most throughput under a latency bound",
+    "serve": "simulate a serving policy on requests that arrive, with the KV cache in blocks",
+    "bound": "print the lower bounds of a workload with their terms",
+    "export": "write a linear model of a workload as MPS, for any solver",
     "validate": "print the simulator's error against a measured run",
 }
+
+COMMANDS = EVERYDAY | RESEARCH
+"""Every command and its line of help."""
 
 EXAMPLES = {
     "demo": "batchbound demo",
@@ -74,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             args = parser.parse_args(words)
             # Quiet holds for this command and those that it calls, not for the next one of the process.
-            return copy_context().run(_carried_out, args)
+            return copy_context().run(_carried_out, args, parser.chosen(words[:1]))
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
@@ -87,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(f"{what}. Free some space.", 1)
 
 
-def _carried_out(args: argparse.Namespace) -> int:
+def _carried_out(args: argparse.Namespace, command: Parser) -> int:
     """Return the exit status of a command whose options are read; help is printed without these imports."""
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
@@ -95,6 +101,7 @@ def _carried_out(args: argparse.Namespace) -> int:
 
     _set_voice(args)
     try:
+        command.refuse_without_effect(args)
         status: int = args.run(args)
         sys.stdout.flush()
     except WriteError as error:
@@ -134,6 +141,7 @@ def _parser(*chosen: str) -> Parser:
         help="print what makes the TAB key of a shell complete commands, options and files: bash, zsh or fish"
         " (`batchbound --print-completion bash >> ~/.bashrc`)",
     )
+    parser.sections = {"everyday commands": list(EVERYDAY), "research": list(RESEARCH)}
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
@@ -147,9 +155,11 @@ def _parser(*chosen: str) -> Parser:
             module.configure(command)
             command.set_defaults(run=module.run)
             said = command.add_mutually_exclusive_group()
-            said.add_argument("--quiet", action="store_true", help="no progress and no remarks on stderr")
             said.add_argument(
-                "-v", "--verbose", action="store_true", help="say on stderr what is chosen and why"
+                "--quiet", action="store_true", help="print no progress and no remarks on stderr"
+            )
+            said.add_argument(
+                "-v", "--verbose", action="store_true", help="print on stderr what is chosen and why"
             )
     return parser
 
@@ -166,5 +176,5 @@ def _set_voice(args: argparse.Namespace) -> None:
 
 
 def _failed(message: str, status: int) -> int:
-    print(f"batchbound: {message}", file=sys.stderr)
+    say(f"batchbound: {message}", sys.stderr)
     return status

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
@@ -26,6 +25,7 @@ from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST, Workload
 from ..solvers.cache_choice import choose_prefix_cache
 from .output import note
+from .parser import Group, Parser
 
 DEFAULT_SLOTS = 32
 
@@ -45,9 +45,7 @@ class Inputs:
         return [prompt_text(entry) for entry in self.job.records or ()]
 
 
-def add_problem(
-    parser: argparse.ArgumentParser, *, auto_slots: bool = False, workload_needed: bool = True
-) -> None:
+def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bool = True) -> None:
     """Add the options that make a problem out of a workload; its number of slots may be left to us."""
     parser.add_argument(
         "workload",
@@ -63,21 +61,21 @@ def add_problem(
         type=slot_count_or_auto if auto_slots else slot_count,
         default=DEFAULT_SLOTS,
         metavar="N|auto" if auto_slots else "N",
+        everyday=True,
         help="requests in progress at a time"
         + ("; auto chooses them, given --kv-capacity or a measured --cost" if auto_slots else "")
         + " (default %(default)s)",
     )
     group.add_argument(
-        "--kv-capacity", type=positive, metavar="TOKENS", help="most tokens of KV cache held at a time"
+        "--kv-capacity", type=positive, metavar="TOKENS", help="KV capacity: most tokens held at a time"
     )
     group.add_argument(
         "--prefix-cache",
         type=tokens_or_none,
         metavar="TOKENS",
-        help="most tokens of prompts that several requests share, kept between prefill stages beside what"
-        " running requests hold; taken from --kv-capacity (default: a quarter of what the slots can hold;"
-        " of a --kv-capacity the share with which a quick schedule is shortest; with 0 such a prompt is"
-        " computed once in each stage that needs it)",
+        help="most tokens of shared prompts kept between prefill stages; they are taken from --kv-capacity"
+        " (default: a quarter of what the slots can hold, or the share of --kv-capacity with which a quick"
+        " schedule is shortest; with 0 each stage computes the shared prompts that it needs)",
     )
     group.add_argument(
         "--prefill-token-cap", type=positive, metavar="TOKENS", help="most prompt tokens of one prefill stage"
@@ -92,85 +90,83 @@ def add_problem(
         "--cost",
         default="paper",
         metavar="paper|FILE",
-        help="what stages cost: the hybrid paper's measurements, or a file of `batchbound profile`, or one of"
-        " coefficients alone (default %(default)s)",
+        everyday=True,
+        help="cost model: the hybrid paper's, or a file of `batchbound profile` or of coefficients alone"
+        " (default %(default)s)",
     )
     group.add_argument(
         "--lengths",
         metavar="SOURCE",
+        everyday=True,
         help="completion lengths: known, cap (max_tokens), constant:N, completions:FILE, history:FILE"
         " or quantile:Q:FILE"
         " (default: known where given, else cap)",
     )
     add_longest(
         group,
-        "no completion is longer: caps known lengths and what a request states as well (max_tokens,"
+        "most tokens of a completion; caps known lengths and the requests' own limits (max_tokens,"
         " max_completion_tokens), and a run stops there (default: each request's own limit)",
     )
     group.add_argument(
         "--first-token",
         choices=("prefill", "decode"),
-        help="what yields a completion's first token: the prefill stage, as in engines, or a decode step, as"
-        " the hybrid paper counts (default: prefill; decode for generators)",
+        help="stage that yields a completion's first token: prefill as in engines, decode as in the hybrid"
+        " paper (default: prefill; decode for generators)",
     )
     group.add_argument(
         "--drop-unanswered", action="store_true", help="leave out rows of a table without a completion"
     )
     group.add_argument(
-        "--model", metavar="MODEL", help="hub name, directory or tiny:FAMILY whose tokenizer counts"
+        "--model",
+        metavar="MODEL",
+        everyday=True,
+        help="hub name, directory or tiny:FAMILY; its tokenizer counts the tokens of prompts",
     )
     group.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="another tokenizer: bytes, a directory or a hub name (default: the model's)",
+        help="tokenizer that counts: bytes, a directory or a hub name (default: the model's)",
     )
 
 
-def add_longest(group: argparse._ArgumentGroup, said: str) -> None:
+def add_longest(group: Group, said: str) -> None:
     """Add the option of the longest completion, and what versions before 0.2 and other engines call it."""
-    group.add_argument("--longest-completion", type=positive, metavar="TOKENS", help=said)
+    group.add_argument("--longest-completion", type=positive, metavar="TOKENS", everyday=True, help=said)
     for other in ("--longest-answer", "--max-tokens"):
         group.add_argument(other, type=positive, dest="longest_completion", help=argparse.SUPPRESS)
 
 
-def add_columns(group: argparse._ArgumentGroup) -> None:
+def add_columns(group: Group) -> None:
     """Add the options that name the columns of a table of prompts."""
     group.add_argument(
         "--prompt-column",
         metavar="NAME",
-        help="holds texts, or conversations: lists of messages with role and content",
+        everyday=True,
+        help="column of texts, or of conversations: lists of messages with role and content",
     )
-    group.add_argument("--id-column", metavar="NAME", help="names the requests (default: numbered)")
     group.add_argument(
-        "--max-tokens-column", metavar="NAME", help="most tokens of each completion (default: no limit)"
+        "--id-column",
+        metavar="NAME",
+        needs=["--prompt-column"],
+        help="column of the requests' ids (default: they are numbered)",
+    )
+    group.add_argument(
+        "--max-tokens-column",
+        metavar="NAME",
+        needs=["--prompt-column"],
+        help="column of the most tokens of each completion (default: no limit)",
     )
 
 
 def columns_of(args: argparse.Namespace) -> PromptColumns | None:
     """Return the columns that the options of :func:`add_columns` name; None where none is named."""
-    if args.prompt_column is not None:
-        return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column)
-    for name in ("id_column", "max_tokens_column"):
-        if getattr(args, name) is not None:
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} is for a table of prompts", hint="Say --prompt-column.")
-    return None
+    if args.prompt_column is None:
+        return None
+    return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column)
 
 
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
-    """
-    Return the problem that the options of :func:`add_problem` describe.
-
-    Parameters
-    ----------
-    keep_arrivals
-        Whether requests arrive when the workload says, or are all there at the start.
-
-    Raises
-    ------
-    InputError
-        If something the user named cannot be read, or a request cannot be served at all.
-    """
+    """Return the problem that the options of :func:`add_problem` describe, with arrival times if kept."""
     tokenizer = args.tokenizer or args.model or "bytes"
     job = read_workload(
         args.workload,
@@ -181,13 +177,13 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         columns=columns_of(args),
     )
     # Positions are all that is left for a model to say.
-    refuse_uncounting(args, counts=bool(job.records), positions=args.max_position is None)
+    check_counted(args, counts=bool(job.records), positions=args.max_position is None)
     if job.records and tokenizer == "bytes" and args.tokenizer is None:
         note("no --model: prompts are counted in bytes")
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else job.workload.without_arrivals()
-    _refuse_endless(job, args.slots or len(workload))
+    _check_steps(job, args.slots or len(workload))
     held = args.kv_capacity or (None if args.slots else measured_capacity(source))
     kept = _prefix_cache(args, job, workload, held)
     try:
@@ -208,23 +204,12 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         if held is not None and problem.prefix_cache:
             kept, hint = problem.prefix_cache, "--prefix-cache says another number"
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
-    _refuse_timeless(problem, args.cost)
+    _check_time(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
 
 
-def refuse_uncounting(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
-    """
-    Raise InputError if a tokenizer or a model is named that has no effect.
-
-    Parameters
-    ----------
-    args
-        The options of :func:`add_problem`.
-    counts
-        Whether there are prompts to count.
-    positions
-        Whether the model's positions are asked for.
-    """
+def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
+    """Raise InputError if a tokenizer or model is named that neither counts tokens nor states positions."""
     named = [f"--{name}" for name in ("tokenizer", "model") if getattr(args, name) is not None]
     if positions and "--model" in named:
         named.remove("--model")
@@ -233,7 +218,7 @@ def refuse_uncounting(args: argparse.Namespace, *, counts: bool, positions: bool
         raise InputError(what, file=args.workload, hint="Leave it out.")
     if len(named) == 2:
         raise InputError(
-            "--model has no effect beside --tokenizer, which counts", hint="Leave one of them out."
+            "--model has no effect with --tokenizer, which counts", hint="Leave one of them out."
         )
 
 
@@ -254,14 +239,7 @@ def _prefix_cache(
 
 
 def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
-    """
-    Return a cost model and what a plan records of its origin.
-
-    Parameters
-    ----------
-    spec
-        ``paper``, or a file that ``batchbound profile`` wrote.
-    """
+    """Return the cost model that ``--cost`` names, and what a plan records of its origin."""
     if spec == "paper":
         return CostModel.paper(), {"name": "paper"}
     if not Path(spec).exists():
@@ -370,40 +348,27 @@ def refuse_given(
     args: argparse.Namespace,
     names: Iterable[str],
     where: str,
-    hint: str = "Leave one of them out.",
+    hint: str = "Leave it out.",
     *,
-    usual: Mapping[str, object] = MappingProxyType({}),
     file: str | None = None,
 ) -> None:
-    """Raise InputError if one of these options, which have no effect there, is not at its usual value."""
-    for name in names:
-        value = getattr(args, name)
-        given = value != usual[name] if name in usual else value is not None and value is not False
-        if given:
-            raise InputError(f"--{name.replace('_', '-')} has no effect {where}", file=file, hint=hint)
+    """
+    Raise InputError if one of these options is given: what was read shows that it has no effect.
+
+    :class:`~batchbound.cli.parser.Rule` is for cases that the options alone show.
+    """
+    given = next((name for name in names if getattr(args, name)), None)
+    if given is not None:
+        raise InputError(f"--{given.replace('_', '-')} has no effect {where}", file=file, hint=hint)
 
 
-def refuse_losses(
+def check_outputs(
     args: argparse.Namespace, *outputs: str, read: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
-    """
-    Raise InputError if an output would replace a file unasked, or --overwrite has none to replace.
-
-    Parameters
-    ----------
-    args
-        The parsed options, with ``overwrite``.
-    outputs
-        The options that name what the command writes, if it is asked to.
-    read
-        Files that the command reads beside those that options name.
-    """
+    """Raise InputError if a file that these options name would replace one unasked, or one that is read."""
     values = [getattr(args, name) for name in outputs]
     files = [file for value in values for file in (value if isinstance(value, list) else [value])]
     written = [file for file in files if file is not None]
-    if args.overwrite and not written:
-        hint = f"Leave it out, or name a file with --{outputs[0].replace('_', '-')}."
-        raise InputError("--overwrite has no effect where nothing is written", hint=hint)
     refuse_outputs(written, args.overwrite, [*named_files(args, *outputs), *read])
 
 
@@ -449,7 +414,7 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> 
     return InputError(what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
 
 
-def _refuse_timeless(problem: Problem, source: str) -> None:
+def _check_time(problem: Problem, source: str) -> None:
     """Raise InputError if a job takes no time at all."""
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.rounds.any() and cost.decode_seconds(1, 1) > 0
@@ -457,7 +422,7 @@ def _refuse_timeless(problem: Problem, source: str) -> None:
         raise InputError("no stage of this job takes any time", file=source, hint=hint)
 
 
-def _refuse_endless(job: JobInput, slots: int) -> None:
+def _check_steps(job: JobInput, slots: int) -> None:
     """Raise InputError if no schedule of a job is short enough to be held in memory."""
     lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())

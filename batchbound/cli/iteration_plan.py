@@ -29,19 +29,18 @@ from ..planning.iterations import Engines, make_iteration_plan
 from ..planning.mixed_job import ReadJob, read_mixed_job
 from ..planning.plan import PlanningError
 from ..solvers.result import Limits, StoppedBy
-from ..solvers.solve import DEFAULT_SOLVER
 from . import INTERRUPTED
-from .inputs import columns_of, positive, refuse_given, refuse_uncounting
+from .inputs import check_counted, columns_of, positive
 from .interrupts import terminating
 from .output import fail, note
+from .parser import Parser, Rule
+from .streams import say
 
 USUAL_BUDGET, USUAL_BLOCK = 2048, 16
 """Tokens of an iteration and of a block that are simulated where nobody says: vLLM's on most devices."""
 
-_ONLY_HERE = ("token_budget", "block_tokens", "no_prefix_caching")
 
-
-def add_mixing(parser: argparse.ArgumentParser) -> None:
+def add_mixing(parser: Parser) -> None:
     """Add the options of a plan for engines that mix prompts with generated tokens."""
     group = parser.add_argument_group(
         "engines that mix prompts with generated tokens",
@@ -54,15 +53,16 @@ def add_mixing(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="engine",
         choices=ENGINES,
-        help="the engine, or the trainer that runs one; what it can take of the plan is written beside it:"
-        " batches with priorities, one per replica (vllm, sglang), or an order with priorities and settings"
-        " (verl, openrlhf, trl). --cost is then a file of `audit --save-cost` or a layer profile, and adds"
-        " seconds",
+        everyday=True,
+        help="engine, or trainer that runs one; its input is written next to the plan: batches with"
+        " priorities, one per replica (vllm, sglang), or an order with priorities and settings (verl,"
+        " openrlhf, trl). --cost is then a file of `audit --save-cost` or a layer profile, and adds seconds",
     )
     group.add_argument(
         "--token-budget",
         type=positive,
         metavar="TOKENS",
+        needs=["--for"],
         help=f"most tokens of an iteration, vLLM's max_num_batched_tokens (default: {USUAL_BUDGET} in the"
         " simulation, no limit in the bound)",
     )
@@ -70,36 +70,39 @@ def add_mixing(parser: argparse.ArgumentParser) -> None:
         "--block-tokens",
         type=positive,
         metavar="TOKENS",
-        help=f"of a block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
+        needs=["--for"],
+        help=f"tokens of a block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
     )
     group.add_argument(
         "--no-prefix-caching",
         action="store_true",
-        help="the engine computes each prompt in full, as vLLM with --no-enable-prefix-caching (default: what"
-        " several prompts begin alike with counts once)",
+        needs=["--for"],
+        help="the engine computes each prompt in full, as vLLM with --no-enable-prefix-caching (default: a"
+        " common beginning of prompts counts once)",
     )
-
-
-def refuse_mixing(args: argparse.Namespace) -> None:
-    """Raise InputError if an option of mixing engines is given without one."""
-    refuse_given(args, _ONLY_HERE, "without --for", "Say --for vllm, or leave it out.")
-
-
-def _refuse_staged(args: argparse.Namespace) -> None:
-    """Raise InputError if an option is given that has no effect on engines that mix."""
-    staged = {
-        "--prefill-token-cap": (args.prefill_token_cap is not None, "Say --token-budget."),
-        "--prefix-cache": (args.prefix_cache is not None, "Prompts are kept in the engine's KV cache."),
-        "--first-token": (args.first_token is not None, "The last chunk of a prompt gives it."),
-        "--length-error": (args.length_error is not None, "Give the best --lengths there are."),
-        f"--solver {args.solver}": (args.solver != DEFAULT_SOLVER, "Orders are simulated."),
-        "--threads": (args.threads != 1, "Leave it out."),
-        "--slots auto": (not args.slots, "Say the engine's own limit (max_num_seqs)."),
-        "--price": (args.price is not None and args.cost == "paper", "Say what an iteration costs: --cost."),
+    of_stages = {
+        "--prefill-token-cap": "Say --token-budget.",
+        "--prefix-cache": "Prompts are kept in the engine's KV cache.",
+        "--first-token": "The last chunk of a prompt gives it.",
+        "--length-error": "Give the best --lengths there are.",
+        "--solver": "Orders are simulated.",
+        "--threads": "",
     }
-    for option, (given, hint) in staged.items():
-        if given:
-            raise InputError(f"{option} has no effect with --for {args.engine}", hint=hint)
+    parser.rules += [Rule((name,), beside=("--for",), hint=hint) for name, hint in of_stages.items()]
+    parser.rules += [
+        Rule(
+            ("--slots auto",),
+            when=lambda args: args.engine is not None and not args.slots,
+            where="with --for {engine}",
+            hint="Say the engine's own limit (max_num_seqs).",
+        ),
+        Rule(
+            ("--price",),
+            when=lambda args: args.engine is not None and args.cost == "paper",
+            where="with --for {engine} and no --cost",
+            hint="Say what an iteration costs: --cost FILE.",
+        ),
+    ]
 
 
 def written_beside(args: argparse.Namespace) -> tuple[Path, ...]:
@@ -115,7 +118,6 @@ def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> i
     """Make the plan, write it and what the engine can take of it, and say what it is worth."""
     from ..integrations.handover import hand_over
 
-    _refuse_staged(args)
     read = _read(args)
     engines = _engines(args, read)
     try:
@@ -146,9 +148,9 @@ def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> i
         **_paid(plan, args.price),
     }
     if args.json:
-        print(json.dumps(summary))
+        say(json.dumps(summary))
     else:
-        print(f"{args.output}: {_what(plan)}")
+        say(f"{args.output}: {_what(plan)}")
         show_iterations(summary)
         _show_handover(summary)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
@@ -173,7 +175,7 @@ def _read(args: argparse.Namespace) -> ReadJob:
         drop_unanswered=args.drop_unanswered,
         prefix_caching=not args.no_prefix_caching,
     )
-    refuse_uncounting(args, counts=read.digest is not None, positions=False)
+    check_counted(args, counts=read.digest is not None, positions=False)
     work = read.job.workload
     longest = int((work.input_tokens + work.output_tokens).max())
     if args.max_position is not None and longest > args.max_position:
@@ -191,7 +193,7 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
     try:
         one = EngineLimits(args.slots, budget, args.kv_capacity, block)
         limits = (one,) if args.replicas is None else _replicas(args, read, one)
-        _refuse_narrow(limits)
+        _check_budgets(limits)
         if args.block_tokens is not None and all(each.kv_tokens is None for each in limits):
             what = "--block-tokens has no effect on an engine whose KV cache holds whatever is under way"
             raise InputError(what, hint="Say --kv-capacity as well, or leave it out.")
@@ -211,7 +213,7 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
         raise InputError(str(error), hint=hint) from None
 
 
-def _refuse_narrow(limits: Sequence[EngineLimits]) -> None:
+def _check_budgets(limits: Sequence[EngineLimits]) -> None:
     for each in limits:
         if each.batched_tokens < each.sequences:
             what = f"{each.batched_tokens} tokens an iteration are fewer than {each.sequences} slots"
@@ -324,22 +326,22 @@ def show_iterations(summary: Mapping[str, object]) -> None:
     }
     for name, value in rows.items():
         if value is not None:
-            print(f"  {name:22s} {value}")
+            say(f"  {name:22s} {value}")
     columns = [summary[name] for name in ("orders", "in_flight", "predicted_iterations", "preemptions")]
     assert all(isinstance(column, list) for column in columns)
     for k, (order, flying, iterations, put_back) in enumerate(zip(*columns, strict=True)):
         expected = "" if iterations is None else f", {iterations:,} iterations, {put_back:,} preemptions"
-        print(f"  replica {k}: {order}; {flying:,} completions in flight{expected}")
+        say(f"  replica {k}: {order}; {flying:,} completions in flight{expected}")
 
 
 def _show_handover(summary: Mapping[str, object]) -> None:
     files, settings = summary["files"], summary["settings"]
     assert isinstance(files, list)
     assert isinstance(settings, Mapping)
-    print(f"  for {summary['for']}")
+    say(f"  for {summary['for']}")
     for line in (*files, summary["command"], *(f"{name}={value}" for name, value in settings.items())):
         if line:
-            print(f"    {line}")
+            say(f"    {line}")
 
 
 def _percent(value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Options that say what connects the devices of a model."""
+"""Options for the link between the devices of a model."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from ..data.costs.link import LINKS, Link, usual_link
 from ..data.files.disk import InputError
 from .inputs import at_least_zero, seconds
 from .output import note
+from .parser import Group, Parser
+
+LINK_OPTIONS = ("link", "link_bandwidth", "link_latency")
 
 
-def add_link(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_link(parser: Parser | Group) -> None:
     """Add the options that :func:`link_of` reads."""
     parser.add_argument(
         "--link",
         choices=sorted(LINKS),
-        help="what connects the devices (default: what the profile's device usually has)",
+        help="link between the devices (default: the usual one of the profile's device)",
     )
     parser.add_argument(
         "--link-bandwidth",
         type=seconds,
         metavar="GB/S",
-        help="of the link, one way, 10^9 bytes a second (default: that of --link)",
+        help="bandwidth of the link, one way, in 10^9 bytes a second (default: that of --link)",
     )
     parser.add_argument(
         "--link-latency",
         type=at_least_zero,
         metavar="US",
-        help="of a collective operation on next to no data, microseconds (default: that of --link)",
+        help="latency of a collective operation on little data, in microseconds (default: that of --link)",
     )
 
 
@@ -52,11 +55,3 @@ def link_of(args: argparse.Namespace, device: str) -> Link | None:
 def say_link(link: Link) -> None:
     """Say which link was taken."""
     note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
-
-
-def refuse_link(args: argparse.Namespace) -> None:
-    """Refuse the options of a link where there is one device and nothing to connect."""
-    for option in ("link", "link_bandwidth", "link_latency"):
-        if getattr(args, option) is not None:
-            name = "--" + option.replace("_", "-")
-            raise InputError("has no effect on one device", where=name, hint="Leave it out.")

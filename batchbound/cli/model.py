@@ -9,31 +9,41 @@ from typing import TYPE_CHECKING, Any
 from ..run_job.options import ModelOptions
 from .inputs import positive, random_seed
 from .output import is_quiet
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
 
 
-def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_model(parser: Parser, *, required: bool = True) -> None:
     """Add the options that name and load a model; one is optional where a server may run the requests."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", required=required, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
+        "--model",
+        required=required,
+        metavar="MODEL",
+        everyday=True,
+        help="hub name, directory or tiny:FAMILY[:SEED]",
     )
     group.add_argument(
         "--load-format",
         choices=("auto", "partial", "dummy"),
         default="auto",
-        help="partial: random weights where the checkpoint has none; dummy: for the whole configuration",
+        help="weights to load; partial: random ones where the checkpoint has none; dummy: all random",
     )
     group.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "float64", "bfloat16", "float16"),
+        help="type of the weights",
     )
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default %(default)s)")
+    group.add_argument(
+        "--device", default="auto", help="device: cpu, cuda, cuda:N or auto (default %(default)s)"
+    )
     group.add_argument(
         "--threads", type=positive, metavar="N", help="CPU threads of torch (default: torch's own)"
     )
-    group.add_argument("--seed", type=random_seed, help="of sampling and random weights (default 0)")
+    group.add_argument("--seed", type=random_seed, help="seed of sampling and of random weights (default 0)")
     group.add_argument(
         "--tier",
         choices=("auto", "window", "ragged"),

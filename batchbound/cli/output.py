@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from ..data.plan import Plan
 from ..executor.reports.tables import clock_text
 from ..models.padding import padding_tokens
+from .streams import say
 
 _LABELS = {
     "requests": "requests",
@@ -59,8 +60,8 @@ def note(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Say on stderr what nobody may miss."""
-    print(f"batchbound: {message}", file=sys.stderr)
+    """Print on stderr a message that is important even with --quiet."""
+    say(f"batchbound: {message}", sys.stderr)
 
 
 def fail(message: str) -> int:
@@ -144,14 +145,14 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
 def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
     """Print a summary on stdout: as one JSON object, or as a table of what is known."""
     if as_json:
-        print(json.dumps(summary))
+        say(json.dumps(summary))
         return
     if title:
-        print(title)
+        say(title)
     for name, label in _LABELS.items():
         value = summary.get(name)
         if value is not None:
-            print(f"  {label:20s} {_shown(name, value)}")
+            say(f"  {label:20s} {_shown(name, value)}")
 
 
 def _shown(name: str, value: object) -> str:

@@ -1,5 +1,5 @@
 """
-The parser of the command line: a mistake costs two lines, and the word that was meant is proposed.
+The parser of the command line: everyday options first, a mistake costs two lines and proposes the right word.
 
 It stands on argparse and, for completion, on shtab. A trial of cyclopts on ``plan`` proposed and completed no
 more, and importing it (60 ms; Typer 50 ms) takes longer than the whole ``--help`` (40 ms).
@@ -11,11 +11,104 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from .streams import escaped
 
-class Parser(argparse.ArgumentParser):
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    Options that have no effect in some cases, and are refused there.
+
+    A case is one of three: none of the options ``without`` is given, one of those ``beside`` is, or ``when``
+    returns true. An option counts as given if its value is not its default.
+    """
+
+    options: tuple[str, ...]
+    """Their names, or with the value that is meant: ``--slots auto``."""
+
+    without: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    when: Callable[[argparse.Namespace], object] | None = None
+    where: str = ""
+    """Names the case of ``when``; {NAME} stands for the value of that option."""
+
+    hint: str = ""
+
+    def applies(self, parser: Parser, args: argparse.Namespace) -> tuple[str, str] | None:
+        """Return the case and the usual hint if these options have no effect, or None."""
+        both = next((name for name in self.beside if parser.is_given(args, name)), None)
+        if both is not None:
+            return f"with {both}", "Leave one of them out."
+        if self.without and not any(parser.is_given(args, name) for name in self.without):
+            return f"without {_any_of(self.without)}", f"Give {self.without[0]} as well, or leave it out."
+        if self.when is not None and self.when(args):
+            return self.where.format_map(vars(args)), "Leave it out."
+        return None
+
+
+class _Declaring(argparse._ActionsContainer):
+    """What takes options: marks those of every day, and notes which others an option needs or excludes."""
+
+    everyday: list[argparse.Action]
+    """Shown by ``--help``; ``--help all`` shows the others, too. Shared by a parser and its groups."""
+
+    rules: list[Rule]
+
+    def add_argument(
+        self,
+        *names: str,
+        everyday: bool = False,
+        needs: Sequence[str] = (),
+        excludes: Sequence[str] = (),
+        **how: Any,
+    ) -> argparse.Action:
+        """Add an option as argparse does; it has no effect without ``needs`` or with ``excludes``."""
+        action = super().add_argument(*names, **how)
+        if everyday:
+            self.everyday.append(action)
+        if needs:
+            self.rules.append(Rule(names[-1:], without=tuple(needs)))
+        if excludes:
+            self.rules.append(Rule(names[-1:], beside=tuple(excludes)))
+        return action
+
+    def add_argument_group(self, *args: Any, **how: Any) -> Group:
+        """Return a new group of options."""
+        group = Group(self, *args, **how)
+        self._action_groups.append(group)
+        return group
+
+    def add_mutually_exclusive_group(self, **how: Any) -> Exclusive:
+        """Return a new group of options of which one may be given."""
+        group = Exclusive(self, **how)
+        self._mutually_exclusive_groups.append(group)
+        return group
+
+    def _share(self, container: _Declaring) -> None:
+        self.everyday, self.rules = container.everyday, container.rules
+
+
+class Group(_Declaring, argparse._ArgumentGroup):
+    """Options under a title."""
+
+    def __init__(self, container: _Declaring, *args: Any, **how: Any) -> None:
+        self._share(container)
+        super().__init__(container, *args, **how)
+
+
+class Exclusive(_Declaring, argparse._MutuallyExclusiveGroup):
+    """Options of which one may be given."""
+
+    def __init__(self, container: _Declaring, **how: Any) -> None:
+        self._share(container)
+        super().__init__(container, **how)
+
+
+class Parser(_Declaring, argparse.ArgumentParser):
     """
     An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
 
@@ -24,10 +117,67 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        self.everyday, self.rules = [], []
+        self.sections: Mapping[str, Sequence[str]] = {}
+        """Titles of the help's lists of commands, and the commands in each."""
+        super().__init__(*args, **{**kwargs, "add_help": False})
         self._given: dict[str, str] = {}
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
+        self.add_argument("-h", "--help", action=_Help, everyday=True)
+
+    def names_since(self, first: int = 0, *, but: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the names of the options added since, apart from some by what their values are kept as."""
+        left_out = {*but, argparse.SUPPRESS}
+        added = [action for action in self._actions[first:] if action.dest not in left_out]
+        return tuple(action.option_strings[-1] for action in added if action.option_strings)
+
+    def is_given(self, args: argparse.Namespace, option: str) -> bool:
+        """Return whether an option has another value than its default."""
+        action = self._option_string_actions[option]
+        value = getattr(args, action.dest)
+        return value is not None and value is not False and value != action.default
+
+    def refuse_without_effect(self, args: argparse.Namespace) -> None:
+        """Raise InputError if an option is given that has no effect beside the others."""
+        from ..data.files.disk import InputError
+
+        for rule in self.rules:
+            option = next((name for name in rule.options if self.is_given(args, name.split()[0])), None)
+            case = None if option is None else rule.applies(self, args)
+            if case is not None:
+                raise InputError(f"{option} has no effect {case[0]}", hint=rule.hint or case[1])
+
+    def format_help(self, *, every: bool = False) -> str:
+        """Return the help: of the everyday options, where some are marked so, or of every option."""
+        some = not every and len(self.everyday) > 1
+        formatter = self._get_formatter()
+        words = [_named(action) for action in self._get_positional_actions()]
+        formatter.add_usage(f"{self.prog} {' '.join([*words, '[OPTION ...]'])}", (), ())
+        formatter.add_text(self.description)
+        for title, names in self.sections.items():
+            formatter.start_section(title)
+            formatter.add_arguments([each for each in self._commands() if each.metavar in names])
+            formatter.end_section()
+        for group in self._action_groups:
+            shown = [action for action in group._group_actions if not some or action in self.everyday]
+            shown += [action for action in group._group_actions if some and not action.option_strings]
+            if self.sections:
+                shown = [each for each in shown if not isinstance(each, argparse._SubParsersAction)]
+            if shown:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        if some:
+            formatter.add_text(f"All options: {self.prog} --help all")
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _commands(self) -> list[argparse.Action]:
+        """Return a line of help for each command."""
+        parents = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        return [command for parent in parents for command in parent._get_subactions()]
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and where help is, and exit with status 2."""
@@ -41,12 +191,14 @@ class Parser(argparse.ArgumentParser):
             message = f"{what}: there is no {choice[2]!r}{meant}"
         message = re.sub(r"^argument ([^:]+): ", r"\1: ", message)
         message = message.replace("expected one argument", "a value is missing after it")
+        both = r"^(.*): not allowed with argument (.*)$"
+        message = re.sub(both, r"\1 has no effect with \2; leave one of them out", message)
         message = re.sub(r"invalid float value: ('.*')", r"\1 is not a number", message)
         message = re.sub(r"invalid int value: ('.*')", r"\1 is not a whole number", message)
         needed = message.removeprefix("the following arguments are required: ")
         if needed != message:
             message = f"missing: {', '.join(dict.fromkeys(needed.split(', ')))}"
-        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        self.exit(2, f"{self.prog}: {escaped(message)}\nSee `{self.prog} --help`.\n")
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -59,7 +211,7 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = self.parse_known_args(words, namespace)
         if not rest:
             return parsed
-        chosen = self._chosen(words)
+        chosen = self.chosen(words)
         wrong = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
         shown = [action for action in chosen._actions if action.help != argparse.SUPPRESS]
         known = [name for action in shown for name in action.option_strings if name.startswith("--")]
@@ -77,16 +229,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def take(self, dest: str, option: str) -> None:
-        """
-        Take note of an option; one that has a value already is an error.
-
-        Parameters
-        ----------
-        dest
-            What its value is kept as.
-        option
-            As it was typed.
-        """
+        """Note that an option was typed; one that has a value already is an error."""
         before = self._given.get(dest)
         if before is not None:
             said = "is given twice" if before == option else f"is {before}, which is given as well"
@@ -98,9 +241,9 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, "its value is empty")
         return super()._get_values(action, arg_strings)
 
-    def _chosen(self, words: Sequence[str]) -> argparse.ArgumentParser:
+    def chosen(self, words: Sequence[str]) -> Parser:
         """Return the parser of the command that the words name, or of its own subcommand."""
-        found: argparse.ArgumentParser = self
+        found = self
         for word in words:
             for action in found._actions:
                 if isinstance(action, argparse._SubParsersAction) and word in action.choices:
@@ -108,8 +251,28 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
+class _Help(argparse.Action):
+    """Prints the help of the everyday options, or with the word ``all`` of every option."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        more = "print this help, or with all that of every option"
+        super().__init__(option_strings, argparse.SUPPRESS, nargs="?", metavar="all", help=more)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the help and end."""
+        assert isinstance(parser, Parser)
+        sys.stdout.write(parser.format_help(every=values == "all"))
+        parser.exit()
+
+
 class _StoreOnce(argparse._StoreAction):
-    """What keeps the value of an option, of which there may be one."""
+    """The value of an option that may be given once."""
 
     def __call__(
         self,
@@ -134,3 +297,13 @@ def _proposed(word: str, known: Iterable[str]) -> str:
     begun = [name for name in names if len(word) > 2 and name.startswith(word)]
     near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.66)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _named(action: argparse.Action) -> str:
+    """Return how the usage writes a word that is no option."""
+    name = action.metavar if isinstance(action.metavar, str) else action.dest
+    return f"[{name}]" if action.nargs in ("?", "*") else name

@@ -1,4 +1,4 @@
-"""The options of ``plan`` beside the problem's: replicas, predicted lengths, slots, the engine it is for."""
+"""The further options of ``plan``: replicas, predicted lengths, slots, devices."""
 
 from __future__ import annotations
 
@@ -23,117 +23,117 @@ from ..planning.uncertain import make_robust_plan
 from ..solvers.params import ParamsError, SearchParams
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
-from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
-from .inputs import Inputs, positive, refuse_given, seconds
+from ..solvers.solve import DEFAULT_SOLVER
+from ..solvers.solve import limits_heeded
+from .inputs import Inputs, positive, seconds
 from .output import note
+from .parser import Parser, Rule
+from .streams import say
 
 DEFAULT_OUTPUT = "plan.json"
 COMPARED_SLOTS = 3
 """Numbers of slots that are compared when the lengths are uncertain as well."""
 
 
-def add_uncertainty(parser: argparse.ArgumentParser) -> None:
+def add_uncertainty(parser: Parser) -> None:
     """Add the options for lengths that are predictions."""
     group = parser.add_argument_group("predicted lengths")
     group.add_argument(
         "--length-error",
         metavar="SD|FILE",
-        help="how far the lengths are from the truth: the standard deviation of log(predicted / actual), or a"
-        " CSV file of measured pairs with the columns predicted and actual; the plan then follows what is"
-        " best over sampled lengths, and states an interval",
+        help="error of predicted lengths: the standard deviation of log(predicted / actual), or a CSV file"
+        " with the columns predicted and actual; the plan is then the best over sampled lengths, and"
+        " states an interval",
     )
 
 
-def add_fleet(parser: argparse.ArgumentParser) -> None:
+def add_fleet(parser: Parser) -> None:
     """Add the options of a plan for several replicas."""
     group = parser.add_argument_group("replicas")
     group.add_argument(
         "--replicas",
         metavar="N|FILE",
-        help="plan for several engines together: their number, or a JSON file that says how they differ:"
+        excludes=["--sweep"],
+        help="number of engines to plan for together, or a JSON file that describes each:"
         ' {"replicas": [{"count": 2}, {"speed": 0.5, "slots": 16, "kv_capacity": 9000, "busy": 3}]}'
         " (--slots and the other limits are each replica's)",
     )
     group.add_argument(
         "--dispatch",
         choices=sorted(RULES),
-        help="share the requests out by this rule: MICO's, Karmarkar and Karp's, Graham's (lpt), in turn or"
-        " by hash (default: by what each costs, and what the replicas' schedules lose)",
+        needs=["--replicas"],
+        help="rule that shares the requests out: MICO's, Karmarkar and Karp's, Graham's (lpt), in turn or by"
+        " hash (default: by the cost of each request and the idle time of the schedules)",
     )
     group.add_argument(
         "--groups",
         choices=("any", "together", "spread"),
-        help="completions of one prompt go to any replica, to one, or to as many as there are (default any)",
+        needs=["--replicas", "--sweep"],
+        help="replicas of the completions of one prompt: any, a single one, or as many as there are (default"
+        " any)",
     )
 
 
-def refuse_unused(args: argparse.Namespace) -> None:
-    """Raise InputError if an option of ``plan`` has no effect beside the others."""
-    if args.sweep is not None:
-        _refuse_beside_sweep(args)
-    elif args.replicas is None:
-        refuse_given(args, ("groups", "dispatch"), "without --replicas", "Give --replicas N.")
-    if args.engine is None:
-        _refuse_beside_solver(args)
-    if args.replicas is None:
-        return
-    single = {
-        "--slots auto": not args.slots,
-        f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
-    }
-    for option in (name for name, given in single.items() if given):
-        raise InputError(f"{option} plans for one replica", hint="Leave it out, or --replicas.")
-
-
-def _refuse_beside_solver(args: argparse.Namespace) -> None:
-    """Raise InputError if an option is given that the solver does not heed."""
-    heeded = limits_heeded(args.solver)
-    unheeded = {"--threads": args.threads != 1 and "threads" not in heeded}
-    if args.slots and not heeded:
-        unheeded |= {
-            "--time-limit": args.time_limit is not None,
-            "--work": args.work is not None,
+def add_rules(parser: Parser) -> None:
+    """Add the cases in which options of ``plan`` have no effect, but for those of engines that mix."""
+    sweeping = "Leave it out, or --sweep, which writes no plan."
+    uncertain = "with --replicas and --length-error: queues are compared"
+    solver = "with --solver {solver}"
+    parser.rules += [
+        Rule(
+            ("--length-error", "--for", "--work", "--output", "--overwrite"),
+            beside=("--sweep",),
+            hint=sweeping,
+        ),
+        Rule(("--solver",), beside=("--sweep", "--replicas")),
+        Rule(("--slots auto",), when=lambda args: not args.slots and args.sweep, where="with --sweep"),
+        Rule(("--slots auto",), when=lambda args: not args.slots and args.replicas, where="with --replicas"),
+        Rule(
+            ("--work",),
+            when=lambda args: not args.slots,
+            where="with --slots auto",
+            hint="Give --time-limit instead.",
+        ),
+        Rule(("--threads",), when=lambda args: _ignores(args, "threads"), where=solver),
+        Rule(("--time-limit",), when=lambda args: args.slots and _ignores(args, "seconds"), where=solver),
+        Rule(("--work",), when=lambda args: _ignores(args, "work"), where=solver),
+        Rule(
+            ("--seed",),
             # Lengths are drawn with it.
-            "--seed": args.seed != 0 and args.length_error is None,
-        }
-    for option in (name for name, given in unheeded.items() if given):
-        raise InputError(f"{option} has no effect on the solver {args.solver}", hint="Leave it out.")
+            when=lambda args: args.slots and args.length_error is None and _ignores(args, "seed"),
+            where=solver,
+        ),
+        Rule(
+            ("--time-limit", "--work"),
+            when=lambda args: args.replicas is not None and args.length_error is not None,
+            where=uncertain,
+        ),
+        Rule(("--params",), beside=("--replicas", "--length-error", "--sweep", "--for")),
+        Rule(("--params",), when=lambda args: args.solver != DEFAULT_SOLVER, where=solver),
+    ]
 
 
-def _refuse_beside_sweep(args: argparse.Namespace) -> None:
-    beside = {
-        "--replicas": args.replicas is not None,
-        "--dispatch": args.dispatch is not None,
-        "--length-error": args.length_error is not None,
-        "--for": args.engine is not None,
-        "--slots auto": not args.slots,
-        "--work": args.work is not None,
-        "--output": args.output != DEFAULT_OUTPUT,
-        "--overwrite": args.overwrite,
-        f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
-    }
-    for option in (name for name, given in beside.items() if given):
-        raise InputError(
-            f"{option} has no effect beside --sweep, which writes no plan",
-            hint=f"Leave out {option} or --sweep.",
-        )
+def _ignores(args: argparse.Namespace, limit: str) -> bool:
+    """Return whether the solver ignores a limit."""
+    heeded = limits_heeded(args.solver)
+    return args.engine is None and (limit not in heeded if limit == "threads" else not heeded)
 
 
-def add_sweep(parser: argparse.ArgumentParser) -> None:
+def add_sweep(parser: Parser) -> None:
     """Add the options that say what a plan is paid for, and that compare numbers of devices."""
     group = parser.add_argument_group("devices")
     group.add_argument(
         "--price",
         type=seconds,
         metavar="MONEY",
-        help="of an hour of a device, one per replica: says what it costs",
+        help="price of one device-hour, with one device per replica; adds the cost of the job",
     )
     group.add_argument(
         "--sweep",
         type=_numbers,
         metavar="N,N,...",
-        help="instead of one plan, a table for these numbers of replicas, each with --slots and its halves"
-        " down to an eighth; the time limit is for all together",
+        help="print a table for these numbers of replicas instead of one plan, each with --slots and its"
+        " halves down to an eighth; the time limit is for all together",
     )
 
 
@@ -177,30 +177,19 @@ def swept(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> list[dict
 def show_sweep(rows: Sequence[Mapping[str, object]]) -> None:
     """Print the table of ``--sweep``."""
     priced = rows[0]["money"] is not None
-    print(
-        "  replicas   slots      makespan s       bound s      gap   device-hours" + "        money" * priced
-    )
+    say("  replicas   slots      makespan s       bound s      gap   device-hours" + "        money" * priced)
     for row in rows:
         bound, gap = row["bound_s"], row["gap"]
         proven = f"{bound:13,.2f} {gap:8.2%}" if bound is not None else f"{'-':>13} {'-':>8}"
         money = f" {row['money']:12,.2f}" if priced else ""
-        print(
+        say(
             f"  {row['replicas']:8,d} {row['slots']:7,d} {row['makespan_s']:15,.2f} {proven}"
             f" {row['device_hours']:14,.4f}{money}"
         )
 
 
 def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance: Provenance) -> Plan:
-    """
-    Return the plan for what the options say: replicas, known or predicted lengths, a number of slots or ours.
-
-    Raises
-    ------
-    InputError
-        If the options do not go together, or the replicas or the prediction error cannot be read.
-    PlanningError
-        If no plan came out.
-    """
+    """Return the plan for these replicas, lengths and slots; PlanningError if none was found."""
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     if args.replicas is not None:
         fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
@@ -209,8 +198,6 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
             return make_fleet_plan(
                 fleet, groups=groups, rule=args.dispatch, limits=limits, provenance=provenance
             )
-        where = "with --replicas and --length-error: queues are compared"
-        refuse_given(args, ("time_limit", "work"), where, "Leave it out.")
         return make_robust_fleet_plan(
             fleet,
             error,

@@ -5,59 +5,63 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..executor.reports.tables import clock_text
 from .output import is_quiet
+from .streams import say
 
 if TYPE_CHECKING:
     from ..executor.jobs.plan_clock import Standing
 
+DELAY, BETWEEN, BETWEEN_LINES = 1.0, 0.2, 30.0
+"""Seconds before progress is shown, and between two states of it on a terminal and in a file."""
+
 
 @contextlib.contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how much is done."""
-    from tqdm import tqdm
-
-    with tqdm(
-        total=total, unit=f" {unit}", delay=1.0, file=sys.stderr, mininterval=0.2, disable=is_quiet()
-    ) as bar:
-
-        def advance(done: int) -> None:
-            bar.update(done - bar.n)
-
-        yield advance
+    """Yield a function that takes the number of units done."""
+    with _shown(total) as show:
+        yield lambda done: show(done, f"{done:,}/{total:,} {unit}")
 
 
 @contextlib.contextmanager
 def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
-    """
-    Yield a function that is told where a run stands in its plan.
+    """Yield a function that takes where a run stands in its plan."""
+    with _shown(begin.planned) as show:
+        yield lambda standing: show(standing.done, standing_text(standing, datetime.datetime.now()))
 
-    Parameters
-    ----------
-    begin
-        Where it stands at first: the bar of a job that resumes goes on from there.
-    """
-    from tqdm import tqdm
 
-    with tqdm(
-        total=begin.planned,
-        initial=begin.done,
-        delay=1.0,
-        file=sys.stderr,
-        mininterval=0.2,
-        bar_format="{percentage:3.0f}%|{bar:20}| {desc}",
-        disable=is_quiet(),
-    ) as bar:
+@contextlib.contextmanager
+def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
+    """Yield a function that shows how much of the total is done: as a bar on a terminal, else as lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-        def advance(standing: Standing) -> None:
-            bar.set_description_str(standing_text(standing, datetime.datetime.now()), refresh=False)
-            # Rounded sums may pass the end by a hair, which a bar warns of.
-            bar.update(min(standing.done, begin.planned) - bar.n)
+    console = Console(stderr=True)
+    columns = (TaskProgressColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
+    # No thread of its own: the work says often enough where it is.
+    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
+    task, due = bar.add_task("", total=total), time.monotonic() + DELAY
 
-        yield advance
+    def show(done: float, text: str) -> None:
+        nonlocal due
+        if is_quiet() or time.monotonic() < due:
+            return
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, completed=done, description=text, refresh=True)
+            due = time.monotonic() + BETWEEN
+        else:
+            say(f"batchbound: {text}", sys.stderr)
+            due = time.monotonic() + BETWEEN_LINES
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 def standing_text(standing: Standing, now: datetime.datetime) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
@@ -13,6 +14,7 @@ from ..data.trace import Trace
 from ..judging import calibration_of
 from ..run_job.server_result import ServerResult
 from .output import note
+from .streams import escaped, say
 
 if TYPE_CHECKING:
     from ..executor.reports.tables import Row
@@ -54,7 +56,7 @@ def run_line(report: Report) -> str:
 def print_report(value: Report, *, as_json: bool) -> None:
     """Print a report on stdout: as one JSON object, or as tables."""
     if as_json:
-        print(json.dumps(value.to_json()))
+        say(json.dumps(value.to_json()))
         return
     from ..executor.reports.tables import report_rows
 
@@ -65,9 +67,11 @@ def print_rows(rows: Sequence[Row]) -> None:
     """Print the lines of a report on stdout, as a table."""
     from rich.console import Console
 
-    from ..executor.reports.tables import rows_table
+    from ..executor.reports.tables import Row, rows_table
 
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(rows))
+    # Names and values may quote a file or a server.
+    shown = [Row(*map(escaped, astuple(row))) for row in rows]
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(shown))
 
 
 def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
@@ -80,14 +84,14 @@ def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
         return
     summary = result.figures(note) | {"output": output}
     if as_json:
-        print(json.dumps(summary))
+        say(json.dumps(summary))
         return
     before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
     retried = f", {summary['retries']:,} attempts made again" if summary["retries"] else ""
     rate = summary["output_tokens_per_s"]
     speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
     made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
-    print(f"{output}: {made}")
+    say(f"{output}: {made}")
     _show_counted(summary)
 
 
@@ -99,30 +103,30 @@ def _show_counted(summary: Mapping[str, object]) -> None:
     counted, predicted = summary.get("iterations"), summary.get("predicted_iterations")
     broken = isinstance(counted, int) and counted < bound
     least = "bound that the run broke" if broken else "proven least"
-    print(f"  {least:28s} {bound:9,d} iterations, by {summary['bound_source']}")
+    say(f"  {least:28s} {bound:9,d} iterations, by {summary['bound_source']}")
     if isinstance(predicted, int):
-        print(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
+        say(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
     if isinstance(counted, int):
-        print(
+        say(
             f"  {'counted by the server':28s} {counted:9,d}"
             + ("" if broken else f"  {counted / bound - 1:+.2%} of the bound")
         )
     else:
-        print(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
+        say(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
     simulated = summary.get("simulated_iterations")
     for name, value in (simulated if isinstance(simulated, dict) else {}).items():
-        print(f"  {'simulated, ' + name:28s} {value:9,d}  {value / bound - 1:+.2%}")
+        say(f"  {'simulated, ' + name:28s} {value:9,d}  {value / bound - 1:+.2%}")
     losses = summary.get("losses")
     for name, value in (losses if isinstance(losses, dict) else {}).items():
-        print(f"  {'lost: ' + name:52s} {value:+9,d}")
+        say(f"  {'lost: ' + name:52s} {value:+9,d}")
 
 
 def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:
     """Print figures by their titles and names on stdout."""
     for title, table in tables.items():
-        print(title)
+        say(title)
         for name, value in table.items():
-            print(f"  {name:46s} {_figure(value)}")
+            say(f"  {name:46s} {_figure(value)}")
 
 
 def _figure(value: object) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 from ..data.configuration import PlannedConfiguration
@@ -12,20 +10,21 @@ from ..data.trace import Trace
 from ..models.exegpt.length_drift import LengthDrift
 from .inputs import positive
 from .output import note
+from .parser import Parser
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_workers(parser: Parser) -> None:
     """Add the option of a configuration with two workers."""
     parser.add_argument(
         "--encode-device",
         metavar="DEVICE",
-        help="of the worker that encodes, for a WAA plan of `search` (default: that of --device)",
+        help="device of the worker that encodes, for a WAA plan of `search` (default: that of --device)",
     )
     parser.add_argument(
         "--replan",
         metavar="PROFILE",
-        help="change the configuration of a plan of `search` when lengths drift from those planned for:"
-        " search again with this layer profile, the one it was planned with",
+        help="layer profile that a plan of `search` was made with: search again with it when the lengths"
+        " drift from those planned for",
     )
     parser.add_argument(
         "--tensor-parallel",

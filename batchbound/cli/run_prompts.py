@@ -24,10 +24,10 @@ from .inputs import (
     columns_of,
     provenance_of,
     read_inputs,
-    refuse_given,
     slot_count,
 )
 from .output import note
+from .parser import Parser
 
 _POINTS, _REPEATS, _LONGEST_PROMPT = 3, 2, 512
 """A measurement of seconds, not minutes: ``batchbound profile`` measures a finer grid."""
@@ -44,24 +44,28 @@ PLANNING = (
 """Options of ``run`` that say how prompts are planned; a plan has settled them."""
 
 
-def add_planning(parser: argparse.ArgumentParser) -> None:
+def add_planning(parser: Parser) -> None:
     """Add the options that say how prompts are planned, by ``run`` itself or for a server."""
     group = parser.add_argument_group("prompts in place of a plan")
     group.add_argument(
         "--slots",
         type=slot_count,
         metavar="N",
+        everyday=True,
         help=f"requests in progress at a time (default {DEFAULT_SLOTS}); on a server, vLLM's --max-num-seqs"
         " (default: the plan's)",
     )
     group.add_argument(
         "--lengths",
         metavar="SOURCE",
-        help="completion lengths, as `plan --lengths` (default: known where given, else cap)",
+        everyday=True,
+        help="completion lengths, as of `plan --lengths` (default: known where given, else cap)",
     )
-    add_longest(group, "no completion is longer, as `plan` has it")
+    add_longest(group, "most tokens of a completion, as of `plan`")
     group.add_argument(
-        "--cost", metavar="FILE", help="of `batchbound profile` (default: the model is measured quickly)"
+        "--cost",
+        metavar="FILE",
+        help="cost model of `batchbound profile` (default: measured in a minute or less)",
     )
     add_columns(group)
 
@@ -75,18 +79,12 @@ def planned_beside(args: argparse.Namespace) -> Path:
     """
     Return the plan of a run's prompts, made now or by an earlier run of the same command.
 
-    It stands beside the completions: after an interruption the run goes on with it.
-
-    Raises
-    ------
-    InputError
-        If the prompts cannot be planned, or a plan beside the output is of other prompts or other settings.
-    KeyboardInterrupt
-        If planning was interrupted: no plan is written.
+    It lies next to the completions, so that the same command resumes an interrupted run. KeyboardInterrupt is
+    raised if planning was interrupted; no plan is written then.
     """
     path = Path(args.output).with_suffix(".plan.json")
     if path.exists() and not args.overwrite:
-        _refuse_other(path, args)
+        _check_same_job(path, args)
         note(f"{path}: the plan of an earlier run is followed; --overwrite plans again")
         return path
     outputs = [path, args.output, args.trace]
@@ -100,7 +98,7 @@ def planned_beside(args: argparse.Namespace) -> Path:
         raise KeyboardInterrupt
     if path.exists() and not args.overwrite:
         # The same command was typed twice, and the other one goes by its own plan already.
-        _refuse_other(path, args)
+        _check_same_job(path, args)
         note(f"{path}: the plan of another run of this command is followed")
         return path
     plan.save(path)
@@ -108,13 +106,7 @@ def planned_beside(args: argparse.Namespace) -> Path:
     return path
 
 
-def refuse_planning(args: argparse.Namespace) -> None:
-    """Raise InputError if an option of planning is given beside a plan."""
-    hint = "Give the prompts instead of the plan, or leave it out."
-    refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
-
-
-def _refuse_other(path: Path, args: argparse.Namespace) -> None:
+def _check_same_job(path: Path, args: argparse.Namespace) -> None:
     """Raise InputError if a plan is of other prompts, or of other settings than the options say."""
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
     planned = plan.provenance.prompts
@@ -147,7 +139,7 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
     """Return the options of ``plan`` that those of ``run`` amount to."""
     from .commands import plan
 
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     plan.configure(parser)
     options = parser.parse_args([args.plan])
     given = {name: getattr(args, name) for name in (*PLANNING, "model", "tokenizer")}

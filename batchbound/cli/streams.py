@@ -1,15 +1,41 @@
-"""Standard output and standard error that are closed, full, or know few letters."""
+"""Standard output and standard error: closed, full, with few letters, and safe from control characters."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
+import re
+import shutil
 import sys
+import textwrap
+from typing import TextIO
+
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
+"""All that moves the cursor, colours, or reorders letters, but for the line feed and the tab."""
+
+
+def escaped(text: str) -> str:
+    """Return a text with its control characters as escapes: it may quote a server, a table or a file."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def say(text: str = "", stream: TextIO | None = None) -> None:
+    """Print a text on stdout or another stream; long lines on a terminal break between words."""
+    stream = sys.stdout if stream is None else stream
+    text = escaped(text)
+    if stream is sys.stderr and stream.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = (
+            textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            for line in text.split("\n")
+        )
+        text = "\n".join("\n".join(parts) for parts in lines)
+    print(text, file=stream)
 
 
 def prepare_streams() -> None:
-    """Have what is printed to a closed stream dropped, and letters that a stream has not escaped."""
+    """Drop the output to a closed stream, and escape letters that a stream cannot print."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -20,11 +46,7 @@ def prepare_streams() -> None:
 
 
 def output_lost(error: OSError) -> bool:
-    """
-    Return whether an error is of a stream that takes no more; what standard output still holds is dropped.
-
-    Files of ours name themselves in their errors.
-    """
+    """Return whether an error is of a standard stream, as it names no file; drop the rest of the output."""
     from ..data.files.disk import WriteError
 
     if error.filename is not None or error.errno not in (*WriteError.FULL, errno.EPIPE):

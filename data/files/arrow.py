@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from .disk import InputError, refuse_streams
+
+
+def require_arrow() -> None:
+    """Raise ImportError that says how to install pyarrow if it is missing."""
+    if find_spec("pyarrow") is None:
+        raise ImportError("Parquet and Arrow files need pyarrow: pip install 'batchbound[parquet]'")
 
 
 def holds_parquet(path: str | os.PathLike[str]) -> bool:

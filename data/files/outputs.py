@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .arrow import require_arrow
 from .disk import InputError
 
 
@@ -36,6 +37,8 @@ def refuse_outputs(
             raise InputError("is to hold two outputs", file=path, hint="Name another file for one.")
         if target.exists() and not overwrite:
             raise InputError("exists already", file=path, hint="Say --overwrite, or name another file.")
+        if target.suffix.lower() == ".parquet":
+            require_arrow()
         folder = Path(os.path.realpath(path)).parent
         if not folder.is_dir():
             raise InputError("its folder does not exist", file=path, hint="Make the folder first.")

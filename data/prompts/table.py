@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files.arrow import holds_parquet, reading_arrow
+from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_json_object, read_text, shown
 from ..files.jsonl import file_digest, json_lines
 from ..files.record import whole
@@ -219,6 +219,7 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
 
 def _arrow_table(file: Path) -> pa.Table:
     """Return the table of a Parquet file, or of an Arrow file as datasets are kept on disk."""
+    require_arrow()
     import pyarrow as pa
     from pyarrow import ipc, parquet
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files.arrow import reading_arrow
+from ..files.arrow import reading_arrow, require_arrow
 from ..files.disk import InputError, atomic_write
 from ..files.jsonl import json_lines
 from ..files.kinds import is_of_kind
@@ -242,6 +242,7 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
             for line in lines:
                 stream.write(dump_line(line))
         return
+    require_arrow()
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -262,6 +263,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
             hint = "Give the output of a run."
             raise InputError("is missing", file=path, where=f"line {wrong}, field 'custom_id'", hint=hint)
         return tuple(batch_completions(line for _, line in lines))
+    require_arrow()
     from pyarrow import parquet
 
     hint = "Give the output of a run."
@@ -288,6 +290,7 @@ def is_output(path: str | os.PathLike[str]) -> bool:
         return True
     if Path(path).suffix.lower() != ".parquet":
         return False
+    require_arrow()
     from pyarrow import parquet
 
     with reading_arrow(path, _HINT):

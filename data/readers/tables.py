@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..costs.cost import IntArray
-from ..files.arrow import holds_parquet, reading_arrow
+from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_text, refuse_streams, shown
 from ..files.jsonl import json_lines
 from ..prompts.columns import listed, separator
@@ -351,6 +351,7 @@ def _read(path: str | os.PathLike[str], also: str = "") -> tuple[pd.DataFrame, s
 
     wanted = _known_columns() | {also}
     if holds_parquet(path):
+        require_arrow()
         from pyarrow import parquet
 
         with reading_arrow(path):

@@ -116,7 +116,10 @@ def find_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}")
     if not BACKENDS[name].installed:
-        raise ImportError(f"the backend {name!r} needs the package {BACKENDS[name].distribution!r}")
+        needed = BACKENDS[name].distribution
+        raise ImportError(
+            f"the backend {name!r} needs the package {needed!r}: pip install 'batchbound[solvers]'"
+        )
     return BACKENDS[name]
 
 

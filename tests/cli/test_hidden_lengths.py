@@ -170,11 +170,10 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
     ("words", "message"),
     [
         (["--swap", "1e-5"], "--swap has no effect without --hidden-lengths"),
-        (["--ahead", "0.5"], "--ahead has no effect without --hidden-lengths"),
+        (["--steps", "step", "--ahead", "0.5"], "--steps has no effect without --hidden-lengths"),
         (["--hidden-lengths", "--keep", "2"], "--keep has no effect without --steps"),
         (["--hidden-lengths", "--policy", "lpt"], "--policy lpt goes by lengths"),
         (["--hidden-lengths", "--policy", "fcfs", "--swap", "1"], "--swap has no effect on the policy fcfs"),
-        (["--hidden-lengths", "--replicas", "2"], "--replicas has no effect beside --hidden-lengths"),
         (["--hidden-lengths", "--steps", "no"], "has no column 'no'"),
         (["--hidden-lengths", "--steps", "step", "--keep", "4"], "it has no effect"),
         (["--hidden-lengths", "--steps", "step", "--restart"], "restart has no effect"),
@@ -195,6 +194,7 @@ def test_what_has_no_effect_or_no_sense_is_refused(
         (["--swap", "nan"], "--swap: 'nan' is not a number of at least 0"),
         (["--steps", "step", "--ahead", "-1"], "--ahead: '-1' is not a number of at least 0"),
         (["--steps", "step", "--keep", "0"], "--keep: 0 is not at least 1"),
+        (["--hidden-lengths", "--replicas", "2"], "--replicas has no effect with --hidden-lengths"),
     ],
 )
 def test_a_number_out_of_range_is_refused(

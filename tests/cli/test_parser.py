@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from argparse import SUPPRESS
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,30 @@ def test_quiet_holds_for_one_command_alone(tmp_path: Path, capsys: pytest.Captur
     assert main([*plan, "--quiet"]) == 0
     assert not is_quiet()
     assert capsys.readouterr().err == ""
+
+
+def options(text: str) -> list[str]:
+    """Return the lines of a help text that describe options."""
+    return [line for line in text.splitlines() if line.startswith("  -")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_at_most_twelve_options_and_help_all_every_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for words in ([], ["all"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help", *words])
+        shown[bool(words)] = capsys.readouterr().out
+    assert len(options(shown[False])) <= 12
+    command = _parser(name).chosen([name])
+    every = [action for action in command._actions if action.option_strings and action.help != SUPPRESS]
+    assert all(f"  {action.option_strings[0]}" in shown[True] for action in every)
+
+
+def test_everyday_commands_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert printed.index("  plan ") < printed.index("research:") < printed.index("  compare ")

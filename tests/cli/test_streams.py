@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchbound.cli import main
+from batchbound.cli.streams import say
 
 TABLE = "id,input_tokens,output_tokens\na,3,4\nb,5,6\n"
 BOUND = ["bound", "table3:0:6", "--slots", "2", "--cost", "paper"]
@@ -81,3 +83,28 @@ def test_without_docstrings_plans_are_made_and_a_model_is_refused_by_what_it_nee
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr[: len(said)]) == (status, said), done.stderr
         assert len(done.stderr.splitlines()) <= 1
+
+
+def test_control_characters_of_a_file_never_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("\x1b]0;title\x07\x1b[2J,other\n1,2\n", encoding="utf-8")
+    assert main(["plan", str(table), "-o", str(tmp_path / "plan.json")]) == 2
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert r"\x1b[2J" in said
+
+
+def test_long_messages_break_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    say("the completion extends beyond the end of the line", terminal)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 30
+    assert " ".join(line.strip() for line in lines) == "the completion extends beyond the end of the line"

@@ -169,7 +169,7 @@ def test_the_command_plans_for_a_fleet(
     for first in range(0, 24, 3):
         assert len(set(plan.shares.replica_of[first : first + 3].tolist())) == spread
     assert main([*words, "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
-    assert "--slots auto plans for one replica" in capsys.readouterr().err
+    assert "--slots auto has no effect with --replicas" in capsys.readouterr().err
     assert main(["verify", str(output)]) == 0
     assert "no schedule takes less" in capsys.readouterr().out
     for other in ("1", "3"):

@@ -55,8 +55,8 @@ def test_an_unknown_suite_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--suite", "paper", "--slots", "4"], "--slots has no effect beside --suite"),
-        (["table3:0:9", "--suite", "paper"], "a file has no effect beside --suite"),
+        (["--suite", "paper", "--slots", "4"], "--slots has no effect with --suite"),
+        (["table3:0:9", "--suite", "paper"], "a file has no effect with --suite"),
         ([], "missing: FILE. Name files, or --suite NAME of"),
     ],
 )

@@ -96,10 +96,10 @@ def test_a_plan_says_its_device_hours_and_given_a_price_its_money(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--sweep", "1,2", "--replicas", "2"], "--replicas has no effect beside --sweep"),
-        (["--sweep", "1,2", "-o", "other.json"], "--output has no effect beside --sweep"),
-        (["--sweep", "1,2", "--for", "vllm"], "--for has no effect beside --sweep"),
-        (["--sweep", "1,2", "--slots", "auto"], "--slots auto has no effect beside --sweep"),
+        (["--sweep", "1,2", "--replicas", "2"], "--replicas has no effect with --sweep"),
+        (["--sweep", "1,2", "-o", "other.json"], "--output has no effect with --sweep"),
+        (["--sweep", "1,2", "--for", "vllm"], "--for has no effect with --sweep"),
+        (["--sweep", "1,2", "--slots", "auto"], "--slots auto has no effect with --sweep"),
         (["--sweep", "1,1"], "1,1 names a number twice"),
         (["--sweep", "0"], "0"),
         (["--price", "-1"], "-1"),

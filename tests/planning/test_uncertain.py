@@ -256,7 +256,7 @@ def test_a_plan_is_simulated_on_lengths_as_they_come_out(
     assert printed["expected"]["mean"] == plan.expected.mean
     assert printed["output_tokens"] == truth.sum()
     assert main([*words, "--slots", "4"]) == 2
-    assert "--slots has no effect beside --plan" in capsys.readouterr().err
+    assert "--slots has no effect with --plan" in capsys.readouterr().err
     assert main(["simulate", "table3:0:9", "--plan", str(uncertain_plan)]) == 2
     assert "has no" in capsys.readouterr().err
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from ...auditing import audit
 from ...data.files.disk import InputError
-from ..inputs import positive, refuse_losses, slot_count
+from ..inputs import check_outputs, positive, slot_count
 from ..output import note
+from ..parser import Parser
 from ..reporting import print_tables
+from ..streams import say
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "run_path",
@@ -24,48 +26,63 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " or a table of lengths that came out",
     )
     parser.add_argument(
-        "--slots", type=slot_count, metavar="N", help="of the server, max_num_seqs (default: as RUN says)"
+        "--slots",
+        everyday=True,
+        type=slot_count,
+        metavar="N",
+        help="slots of the server, max_num_seqs (default: as RUN says)",
     )
     parser.add_argument(
         "--batched-tokens",
+        everyday=True,
         type=positive,
         metavar="N",
         help="most tokens of an iteration, max_num_batched_tokens (default: as RUN says, else 2048 in the"
         " simulation and no limit in the bound)",
     )
     parser.add_argument(
-        "--kv-tokens", type=positive, metavar="N", help="room for KV cache (default: as RUN says)"
+        "--kv-tokens", type=positive, metavar="N", help="KV capacity in tokens (default: as RUN says)"
     )
     parser.add_argument(
         "--block-tokens",
         type=positive,
         metavar="N",
-        help="tokens of a block of them (default: as RUN says, else 16 in the simulation and 1 in the bound)",
+        help="tokens of a block of KV cache (default: as RUN says, else 16 simulated, 1 in the bound)",
     )
     parser.add_argument(
         "--iterations",
         type=_span,
         metavar="FIRST:LAST",
-        help="of a log that holds several jobs: those of one, counted from 0 (default: all)",
+        help="iterations of one job in a log of several, counted from 0 (default: all)",
     )
     parser.add_argument(
         "--profile",
         metavar="PATH",
         help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
     )
-    parser.add_argument("--html", metavar="FILE", help="draw the audit on one page for a browser")
+    parser.add_argument(
+        "--html", metavar="FILE", everyday=True, help="draw the audit on one page for a browser"
+    )
     parser.add_argument(
         "--save-cost",
         metavar="FILE",
         help="write the seconds of an iteration, as fitted to the run, for `plan --for ENGINE --cost FILE`",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--overwrite",
+        everyday=True,
+        action="store_true",
+        needs=["--html", "--save-cost"],
+        help="replace files that exist",
+    )
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the run, and print the bound and what each cause cost beyond it."""
-    refuse_losses(args, "html", "save_cost")
+    check_outputs(args, "html", "save_cost")
     found = audit(
         args.run_path,
         slots=args.slots,
@@ -87,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         found.rates.save(args.save_cost)
         note(f"wrote {args.save_cost}: plan with `batchbound plan FILE --for ENGINE --cost {args.save_cost}`")
     if args.json:
-        print(json.dumps(found.tables))
+        say(json.dumps(found.tables))
         return 0
     print_tables(found.tables)
     return 0

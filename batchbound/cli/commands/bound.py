@@ -13,12 +13,16 @@ from ...models.bounds.makespan import paper_bound, trivial_bound
 from ...models.bounds.packing.partition import solve_partition
 from ...models.bounds.prove import proven_bound
 from ..inputs import add_problem, read_inputs
+from ..parser import Parser
+from ..streams import say
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     add_problem(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, certificates included")
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print JSON, certificates included"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,13 +32,13 @@ def run(args: argparse.Namespace) -> int:
     by_source = {bound.source: bound for bound in valid}
     bounds = [*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem)]
     if args.json:
-        print(json.dumps([plain(bound) for bound in bounds]))
+        say(json.dumps([plain(bound) for bound in bounds]))
         return 0
     for bound in bounds:
         doubt = "" if bound.valid else " (NOT a bound in general: shown for comparison)"
-        print(f"{bound.seconds:14.6f} s  {bound.source}{doubt}")
+        say(f"{bound.seconds:14.6f} s  {bound.source}{doubt}")
         for name, seconds in bound.terms.items():
-            print(f"{seconds:14.6f} s    {name}")
+            say(f"{seconds:14.6f} s    {name}")
     return 0
 
 

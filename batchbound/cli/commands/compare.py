@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from ...comparing.instance_library import suite, suites
@@ -16,32 +16,36 @@ from ...models.formulations.linear_files import read_mps
 from ...solvers.result import Limits
 from ..inputs import (
     add_problem,
+    check_outputs,
     positive,
     random_seed,
     read_inputs,
-    refuse_given,
-    refuse_losses,
     seconds,
 )
 from ..output import note
+from ..parser import Parser, Rule
+from ..streams import say
 
 DEFAULT_SECONDS = 10.0
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
 
-_LIMITS = {"time_limit": "seconds", "work": "work", "seed": "seed", "threads": "threads"}
+_LIMITS = {"--time-limit": "seconds", "--work": "work", "--seed": "seed", "--threads": "threads"}
 """Options of limits, by the fields that they become."""
 
 OUTPUTS = ("csv", "markdown", "profile", "over_time")
 """Options that name a file to write."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
+    first = len(parser._actions)
     add_problem(parser, workload_needed=False)
+    problem = parser.names_since(first)
     parser.add_argument(
         "--suite",
         action="append",
         metavar="NAME",
+        everyday=True,
         help="instead of files: the instances of a suite of the library, each with the best schedule and"
         f" certified bound known ({', '.join(suites())}); may be repeated",
     )
@@ -53,19 +57,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--solvers",
+        type=_solver_names,
         default=",".join(DEFAULT_SOLVERS),
         metavar="NAME,NAME",
-        help="of " + ", ".join(known_solvers()) + " (default %(default)s)",
+        everyday=True,
+        help="solvers, of " + ", ".join(known_solvers()) + " (default %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help=f"of each (default {DEFAULT_SECONDS:g}, none with --work)",
+        everyday=True,
+        help=f"time of each solver in seconds (default {DEFAULT_SECONDS:g}, none with --work)",
     )
-    parser.add_argument("--work", type=positive, metavar="N", help="steps of each solver, as of plan")
-    parser.add_argument("--seed", type=random_seed, default=0, help="of random choices (default %(default)s)")
-    parser.add_argument("--threads", type=positive, default=1, help="of each (default %(default)s)")
+    parser.add_argument(
+        "--work", type=positive, metavar="N", help="limit of each solver in steps, as of plan"
+    )
+    parser.add_argument(
+        "--seed", type=random_seed, default=0, help="seed of random choices (default %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="threads of each solver (default %(default)s)"
+    )
     for option, what in (
         ("--csv", "the table as CSV"),
         ("--markdown", "the table in Markdown"),
@@ -73,46 +86,67 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("--over-time", "the gap over time as an image"),
     ):
         parser.add_argument(option, metavar="FILE", help=f"write {what}")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        needs=["--csv", "--markdown", "--profile", "--over-time"],
+        help="replace files that exist",
+    )
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of the table"
+    )
+    own = "The library's instances have limits and costs of their own."
+    parser.rules += [
+        Rule(problem, beside=("--suite",), hint=own),
+        Rule(problem, when=_are_linear, where="on linear models"),
+        *(
+            Rule((option,), when=partial(_ignored, field), where="on {solvers}")
+            for option, field in _LIMITS.items()
+        ),
+    ]
 
 
 def run(args: argparse.Namespace) -> int:
     """Run every solver on every instance, and print the table."""
-    refuse_losses(args, *OUTPUTS)
+    check_outputs(args, *OUTPUTS)
     for path in (args.profile, args.over_time):
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InputError(
                 "is no kind of image we write", file=path, hint="Name a .png, .svg or .pdf file."
             )
-    solvers = list(dict.fromkeys(args.solvers.split(",")))
-    unknown = next((name for name in solvers if name not in known_solvers()), None)
-    if unknown is not None:
-        near = get_close_matches(unknown, known_solvers(), n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known_solvers())}."
-        raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
-    _refuse_unheeded(args, solvers)
+    solvers = args.solvers.split(",")
     instances = _instances(args)
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     limits = Limits(seconds=limit, work=args.work, threads=args.threads, seed=args.seed)
     comparison = compare(instances, solvers, limits, on_done=_report)
     _write(comparison, args)
-    print(json.dumps({"rows": comparison.to_json()}) if args.json else comparison.to_markdown(), end="")
-    if args.json:
-        print()
+    say(json.dumps({"rows": comparison.to_json()}) if args.json else comparison.to_markdown().rstrip("\n"))
     return 0
 
 
-def _refuse_unheeded(args: argparse.Namespace, solvers: Sequence[str]) -> None:
-    """Raise InputError if a limit is given that none of the solvers heeds."""
-    heeded = frozenset[str]().union(*map(limits_heeded_by, solvers))
-    unheeded = [name for name, field in _LIMITS.items() if field not in heeded]
-    where = f"on {', '.join(solvers)}"
-    refuse_given(args, unheeded, where, "Leave it out.", usual={"seed": 0, "threads": 1})
+def _solver_names(text: str) -> str:
+    """Return known names of solvers, each once, for argparse."""
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = next((name for name in names if name not in known_solvers()), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, known_solvers(), n=1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known_solvers())}"
+        raise argparse.ArgumentTypeError(f"there is no solver {unknown!r}; {meant}")
+    return ",".join(names)
+
+
+def _ignored(limit: str, args: argparse.Namespace) -> bool:
+    """Return whether none of the solvers has a use for a limit."""
+    return not any(limit in limits_heeded_by(name) for name in args.solvers.split(","))
+
+
+def _are_linear(args: argparse.Namespace) -> bool:
+    """Return whether there are files, and all of them are linear models."""
+    return args.workload is not None and all(_is_linear(name) for name in (args.workload, *args.more))
 
 
 def _report(row: Measurement) -> None:
-    """Say on stderr that a solver has ended, and what the table has no room for: why it has nothing."""
+    """Print on stderr that a solver has ended, and why if it found nothing."""
     note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
 
 
@@ -121,25 +155,12 @@ def _instances(args: argparse.Namespace) -> dict[str, Instance]:
         if args.workload is None:
             hint = f"Name files, or --suite NAME of {', '.join(suites())}."
             raise InputError("missing: FILE", hint=hint)
-        names = dict.fromkeys((args.workload, *args.more))
-        if all(_is_linear(name) for name in names):
-            _refuse_of_problem(args, "on linear models", "Leave it out.", "workload")
-        return {name: _instance(args, name) for name in names}
-    own = "Leave one of them out: the library's instances have limits and costs of their own."
-    _refuse_of_problem(args, "beside --suite", own)
+        return {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
+    if args.workload is not None:
+        raise InputError("a file has no effect with --suite", hint="Leave one of them out.")
     return {
         f"{name}/{each}": plan for name in dict.fromkeys(args.suite) for each, plan in suite(name).items()
     }
-
-
-def _refuse_of_problem(args: argparse.Namespace, where: str, hint: str, but: str = "") -> None:
-    """Raise InputError if an option of the problem is given, but for one, where instances have their own."""
-    problem = argparse.ArgumentParser()
-    add_problem(problem, workload_needed=False)
-    for name, default in vars(problem.parse_args([])).items():
-        if name != but and getattr(args, name) != default:
-            said = "a file" if name == "workload" else f"--{name.replace('_', '-')}"
-            raise InputError(f"{said} has no effect {where}", hint=hint)
 
 
 def _is_linear(name: str) -> bool:

@@ -10,15 +10,23 @@ from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.readers.requests import bundled_prompts_path
 from ..output import note
+from ..parser import Parser
+from ..streams import say
 
 MODEL = "tiny:speller"
 SHOWN = 9
 """Completions printed: one of each kind of prompt."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("-o", "--output", default="demo-output", metavar="FOLDER", help="default %(default)s")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="demo-output",
+        metavar="FOLDER",
+        help="folder of the files (default %(default)s)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier demo")
 
 
@@ -49,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
         status = main(words)
         if status:
             return status
-    print(f"\nThe first of 48 completions, all of them in {answers}:")
+    say(f"\nThe first of 48 completions, all of them in {answers}:")
     for prompt, completion in read_pairs(prompts, answers)[:SHOWN]:
         short = completion if len(completion) <= 60 else f"{completion[:56]} ..."
-        print(f"  {prompt:42} {short}")
+        say(f"  {prompt:42} {short}")
     return 0
 
 

@@ -15,6 +15,7 @@ from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
 from ...solvers.search.core.library import library
 from ...solvers.result import Limits, StoppedBy
+from ...solvers.search.stages.rounding import rounds
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
 from ..inputs import (
@@ -29,29 +30,34 @@ from ..inputs import (
     seconds,
 )
 from ..interrupts import terminating
-from ..iteration_plan import add_mixing, plan_for_engine, refuse_mixing, written_beside
+from ..iteration_plan import add_mixing, plan_for_engine, written_beside
 from ..output import fail, note, plan_summary, show, whose_seconds
+from ..parser import Parser
 from ..plan_options import (
     DEFAULT_OUTPUT,
     add_fleet,
+    add_rules,
     add_sweep,
     add_uncertainty,
     paid,
     planned,
-    refuse_unused,
     show_sweep,
     swept,
 )
+from ..streams import say
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     add_problem(parser, auto_slots=True)
     add_uncertainty(parser)
     add_fleet(parser)
     group = parser.add_argument_group("solver")
     group.add_argument(
-        "--solver", choices=sorted(SOLVERS), default=DEFAULT_SOLVER, help="default %(default)s"
+        "--solver",
+        choices=sorted(SOLVERS),
+        default=DEFAULT_SOLVER,
+        help="method that makes the schedule (default %(default)s)",
     )
     group.add_argument(
         "--time-limit",
@@ -63,38 +69,54 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--work",
         type=positive,
         metavar="N",
-        help="steps of the search: with them instead of a time limit the same seed gives the same schedule",
+        help="limit of the search in steps: with it instead of a time limit, the same seed gives the same"
+        " schedule",
     )
     group.add_argument(
-        "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
+        "--seed",
+        type=random_seed,
+        default=0,
+        help="seed of the search's random choices (default %(default)s)",
     )
     group.add_argument(
-        "--threads", type=positive, default=1, help="of another library's solver (default %(default)s)"
+        "--threads",
+        type=positive,
+        default=1,
+        help="threads of another library's solver (default %(default)s)",
     )
     group.add_argument("--params", metavar="FILE", help="TOML file of search parameters: phases and shares")
     add_sweep(parser)
     add_mixing(parser)
-    parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default=DEFAULT_OUTPUT,
+        metavar="FILE",
+        everyday=True,
+        help="file of the plan (default %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", everyday=True, help="replace the output if it exists"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_rules(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    _refuse_params(args)
-    refuse_unused(args)
     if args.sweep is None:
         refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
     if args.engine is not None:
         return plan_for_engine(args, _limits(args), begun)
-    refuse_mixing(args)
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are left aside: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
+    if args.solver == DEFAULT_SOLVER and not rounds():
+        note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
     if args.sweep is not None:
         return _sweep(args, inputs, limits)
     try:
@@ -122,13 +144,6 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED
 
 
-def _refuse_params(args: argparse.Namespace) -> None:
-    """Raise InputError if search parameters are given to another kind of plan."""
-    others = (args.replicas, args.length_error, args.sweep, args.engine)
-    if any(each is not None for each in others) or args.solver != DEFAULT_SOLVER:
-        where = f"but with --solver {DEFAULT_SOLVER} on one machine and known lengths"
-        refuse_given(args, ("params",), where, "Leave it out.")
-
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
     try:
@@ -136,17 +151,15 @@ def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
     except PlanningError as error:
         return fail(str(error))
     if args.json:
-        print(json.dumps({"sweep": rows}))
+        say(json.dumps({"sweep": rows}))
         return 0
-    print(f"{len(inputs.problem):,} requests, {whose_seconds(inputs.cost_source)}")
+    say(f"{len(inputs.problem):,} requests, {whose_seconds(inputs.cost_source)}")
     show_sweep(rows)
     return 0
 
 
 def _limits(args: argparse.Namespace) -> Limits:
     """Return when to stop; without any limit given, after the default seconds."""
-    if args.work is not None and not args.slots:
-        raise InputError("--work does not limit --slots auto", hint="Give --time-limit instead.")
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
 

@@ -16,11 +16,13 @@ from ...data.readers.completions import is_parquet_name, read_answer_lengths
 from ...data.readers.openai_batch import read_batch
 from ..inputs import named_files, random_seed
 from ..output import note
+from ..parser import Parser, Rule
+from ..streams import say
 
 _METHODS = ("constant", "group-mean", "quantile", "encoder")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
     train = tasks.add_parser("train", help="learn from past completions, and measure the error on others")
@@ -31,21 +33,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=_METHODS,
         default="quantile",
-        help="constant; group-mean: of earlier completions to the same prompt; quantile: regression on cheap"
-        " features of the prompt (default); encoder: a fine-tuned classifier of ranges",
+        help="method: constant; group-mean, of earlier completions of the same prompt; quantile, a regression"
+        " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
     )
     train.add_argument(
         "--encoder", metavar="NAME", help="hub name or folder to fine-tune (default: distilbert-base-uncased)"
     )
-    train.add_argument("--seed", type=random_seed, default=0, help="default %(default)s")
-    refresh = tasks.add_parser(
-        "refresh", help="learn from new completions beside those a predictor has learnt from"
+    train.rules.append(
+        Rule(("--encoder",), when=lambda args: args.method != "encoder", where="with --method {method}")
     )
+    train.add_argument("--seed", type=random_seed, default=0, help="seed of training (default %(default)s)")
+    refresh = tasks.add_parser("refresh", help="train a predictor again on its completions and on new ones")
     refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
     _add_answers(refresh)
-    refresh.add_argument(
-        "--seed", type=random_seed, default=0, help="that of the training (default %(default)s)"
-    )
+    refresh.add_argument("--seed", type=random_seed, default=0, help="seed of training (default %(default)s)")
     evaluate = tasks.add_parser("eval", help="measure a predictor's error on other completions")
     evaluate.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
     _add_answers(evaluate)
@@ -57,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         default="lengths.jsonl",
         metavar="FILE",
-        help="for `plan --lengths completions:FILE` (default %(default)s)",
+        help="file of lengths, for `plan --lengths completions:FILE` (default %(default)s)",
     )
     apply.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return tasks[args.task](args)
 
 
-def _add_answers(parser: argparse.ArgumentParser) -> None:
+def _add_answers(parser: Parser) -> None:
     parser.add_argument(
         "files",
         nargs="+",
@@ -80,8 +81,6 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ...executor.predictors.predictor import TrainedPredictor
 
-    if args.encoder is not None and args.method != "encoder":
-        raise InputError(f"--encoder says nothing with --method {args.method}", hint="Leave it out.")
     if Path(args.output).is_file():
         raise InputError("is a file", file=args.output, hint="Name a folder.")
     if Path(args.output).exists():
@@ -102,7 +101,7 @@ def _refresh(args: argparse.Namespace) -> int:
     trained = TrainedPredictor.load(args.predictor)
     refreshed = trained.refreshed(_examples(args), args.predictor, seed=args.seed)
     refreshed.save(args.predictor)
-    print(f"before: {trained.quality.requests:,} held out, {trained.quality.mean_error:.1f} tokens off")
+    say(f"before: {trained.quality.requests:,} held out, {trained.quality.mean_error:.1f} tokens off")
     _print(refreshed.quality)
     return 0
 
@@ -144,9 +143,7 @@ def _apply(args: argparse.Namespace) -> int:
                 "predicted": {"tokens": tokens, "low": low, "high": high},
             }
             stream.write(json.dumps(line) + "\n")
-    print(
-        f"{args.output}: {len(records):,} lengths, {int(np.minimum(predicted.tokens, most).sum()):,} tokens"
-    )
+    say(f"{args.output}: {len(records):,} lengths, {int(np.minimum(predicted.tokens, most).sum()):,} tokens")
     return 0
 
 
@@ -171,12 +168,12 @@ def _examples(args: argparse.Namespace) -> Examples:
 
 
 def _print(quality: PredictionQuality) -> None:
-    print(
+    say(
         f"{quality.requests:,} held-out completions: mean error {quality.mean_error:.1f} tokens,"
         f" log(predicted / true) {quality.log_bias:+.3f} +- {quality.log_sd:.3f},"
         f" 90 % intervals hold {quality.coverage:.1%}"
     )
-    print(
+    say(
         f"{quality.buckets} ranges up to {quality.longest} tokens: accuracy {quality.accuracy:.1%},"
         f" within a neighbour {quality.neighbour_accuracy:.1%}"
     )

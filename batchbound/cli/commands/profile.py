@@ -26,10 +26,12 @@ from ...heuristics.engine import Engine
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
 from ...models.exegpt.layer_cost import LayerCost, Surface
-from ..inputs import DEFAULT_SLOTS, positive, refuse_given, slot_count
+from ..inputs import DEFAULT_SLOTS, positive, slot_count
 from ..model import add_model, load, tier_of
 from ..output import note
+from ..parser import Parser
 from ..progress import progress
+from ..streams import say
 
 if TYPE_CHECKING:
     from ...data.costs.layer_profile import LayerProfile
@@ -43,60 +45,76 @@ DEFAULT_PROMPT = 512
 """Tokens of the longest prompt to measure if the user does not say."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     add_model(parser)
     parser.add_argument(
-        "--slots", type=slot_count, default=DEFAULT_SLOTS, help="most slots to measure (default %(default)s)"
+        "--slots",
+        type=slot_count,
+        default=DEFAULT_SLOTS,
+        everyday=True,
+        help="most slots to measure (default %(default)s)",
     )
     parser.add_argument(
         "--prompt-tokens",
         type=positive,
         metavar="TOKENS",
+        everyday=True,
         help=f"longest prompt to measure (default {DEFAULT_PROMPT}, or what the model's positions leave room"
         " for)",
     )
     parser.add_argument(
         "--points", type=positive, default=5, help="points along each side of the grid (default %(default)s)"
     )
-    parser.add_argument("--repeats", type=positive, default=3, help="of which the median counts")
+    parser.add_argument(
+        "--repeats", type=positive, default=3, help="measurements of each point (default %(default)s)"
+    )
     parser.add_argument(
         "--layers",
         action="store_true",
+        everyday=True,
         help="measure layers, attention apart from the rest, for `batchbound search --profile`",
     )
     parser.add_argument(
-        "--pinned", action="store_true", help="with --layers: measure as `run --pinned` runs the model"
+        "--pinned",
+        action="store_true",
+        needs=["--layers"],
+        help="with --layers: measure as `run --pinned` runs the model",
     )
     parser.add_argument(
         "--encode-device",
         metavar="DEVICE",
-        help="with --layers: of a second worker, which encodes beside one that decodes (WAA), or none"
-        " (default: the CPU beside the CPU, the next GPU beside a GPU)",
+        needs=["--layers"],
+        help="with --layers: device of a second worker, which encodes while the first decodes (WAA), or none"
+        " (default: the same CPU, or the next GPU)",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="default cost.json, with --layers profile.json"
+        "-o",
+        "--output",
+        metavar="FILE",
+        everyday=True,
+        help="file of the costs (default: cost.json, with --layers profile.json)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
-    parser.add_argument(
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
+        "--overwrite", action="store_true", everyday=True, help="replace the output if it exists"
+    )
+    kept.add_argument(
         "--extend",
         action="store_true",
-        help="with --layers: keep what the output's profile measured, and measure what is new of the grid",
+        needs=["--layers"],
+        help="with --layers: keep the points of the output's profile, and measure the others of the grid",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
-    if not args.layers:
-        refuse_given(args, ("pinned", "extend", "encode_device"), "without --layers", "Leave it out.")
-    if args.extend and args.overwrite:
-        raise InputError("--overwrite has no effect beside --extend", hint="Leave one of them out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"
         raise InputError(message, hint="Give at least 2 of each: a line needs two points.")
-    _refuse_beyond_positions(args)
+    _check_positions(args)
     model = load(args)
     if args.layers:
         return _run_layers(model, args, Path(output))
@@ -112,30 +130,30 @@ def run(args: argparse.Namespace) -> int:
     _say_shorter(args, max(calibrated.prompt_grid))
     cost, error = calibrated.cost, calibrated.error
     assert error is not None, "it was measured"
-    print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
-    print(
+    say(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
+    say(
         f"  prefill stage  {cost.prefill_base * 1e3:.3f} ms + {cost.prefill_per_token * 1e3:.5f} ms/token"
         f"{_bend(cost)}, at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
     )
-    print(
+    say(
         f"  decode step    {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
-    print(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
-    print(
+    say(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
+    say(
         f"  KV cache       {calibrated.kv_token_bytes:,.0f} bytes/token,"
         f" {calibrated.kv_tokens:,} tokens fit beside the weights"
     )
     beyond = calibrated.held_out
     if beyond is not None:
-        print(
+        say(
             f"  on a job it was not fitted to: {beyond.makespan:+.1%} of all seconds,"
             f" mean error of a stage {beyond.prefill_mape:.1%}, of a step {beyond.decode_mape:.1%}"
         )
     return 0
 
 
-def _refuse_beyond_positions(args: argparse.Namespace) -> None:
+def _check_positions(args: argparse.Namespace) -> None:
     from ...executor.models.source import positions_of
 
     limit = positions_of(args.model)
@@ -207,11 +225,11 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
                 on_point=lambda done, _: advance(done),
             )
     profile.save(output)
-    print(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
-    print(f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of KV cache would fit")
+    say(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
+    say(f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of KV cache would fit")
     for warning in profile.warnings:
         note(warning)
-    print(_layer_table(profile, measured))
+    say(_layer_table(profile, measured))
     return 0
 
 
@@ -297,22 +315,7 @@ def measure(
     repeats: int = 3,
     tier: Tier | None = None,
 ) -> CalibratedCost:
-    """
-    Return the cost model of a loaded model on this machine, and its error on a job it was not fitted to.
-
-    Parameters
-    ----------
-    model
-        Loaded.
-    slots, prompt_tokens
-        Most slots and longest prompt to measure.
-    points
-        Points along each side of the grid, evenly spaced by ratio.
-    repeats
-        Of which the median counts.
-    tier
-        The layout of keys and values; chosen if left out.
-    """
+    """Return a loaded model's costs on this machine, measured up to ``slots`` and ``prompt_tokens``."""
     from ...executor.engines.device_memory import memory_of, token_bytes_of
     from ...executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
     from ...executor.engines.tiers import choose_tier

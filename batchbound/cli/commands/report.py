@@ -18,10 +18,12 @@ from ...executor.reports.report import simulated
 from ...judging import calibration_of
 from ...judging import report as report_of
 from ...run_job.outputs import run_trace, shared_plan_path, trace_paths
-from ..inputs import refuse_given, refuse_losses
+from ..inputs import check_outputs, refuse_given
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
+from ..parser import Parser
 from ..reporting import print_report, print_tables
+from ..streams import say
 
 MOST_PANELS = 32
 """Replicas that fit into one picture."""
@@ -30,26 +32,33 @@ OUTPUTS = ("html", "gantt", "perfetto")
 """Options that name files to write."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
+    parser.add_argument(
+        "plan", nargs="?", default="plan.json", metavar="PLAN", help="plan (default %(default)s)"
+    )
     parser.add_argument(
         "trace",
         nargs="?",
         metavar="TRACE",
-        help="of the run (default: trace.jsonl if it is there; else the plan itself is reported); for a"
-        " run on replicas, the name that `run --trace` was given, of which each replica has its own",
+        help="trace of the run (default: trace.jsonl if it exists; else the plan itself is reported); for a"
+        " run on replicas, the name given to `run --trace`, of which each replica has its own",
     )
     parser.add_argument(
         "--gantt",
         metavar="FILE",
         action="append",
         default=[],
-        help="draw it: .png or .svg; may be repeated",
+        help="draw the schedule as .png or .svg; may be repeated",
     )
     parser.add_argument("--html", metavar="FILE", help="write one page for a browser, with a chart to zoom")
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        needs=["--html", "--gantt", "--perfetto"],
+        help="replace files that exist",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -70,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _traces_of(args.trace, count)
-    refuse_losses(args, *OUTPUTS, read=paths)
+    check_outputs(args, *OUTPUTS, read=paths)
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
     report = _judged(args.plan, plan, paths, traces)
@@ -96,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:
-    """Return the report of a run, and say of what is wrong in which file it is."""
+    """Return the report of a run; its errors name the file that is wrong."""
     try:
         calibration_of(plan)
     except InputError as error:
@@ -108,14 +117,7 @@ def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:
-    """
-    Return the plan that the report is about: the one named, or what a run on replicas made of it.
-
-    Raises
-    ------
-    InputError
-        If the user named a trace, and what the run kept is of another plan.
-    """
+    """Return the plan that was named, or the one that a run on replicas made of it."""
     plan = Plan.load(args.plan)
     trace = args.trace or "trace.jsonl"
     shared = shared_plan_path(trace)
@@ -144,21 +146,21 @@ def _traces_of(trace: str | None, count: int) -> list[Path]:
 
 
 def _report_iterations(args: argparse.Namespace) -> int:
-    """Print what a plan for servers promises and, beside it, what became of a run."""
+    """Print the figures of a plan for servers, and of its run if there is one."""
     where, hint = "on a plan for servers", "Draw the run with --html."
-    refuse_given(args, ("gantt", "perfetto"), where, hint, usual={"gantt": []}, file=args.plan)
+    refuse_given(args, ("gantt", "perfetto"), where, hint, file=args.plan)
     plan = IterationPlan.load(args.plan)
     trace = args.trace or ("trace.jsonl" if is_of_kind("trace.jsonl", "batchbound_server_run") else None)
-    refuse_losses(args, "html", read=[] if trace is None else [trace])
+    check_outputs(args, "html", read=[] if trace is None else [trace])
     if trace is None:
         if args.html is not None:
             hint = "Name the trace of the run."
             raise InputError("--html draws a run on servers", file=args.plan, hint=hint)
         summary = iteration_summary(plan)
         if args.json:
-            print(json.dumps(summary))
+            say(json.dumps(summary))
         else:
-            print(f"{args.plan}: planned, not run")
+            say(f"{args.plan}: planned, not run")
             show_iterations(summary)
         return 0
     found = audit(trace, batched_tokens=plan.stated_budget)
@@ -168,10 +170,10 @@ def _report_iterations(args: argparse.Namespace) -> int:
     for assumption in found.assumptions:
         note(assumption)
     if args.json:
-        print(json.dumps({"planned": iteration_summary(plan), "run": found.tables}))
+        say(json.dumps({"planned": iteration_summary(plan), "run": found.tables}))
         return 0
-    print(f"{args.plan}: planned")
+    say(f"{args.plan}: planned")
     show_iterations(iteration_summary(plan))
-    print(f"{trace}: run")
+    say(f"{trace}: run")
     print_tables(found.tables)
     return 0

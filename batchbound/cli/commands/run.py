@@ -10,22 +10,24 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ...data.files.disk import WriteError
+from ...data.files.disk import InputError, WriteError
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
 from .. import INTERRUPTED
-from ..inputs import positive
+from ..inputs import positive, refuse_given
 from ..interrupts import terminating
 from ..model import add_model, model_options, silence
 from ..output import note, warn
+from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
-from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
-from ..server_options import add_server, refuse_without_server, server_options
+from ..run_prompts import PLANNING, add_planning, has_prompts, planned_beside
+from ..server_options import ON_SERVERS, add_server, server_options
+from ..streams import say
 
 if TYPE_CHECKING:
     from ...data.trace import Stage
@@ -37,37 +39,46 @@ TRACE = "trace.jsonl"
 """Where the trace goes if the user does not say."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "plan",
         nargs="?",
         default="plan.json",
         metavar="PLAN",
-        help="or the prompts: the model is measured and they are planned first (default %(default)s)",
+        help="plan, or prompts: the model is measured and they are planned first (default %(default)s)",
     )
-    parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
+    parser.add_argument("--prompts", metavar="FILE", help="file of the planned prompts, if it was moved")
     add_model(parser, required=False)
     add_planning(parser)
     add_server(parser)
     parser.add_argument(
-        "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
+        "--tokenizer", metavar="NAME", help="tokenizer (default: the one that counted the plan's prompts)"
     )
     choice = parser.add_argument_group("completions")
     choice.add_argument(
         "--pinned",
         action="store_true",
-        help="decode every completion to its planned length, whatever its tokens; else it ends at an"
-        " end-of-sequence token or its max_tokens",
+        help="decode every completion to its planned length; without it, a completion ends at an"
+        " end-of-sequence token or at its max_tokens",
     )
-    choice.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
-    choice.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
-    choice.add_argument("--top-k", type=int, help="default: the batch file's, else off")
+    choice.add_argument(
+        "--temperature",
+        type=float,
+        everyday=True,
+        help="sampling temperature; 0 is greedy (default: the batch file's, else 0)",
+    )
+    choice.add_argument(
+        "--top-p", type=float, help="probability mass to sample from (default: the batch file's, else 1)"
+    )
+    choice.add_argument(
+        "--top-k", type=int, help="most likely tokens to sample from (default: the batch file's, else all)"
+    )
     parser.add_argument(
         "--kv-tokens",
         type=positive,
         metavar="N",
-        help="most tokens of KV cache on the device; more wait on the host (default: no limit)",
+        help="most tokens of KV cache on the device; the rest is offloaded to the host (default: no limit)",
     )
     parser.add_argument(
         "--policy",
@@ -80,16 +91,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--replicas",
         type=positive,
         metavar="N",
-        help="engines, each a Ray actor (default: as many as the plan is for)",
+        help="number of engines, each a Ray actor (default: as many as the plan is for)",
     )
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS", help="address of a Ray cluster (default: this machine)"
+    )
     add_workers(parser)
     parser.add_argument(
         "--stall-seconds",
         type=positive,
         metavar="S",
-        help="stop after this many seconds without a finished stage (a hung device call); one of several"
-        " replicas is given up after half of them (default 1800)",
+        help="seconds without a finished stage after which the run stops, as a device call may hang; one of"
+        " several replicas is given up after half of them (default 1800)",
     )
     parser.add_argument(
         "--params", metavar="FILE", help="TOML file whose table [run] tunes journal, watchdog and retries"
@@ -97,20 +110,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-error",
         choices=("stop", "record"),
-        help="when the model fails on one request (its logits are not finite) or cannot serve it (it is too"
-        " long, or names a token that there is not): stop the run, or write an error in the place of its"
-        " completion, serve the others and exit with 1 (default: record)",
+        help="if the model fails on a request (logits that are not finite) or cannot serve it (too long, or"
+        " an unknown token): stop the run, or record an error in place of its completion, serve the others"
+        " and exit with 1 (default: record)",
     )
     parser.add_argument(
         "-o",
         "--output",
         default="answers.jsonl",
         metavar="FILE",
-        help="completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
+        everyday=True,
+        help="file of completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
     )
-    parser.add_argument("--trace", default=TRACE, metavar="FILE", help="default %(default)s")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "--trace", default=TRACE, metavar="FILE", help="file of the trace (default %(default)s)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", everyday=True, help="replace the output if it exists"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
+    ours = parser.names_since(but=ON_SERVERS)
+    hint = "Leave it out: the server decides, or the request's body."
+    parser.rules.append(Rule(ours, beside=("--server",), hint=hint))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,11 +163,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
     """Carry the plan out on a model, and return the requests failed, and all."""
-    refuse_without_server(args)
+    if args.model is None:
+        hint = "Name a model with --model, or a server with --server."
+        raise InputError("nothing is named to run the requests on", hint=hint)
     if has_prompts(args):
         args.plan = str(planned_beside(args))
     else:
-        refuse_planning(args)
+        hint = "Give the prompts instead of the plan, or leave it out."
+        refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
     silence()
 
     @contextmanager
@@ -245,16 +269,14 @@ def _show_run(result: RunResult, args: argparse.Namespace) -> None:
     resumed = report.resumed - result.failed
     before = f" after {resumed:,} from before" if resumed > 0 else ""
     where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
-    print(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
+    say(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
     if len(traces) > 1:
         print_report(report, as_json=False)
-    print(
-        f"{files.traces[0]}: where the time went; `batchbound report {args.plan} {files.traces[0]}` shows it"
-    )
+    say(f"{files.traces[0]}: where the time went; `batchbound report {args.plan} {files.traces[0]}` shows it")
     if files.picture is not None:
-        print(f"{files.picture}: all replicas, for ui.perfetto.dev")
+        say(f"{files.picture}: all replicas, for ui.perfetto.dev")
     if files.shared is not None:
-        print(f"{files.shared}: the plan shared out")
+        say(f"{files.shared}: the plan shared out")
 
 
 @contextmanager

@@ -19,17 +19,18 @@ from ...models.exegpt.roofline import ROOFLINE_DEVICES, RooflineDevice
 from ...searching import ConfigurationSearch, refuse_timeless, roofline_profiles, search
 from ...solvers.exegpt.execution_search import Found
 from ..inputs import (
-    DEFAULT_SLOTS,
     Inputs,
     add_problem,
+    check_outputs,
     positive,
     provenance_of,
     read_inputs,
-    refuse_losses,
     seconds,
 )
-from ..links import add_link, link_of, refuse_link, say_link
+from ..links import add_link, link_of, say_link
 from ..output import note
+from ..parser import Parser, Rule
+from ..streams import say
 
 _COLUMNS = (
     "strategy", "TP", "B_E", "N_D", "B_m", "groups", "stages", "B_D", "GB", "latency", "TTFT", "TPOT",
@@ -41,11 +42,13 @@ _LEGEND = """  TP devices a layer, B_E prompts of an encoding phase, N_D decode 
   GB on the fullest device; latency from the start of a prompt to the last token, TTFT to the first,
   TPOT from there a token"""
 
+_BOUNDS = ("--latency-bound", "--ttft-bound", "--tpot-bound")
+
 MOST_ENCODE_BATCH = 256
 """Requests up to which encoding batches are searched by default."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     add_problem(parser)
     group = parser.add_argument_group("search")
@@ -53,46 +56,66 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--latency-bound",
         type=seconds,
         metavar="S",
-        help="seconds in which a completion of the 99th-percentile length must be there (default: no bound)",
+        everyday=True,
+        help="most seconds of a completion of the 99th-percentile length (default: no bound)",
     )
     group.add_argument(
-        "--ttft-bound", type=seconds, metavar="S", help="seconds to its first token (default: no bound)"
+        "--ttft-bound", type=seconds, metavar="S", help="most seconds to its first token (default: no bound)"
     )
     group.add_argument(
-        "--tpot-bound", type=seconds, metavar="S", help="seconds a token after that (default: no bound)"
+        "--tpot-bound",
+        type=seconds,
+        metavar="S",
+        help="most seconds of each token after that (default: no bound)",
     )
-    group.add_argument(
+    costs = group.add_mutually_exclusive_group()
+    costs.add_argument(
         "--profile",
         action="append",
         metavar="PATH",
+        everyday=True,
         help="layer profile, one for each tensor-parallel degree: a file, or a folder in LLMServingSim's"
         " format (default: the cost model of --cost, one device)",
     )
-    group.add_argument(
+    costs.add_argument(
         "--roofline",
         metavar="DEVICE",
         choices=sorted(ROOFLINE_DEVICES),
-        help="without a profile: estimated from a device's rates for the model of --model-config, with an"
-        f" error bar ({', '.join(sorted(ROOFLINE_DEVICES))})",
+        help="estimate the costs from this device's rates for the model of --model-config, with an error bar"
+        f" ({', '.join(sorted(ROOFLINE_DEVICES))})",
     )
-    group.add_argument(
+    costs.add_argument(
         "--device-rates",
         metavar="FILE",
-        help="in place of --roofline: JSON with name, flops (a second, 16 bits), bandwidth (bytes a second),"
-        " memory (bytes), and if it has them flops_8bit and flops_4bit",
+        help="as --roofline, for a device of your own: JSON with name, flops (a second, 16 bits),"
+        " bandwidth (bytes a second), memory (bytes), and if it has them flops_8bit and flops_4bit",
     )
-    group.add_argument("--model-config", metavar="FILE", help="the model's config.json, for --roofline")
-    group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
+    group.add_argument(
+        "--model-config",
+        metavar="FILE",
+        needs=["--roofline", "--device-rates"],
+        help="config.json of the model, for --roofline",
+    )
+    group.add_argument("--devices", type=positive, default=1, help="number of devices (default %(default)s)")
+    link = len(parser._actions)
     add_link(group)
+    links = parser.names_since(link)
     group.add_argument(
         "--latency-margin",
         type=float,
         default=0.0,
         metavar="SHARE",
+        needs=list(_BOUNDS),
         help="share of each bound kept back, for a machine that is slower at times (default %(default)s)",
     )
-    group.add_argument("--most-encode-batch", type=positive, metavar="N", help=f"default {MOST_ENCODE_BATCH}")
-    group.add_argument(
+    batch = group.add_mutually_exclusive_group()
+    batch.add_argument(
+        "--most-encode-batch",
+        type=positive,
+        metavar="N",
+        help=f"largest encoding batch to search (default {MOST_ENCODE_BATCH})",
+    )
+    batch.add_argument(
         "--encode-batch",
         type=positive,
         metavar="N",
@@ -101,34 +124,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--independent", action="store_true", help="take input and output lengths as independent"
     )
-    group.add_argument("--frontier", action="store_true", help="print throughput against latency, too")
+    group.add_argument("--frontier", action="store_true", help="print throughput against latency as well")
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
+        everyday=True,
         help="write a plan for `batchbound run` (RRA on one device, or WAA on two)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the plan if it exists")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--overwrite", action="store_true", needs=["--output"], help="replace the plan if it exists"
+    )
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
+    )
+    parser.rules += [
+        Rule(
+            ("--slots",),
+            when=lambda args: args.profile or args.roofline or args.device_rates,
+            where="on a search with layer profiles",
+        ),
+        Rule(
+            ("--cost",),
+            when=lambda args: args.output is None and (args.profile or args.roofline or args.device_rates),
+            where="on a search with layer profiles",
+        ),
+        Rule(links, when=lambda args: args.devices == 1, where="on one device"),
+    ]
 
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
-    refuse_losses(args, "output")
+    check_outputs(args, "output")
     bounds = (args.latency_bound, args.ttft_bound, args.tpot_bound)
-    if args.latency_margin and all(each is None for each in bounds):
-        hint = "Give a --latency-bound as well, or leave it out."
-        raise InputError("--latency-margin has no effect without a bound", hint=hint)
-    if args.encode_batch and args.most_encode_batch:
-        raise InputError("--most-encode-batch has no effect beside --encode-batch", hint="Leave one out.")
     begun = time.perf_counter()
     inputs, profiles = read_inputs(args, keep_arrivals=False), _profiles(args)
     if args.profile and args.cost == "paper":
         first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
         inputs = _with_cost_of(inputs, profiles[first], args.profile[first])
-    if profiles:
-        _refuse_unused(args)
-    else:
+    if not profiles:
         refuse_timeless(inputs.problem.cost, args.cost)
     kept = args.encode_batch
     found = search(
@@ -153,20 +187,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.best else 1
 
 
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raise InputError if an option is given that says what profiles and the search say."""
-    unused = {
-        "--slots": args.slots != DEFAULT_SLOTS,
-        "--cost": args.cost != "paper" and args.output is None,
-    }
-    for option in (name for name, given in unused.items() if given):
-        raise InputError(f"{option} has no effect on a search with layer profiles", hint="Leave it out.")
-
-
 def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:
     """Return the link between the devices, and say which it is; None for one device."""
     if args.devices == 1:
-        refuse_link(args)
         return None
     link = link_of(args, profiles[0].device if profiles else "")
     if link is not None:
@@ -195,16 +218,8 @@ def _say_extrapolated(found: ConfigurationSearch) -> None:
 def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
     """Return the profiles that the options name; none where the cost model is searched as a whole."""
     profiles: list[LayerProfile] = []
-    for name, option in (("--roofline", args.roofline), ("--device-rates", args.device_rates)):
-        if args.profile and option:
-            raise InputError("has no effect beside --profile", where=name, hint="Leave one out.")
-    if args.model_config and not (args.roofline or args.device_rates):
-        hint = "Name a device with --roofline or --device-rates, or leave it out."
-        raise InputError("has no effect alone", where="--model-config", hint=hint)
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
-    elif args.roofline and args.device_rates:
-        raise InputError("has no effect beside --roofline", where="--device-rates", hint="Leave one out.")
     elif args.roofline or args.device_rates:
         if args.model_config is None:
             name = "--roofline" if args.roofline else "--device-rates"
@@ -254,18 +269,18 @@ def _print(
         }
         if curve is not None:
             value["frontier"] = [{"latency_s": at, "requests_per_s": rate} for at, rate in curve]
-        print(json.dumps(value))
+        say(json.dumps(value))
         return
-    print(f"latency bound {targets}, for {timeline.longest} decode iterations (99th percentile)")
-    print(found.advice())
-    print("  " + " ".join(f"{name:>9s}" for name in _COLUMNS))
+    say(f"latency bound {targets}, for {timeline.longest} decode iterations (99th percentile)")
+    say(found.advice())
+    say("  " + " ".join(f"{name:>9s}" for name in _COLUMNS))
     for each in found.found:
-        print("  " + " ".join(f"{text:>9s}" for text in _cells(each, timeline.longest)))
-    print(_LEGEND)
+        say("  " + " ".join(f"{text:>9s}" for text in _cells(each, timeline.longest)))
+    say(_LEGEND)
     if curve is not None:
-        print("throughput against latency, of the whole grid")
+        say("throughput against latency, of the whole grid")
         for latency, rate in curve:
-            print(f"  {latency:9.3f} s {rate:9.2f} requests/s")
+            say(f"  {latency:9.3f} s {rate:9.2f} requests/s")
 
 
 def _finite(target: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from ...executor.serving.metrics import serving_metrics
 from ...executor.serving.simulation import ServingError, ServingRun, simulate_serving
 from ...heuristics.serving.econoserve.sizes import EconoServeSizes
 from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
-from ..inputs import at_least_zero, log_deviation, positive, random_seed, refuse_given
+from ..inputs import at_least_zero, log_deviation, positive, random_seed
+from ..parser import Parser, Rule
+from ..streams import say
 
 TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and completions over two devices."""
@@ -52,7 +55,7 @@ _SIZES = ("padding", "reserved", "buffer")
 """Shares of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "workload",
@@ -60,36 +63,56 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a table of lengths (CSV, Parquet, JSONL) with arrivals and deadlines, or NAME:SEED[:COUNT] of a"
         " generator (alpaca, sharegpt, bookcorpus, ...)",
     )
-    parser.add_argument("--policy", choices=[*SERVING_POLICIES, TWO_DEVICES], default="pipelined")
+    parser.add_argument(
+        "--policy",
+        everyday=True,
+        choices=[*SERVING_POLICIES, TWO_DEVICES],
+        default="pipelined",
+        help="policy (default %(default)s)",
+    )
     device = parser.add_argument_group("device, simulated")
-    device.add_argument("--cost", metavar="FILE", help="fitted coefficients, DistServe's JSON")
-    device.add_argument("--model", help="its name in that file, for instance facebook/opt-13b")
+    device.add_argument(
+        "--cost", everyday=True, metavar="FILE", help="file of fitted coefficients, DistServe's JSON"
+    )
+    device.add_argument(
+        "--model", everyday=True, help="name of the model in that file, for instance facebook/opt-13b"
+    )
     device.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="devices (default %(default)s)"
     )
     parser.add_argument(
-        "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="of KV cache it holds"
+        "--kv-capacity",
+        everyday=True,
+        type=positive,
+        required=True,
+        metavar="TOKENS",
+        help="KV capacity in tokens",
     )
     parser.add_argument(
-        "--block-tokens", type=positive, default=32, metavar="N", help="of a block (default %(default)s)"
+        "--block-tokens",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="tokens of a block (default %(default)s)",
     )
     device.add_argument(
         "--swap",
         type=at_least_zero,
         default=_DEFAULTS["swap"],
         metavar="SECONDS",
-        help="per token moved to the host or back",
+        help="seconds to move one token to the host or back",
     )
     device.add_argument(
         "--transfer",
         type=at_least_zero,
         default=_DEFAULTS["transfer"],
         metavar="SECONDS",
-        help="per token sent to a second device",
+        help="seconds to send one token to a second device",
     )
     engine = parser.add_argument_group("device, real")
     engine.add_argument(
         "--engine",
+        everyday=True,
         metavar="MODEL",
         help="serve random prompts of these lengths on a model: hub name, directory or tiny:FAMILY[:SEED]",
     )
@@ -104,14 +127,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--longest",
         type=positive,
         metavar="TOKENS",
-        help="what max-allocation promises (default: the longest)",
+        help="tokens that max-allocation reserves for each request (default: those of the longest)",
     )
     sizes.add_argument(
         "--forward-size",
         type=positive,
         default=_DEFAULTS["forward_size"],
         metavar="N",
-        help="target (default %(default)s)",
+        help="target tokens of an iteration (default %(default)s)",
     )
     default = EconoServeSizes()
     for name, what in (
@@ -132,13 +155,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SD",
         help="log-deviation of the predicted lengths (default: known)",
     )
-    sizes.add_argument("--seed", type=random_seed, default=0, help="of that error (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    sizes.add_argument("--seed", type=random_seed, default=0, help="seed of that error (default %(default)s)")
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
+    )
+    parser.rules += [
+        Rule(
+            (f"--{name.replace('_', '-')}",),
+            when=partial(_ignored, policies),
+            where="with --policy {policy}",
+            hint=f"Leave it out, or choose one of {', '.join(sorted(policies))}.",
+        )
+        for name, policies in _HEEDED_BY.items()
+    ]
+    parser.rules += [
+        Rule(
+            ("--seed",),
+            when=lambda args: not args.length_error and args.engine is None,
+            where="without --length-error",
+        ),
+        Rule(("--tensor-parallel", "--cost", "--model", "--swap", "--transfer"), beside=("--engine",)),
+        Rule(("--verify", "--dtype"), without=("--engine",)),
+    ]
+
+
+def _ignored(heeding: frozenset[str], args: argparse.Namespace) -> bool:
+    return args.policy not in heeding
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate or serve, and print the figures."""
-    _refuse_unused(args)
     refuse_other_kinds(args.workload, "no requests")
     if Path(args.workload).is_file() and not is_table(args.workload):
         hint = "Give a table of lengths, or a generator; `run --policy` serves prompts."
@@ -169,35 +215,8 @@ def run(args: argparse.Namespace) -> int:
     figures |= serving_metrics(served).to_json()
     figures["failures"], figures["lent_tokens"] = served.failures, served.lent_tokens
     figures["kv_held_per_iteration"] = float(served.held.mean()) / served.capacity
-    print(json.dumps(figures) if args.json else _table(figures))
+    say(json.dumps(figures) if args.json else _table(figures))
     return 0 if figures.get("wrong_answers", 0) == 0 else 1
-
-
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raise InputError if an option would be passed over: of the other kind of device, or another policy."""
-    where = f"with --policy {args.policy}"
-    for name, policies in _HEEDED_BY.items():
-        if args.policy not in policies:
-            hint = f"Leave it out, or choose one of {', '.join(sorted(policies))}."
-            refuse_given(args, (name,), where, hint, usual={name: _DEFAULTS.get(name)})
-    if args.seed and not args.length_error and args.engine is None:
-        raise InputError("--seed has no effect without --length-error", hint="Leave it out.")
-    if args.engine is not None:
-        unused = {
-            "--tensor-parallel": args.tensor_parallel != 1,
-            "--cost": args.cost,
-            "--model": args.model,
-            "--swap": args.swap,
-            "--transfer": args.transfer,
-        }
-        what = "is for a simulated device"
-    else:
-        unused = {"--verify": args.verify, "--dtype": args.dtype != "auto"}
-        what = "is for a real device"
-    for option in (name for name, given in unused.items() if given):
-        raise InputError(
-            f"{option} {what}", hint="Leave it out, or --engine." if args.engine else "Leave it out."
-        )
 
 
 def _simulated(

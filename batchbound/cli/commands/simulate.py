@@ -27,78 +27,85 @@ from ...models.bounds.packing.partition import solve_partition
 from ...models.bounds.prove import proven_bound
 from ...planning.fleet import fleet_of
 from ...run_job.outputs import trace_paths
-from ..inputs import add_problem, named_files, read_inputs, refuse_given, refuse_losses
+from ..inputs import add_problem, check_outputs, named_files, read_inputs
+from ..parser import Parser, Rule
 from ..reporting import print_report
-from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
+from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, run_hidden
 
 OF_THE_PLAN = (
-    "replicas",
-    "dispatch",
-    "slots",
-    "kv_capacity",
-    "prefill_token_cap",
-    "max_position",
-    "cost",
-    "first_token",
-    "policy",
-    "assignment",
+    "--slots",
+    "--kv-capacity",
+    "--prefill-token-cap",
+    "--max-position",
+    "--cost",
+    "--first-token",
+    "--policy",
+    "--assignment",
 )
 """Options that a plan has settled."""
 
 DEFAULT_POLICY = "fcfs"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     add_problem(parser)
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),
         metavar="POLICY",
+        everyday=True,
         help="; ".join(f"{name}: {entry.summary}" for name, entry in POLICIES.items())
         + f" (default {DEFAULT_POLICY})",
     )
-    parser.add_argument(
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument(
         "--plan",
         metavar="PLAN",
-        help="carry out this plan instead, on the completion lengths of FILE as they come out: a plan of"
-        " predicted lengths on true ones, say; slots, costs and limits are the plan's",
+        everyday=True,
+        help="follow this plan instead of a policy, on the completion lengths of FILE, for instance a plan of"
+        " predicted lengths on the true ones; slots, costs and limits are the plan's",
     )
     parser.add_argument(
         "--assignment",
         choices=("own", "optimal"),
         default="own",
-        help="of requests to slots, for policies that start from one: the policy's own, or a bin packing"
-        " proven optimal (default %(default)s)",
+        excludes=["--hidden-lengths", "--replicas"],
+        help="assignment of requests to slots, for policies that start from one: the policy's own, or a bin"
+        " packing proven optimal (default %(default)s)",
     )
-    parser.add_argument(
+    ways.add_argument(
         "--replicas",
         metavar="N|FILE",
-        help="engines that share the job, each following the policy; one that runs dry takes over what waits"
-        " at the others (FILE as of `plan --replicas`)",
+        help="engines that share the job, each following the policy; an idle one takes over requests that"
+        " wait at the others (FILE as of `plan --replicas`)",
     )
     parser.add_argument(
-        "--dispatch", choices=sorted(RULES), help="which replica gets which request (default: lpt)"
+        "--dispatch",
+        choices=sorted(RULES),
+        needs=["--replicas"],
+        help="rule that shares the requests out (default: lpt)",
     )
-    add_hidden_lengths(parser)
-    parser.set_defaults(settled={name: parser.get_default(name) for name in OF_THE_PLAN})
-    parser.add_argument("--trace", metavar="FILE", help="write the trace")
-    parser.add_argument("--overwrite", action="store_true", help="replace the trace if it exists")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_hidden_lengths(parser, ways)
+    parser.add_argument("--trace", metavar="FILE", everyday=True, help="write the trace to this file")
+    parser.add_argument(
+        "--overwrite", action="store_true", needs=["--trace"], help="replace the trace if it exists"
+    )
+    parser.add_argument(
+        "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
+    )
+    parser.rules.append(Rule(OF_THE_PLAN, beside=("--plan",)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, and say what the policy reaches beside the bound."""
+    """Simulate, and say what the policy reaches and the bound."""
     begun = time.perf_counter()
-    refuse_without_effect(args)
     if args.hidden_lengths:
-        _refuse_losses(args, 1)
+        _check_traces(args, 1)
         traces, found = run_hidden(args)
         _write_traces(args, traces)
         print_hidden({**found, "seconds": time.perf_counter() - begun}, as_json=args.json)
         return 0
-    if args.replicas is None:
-        refuse_given(args, ("dispatch",), "without --replicas", "Give --replicas N.")
     carried_out = _followed if args.plan is not None else _by_policy if args.replicas is None else _by_fleet
     traces, value = carried_out(args)
     _write_traces(args, traces)
@@ -112,17 +119,17 @@ def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
             trace.save(path)
 
 
-def _refuse_losses(args: argparse.Namespace, replicas: int) -> None:
+def _check_traces(args: argparse.Namespace, replicas: int) -> None:
     """Raise InputError if traces cannot be written without a loss; a fleet's are known with its replicas."""
     if args.trace is not None and replicas > 1:
         paths = trace_paths(args.trace, replicas)
         refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
     else:
-        refuse_losses(args, "trace")
+        check_outputs(args, "trace")
 
 
 def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    _refuse_losses(args, 1)
+    _check_traces(args, 1)
     problem = read_inputs(args, keep_arrivals=True).problem
     policy, assignment = args.policy or DEFAULT_POLICY, None
     if args.assignment == "optimal":
@@ -136,11 +143,9 @@ def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     """Return the traces and report of replicas that each follow the policy, with backoff."""
-    if args.assignment != "own":
-        raise InputError("--assignment is for one replica", hint="Leave it out.")
     inputs = read_inputs(args, keep_arrivals=False)
     fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
-    _refuse_losses(args, len(fleet.replicas))
+    _check_traces(args, len(fleet.replicas))
     policy = args.policy or DEFAULT_POLICY
     try:
         replica_of = dispatch(fleet, args.dispatch or "lpt")
@@ -152,9 +157,8 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     """Return the traces and report of a plan carried out on the lengths that the workload says."""
-    refuse_given(args, OF_THE_PLAN, "beside --plan", usual=args.settled)
     plan = Plan.load(args.plan)
-    _refuse_losses(args, len(plan.fleet.replicas))
+    _check_traces(args, len(plan.fleet.replicas))
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
     if args.longest_completion is None:
         # A run of the plan stops there.

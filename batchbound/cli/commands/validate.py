@@ -12,12 +12,14 @@ from ...data.readers.profile_readers import read_profile
 from ...data.trace import Trace
 from ...executor.profiling.replay import mismatches
 from ...executor.profiling.validate import Validation, validate_run, validate_trace
-from ..inputs import read_cost
-from ..links import add_link, link_of, refuse_link, say_link
+from ..inputs import read_cost, refuse_given
+from ..links import LINK_OPTIONS, add_link, link_of, say_link
 from ..output import note
+from ..parser import Parser
+from ..streams import say
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "run_path",
@@ -27,11 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="PATH",
-        help="for a vLLM run: the layer profile its iterations are composed from, saved by this library"
-        " or a folder in LLMServingSim's format",
+        help="layer profile of a vLLM run's device: a file, or a folder in LLMServingSim's format",
     )
     parser.add_argument(
-        "--cost", metavar="paper|FILE", help="for a trace: the cost model, a file of `batchbound profile`"
+        "--cost", metavar="paper|FILE", help="cost model of a trace: a file of `batchbound profile`"
     )
     add_link(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -44,16 +45,16 @@ def run(args: argparse.Namespace) -> int:
             hint = "Say --profile with the layer profile of the run's device."
             raise InputError("the run is a vLLM run and needs a layer profile", file=args.run_path, hint=hint)
         if args.cost is not None:
-            raise InputError("is for a trace, this is a vLLM run", where="--cost", hint="Leave it out.")
+            raise InputError("is for a trace, not for a vLLM run", where="--cost", hint="Leave it out.")
         validation, warnings = _replayed(args)
     else:
         if args.profile is not None:
-            raise InputError("is for a vLLM run, this is a trace", where="--profile", hint="Leave it out.")
+            raise InputError("is for a vLLM run, not for a trace", where="--profile", hint="Leave it out.")
         trace = Trace.load(args.run_path)
         if args.cost is None:
             hint = "Say --cost with a file of `batchbound profile`."
             raise InputError("the trace needs a cost model", file=args.run_path, hint=hint)
-        refuse_link(args)
+        refuse_given(args, LINK_OPTIONS, "on one device")
         if not (trace.finished > 0).all() or not len(trace):
             hint = "Give the trace of a run that served its requests."
             raise InputError(
@@ -61,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
             )
         validation, warnings = validate_trace(trace, read_cost(args.cost)[0]), []
     if args.json:
-        print(json.dumps({"warnings": warnings} | validation.to_json()))
+        say(json.dumps({"warnings": warnings} | validation.to_json()))
     else:
-        print("\n".join([*(f"WARNING: {warning}" for warning in warnings), _table(validation)]))
+        say("\n".join([*(f"WARNING: {warning}" for warning in warnings), _table(validation)]))
     return 0
 
 
@@ -73,7 +74,7 @@ def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
     profile = read_profile(args.profile, expert_parallel=shared)
     link = link_of(args, profile.device) if profile.tensor_parallel * measured.data_parallel > 1 else None
     if link is None:
-        refuse_link(args)
+        refuse_given(args, LINK_OPTIONS, "on one device")
     if measured.kv_capacity is None:
         note("the run does not say how many tokens of KV cache fit: taken as unlimited")
     warnings = mismatches(measured, profile)

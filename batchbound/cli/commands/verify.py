@@ -9,12 +9,16 @@ from ...data.iteration_plan import IterationPlan, load_plan
 from ...judging import verify
 from ...models.certificates.fleet import verify_fleet_bound
 from ..output import fail
+from ..parser import Parser
+from ..streams import say
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "plan", nargs="?", default="plan.json", metavar="PLAN", help="plan (default %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
         return fail(f"{args.plan}: the bound does not hold: {violation}")
     if args.json:
         verified = {"makespan_s": plan.makespan, "bound_s": bound.seconds, "gap": plan.gap}
-        print(json.dumps({"verified": True, "bound_source": bound.source, **verified}))
+        say(json.dumps({"verified": True, "bound_source": bound.source, **verified}))
     else:
-        print(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
-        print(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
-        print("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
+        say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
+        say(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
+        say("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
     return 0
 
 
@@ -52,19 +56,17 @@ def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
                 "bound_s": least.seconds,
                 "seconds_gap": plan.seconds_gap,
             }
-        print(json.dumps({"verified": True, **verified}))
+        say(json.dumps({"verified": True, **verified}))
         return 0
     taken = "is too large to simulate" if plan.iterations is None else f"takes {plan.iterations:,} iterations"
-    print(f"the order holds each completion once and, simulated again, {taken}")
-    print(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
+    say(f"the order holds each completion once and, simulated again, {taken}")
+    say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
     if plan.gap is not None:
-        print(f"gap {plan.gap:.4%}")
+        say(f"gap {plan.gap:.4%}")
     if least is not None:
-        print(f"no order takes less than {least.seconds:.6f} s at the plan's prices of an iteration")
+        say(f"no order takes less than {least.seconds:.6f} s at the plan's prices of an iteration")
     if plan.seconds_gap is not None:
-        print(f"gap {plan.seconds_gap:.4%}")
+        say(f"gap {plan.seconds_gap:.4%}")
     if plan.profile is not None:
-        print(
-            "that those prices lie under the profile was tried on whole iterations, and is not proven again"
-        )
+        say("that those prices lie under the profile was tried on whole iterations, and is not proven again")
     return 0

@@ -14,7 +14,7 @@ from ...data.lengths.steps import BARRIER, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
+from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS, HiddenEntry
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.history import History, earlier_completions
 from ...planning.unknown_lengths import (
@@ -25,97 +25,113 @@ from ...planning.unknown_lengths import (
     simulate_hidden_steps,
     simulate_told,
 )
-from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs, refuse_given
+from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs
 from ..output import note
+from ..parser import Exclusive, Group, Parser, Rule
 from ..reporting import print_rows
+from ..streams import say
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
 
-_ONLY_HIDDEN = ("history", "swap", "steps")
-_ONLY_STEPS = ("ahead", "keep", "restart", "keep_kv")
 
-
-def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
-    """Add the options of jobs whose lengths nobody knows."""
-    group = parser.add_argument_group("lengths nobody knows")
-    group.add_argument(
+def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
+    """Add the options of jobs with unknown lengths; one of them is among the ways to simulate."""
+    ways.add_argument(
         "--hidden-lengths",
         action="store_true",
-        help=f"the policy sees no length ({', '.join(WITHOUT_LENGTHS)}; default {CHOSEN}); the bound beside"
-        " it knows all",
+        everyday=True,
+        help=f"hide the lengths from the policy ({', '.join(WITHOUT_LENGTHS)}; default {CHOSEN}); the bound"
+        " knows them",
     )
+    group = parser.add_argument_group("unknown lengths")
     group.add_argument(
         "--history",
         metavar="FILE",
         nargs="+",
         action="extend",
-        help="earlier completions (tables, or a run's trace or output): of other requests, for how lengths"
-        " are distributed; of the same ids (an earlier epoch, another model), for how long each is. Gives an"
-        " expected makespan, too",
+        needs=["--hidden-lengths"],
+        help="earlier completions (tables, or a run's trace or output): of other requests, for the"
+        " distribution of lengths; of the same ids (an earlier epoch, another model), for the length of each."
+        " Adds an expected makespan",
     )
     group.add_argument(
         "--swap",
         type=at_least_zero,
         metavar="SECONDS",
-        help="that a token of KV cache takes to the host or back: what runs may give way to what waits",
+        needs=["--hidden-lengths"],
+        excludes=["--steps"],
+        help="seconds that one token of KV cache takes to the host or back; running requests may then be"
+        " preempted for waiting ones",
     )
     group.add_argument(
-        "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
+        "--steps",
+        metavar="COLUMN",
+        needs=["--hidden-lengths"],
+        help="column of the table that names the training step of each request",
     )
     _add_way(group)
+    parser.rules += [
+        Rule(("--trace",), beside=("--steps",)),
+        Rule(
+            ("--swap",),
+            when=lambda args: args.hidden_lengths and not _entry(args).takes_swap,
+            where="on the policy {policy}",
+            hint=f"Say --policy {CHOSEN}.",
+        ),
+        Rule(
+            ("--history",),
+            # Of one step the history also gives an expected makespan.
+            when=lambda args: args.steps is not None and not _entry(args).takes_known,
+            where="on the policy {policy} with --steps",
+            hint=f"Leave it out, or say --policy {CHOSEN}.",
+        ),
+    ]
 
 
-def _add_way(group: argparse._ArgumentGroup) -> None:
-    """Add the options that say when a step ends, and what becomes of what is not complete then."""
+def _entry(args: argparse.Namespace) -> HiddenEntry:
+    """Return the entry of the policy; InputError if it needs lengths."""
+    name = args.policy or CHOSEN
+    if name not in WITHOUT_LENGTHS:
+        hint = f"Without them there are {', '.join(WITHOUT_LENGTHS)}."
+        raise InputError(f"--policy {name} goes by lengths", hint=hint)
+    return WITHOUT_LENGTHS[name]
+
+
+def _add_way(group: Group) -> None:
+    """Add the options that say when a step ends, and how unfinished completions continue."""
     group.add_argument(
         "--ahead",
         type=at_least_zero,
         metavar="SHARE",
-        help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
-        " (APRIL; default 0: a barrier)",
+        needs=["--steps"],
+        help="share of groups in flight beyond those that a step waits for; unfinished ones continue in the"
+        " next step (APRIL; default 0: a barrier)",
     )
     group.add_argument(
-        "--keep", type=positive, metavar="K", help="completions of each group that are kept, the first to end"
+        "--keep",
+        type=positive,
+        metavar="K",
+        needs=["--steps"],
+        help="keep the first K completions of each group to end, and stop the others",
     )
     group.add_argument(
         "--restart",
         action="store_true",
-        help="groups that are not complete start again, in rounds of their own (RollPacker)",
+        needs=["--steps"],
+        help="start unfinished groups again, in phases of their own (RollPacker)",
     )
     group.add_argument(
-        "--keep-kv", action="store_true", help="what goes on keeps the KV cache of the weights before"
+        "--keep-kv",
+        action="store_true",
+        needs=["--steps"],
+        help="keep the KV cache of continued completions although the weights changed",
     )
-
-
-def refuse_without_effect(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect beside the others."""
-    if not args.hidden_lengths:
-        refuse_given(args, (*_ONLY_HIDDEN, *_ONLY_STEPS), "without --hidden-lengths")
-        return
-    refuse_given(args, ("plan", "replicas", "dispatch"), "beside --hidden-lengths")
-    if args.assignment != "own":
-        raise InputError("--assignment has no effect beside --hidden-lengths", hint="Leave it out.")
-    name = args.policy or CHOSEN
-    entry = WITHOUT_LENGTHS.get(name)
-    if entry is None:
-        raise InputError(
-            f"--policy {name} goes by lengths", hint=f"Without them there are {', '.join(WITHOUT_LENGTHS)}."
-        )
-    if args.steps is None:
-        refuse_given(args, _ONLY_STEPS, "without --steps")
-    else:
-        refuse_given(args, ("swap", "trace"), "beside --steps")
-        if not entry.takes_known:
-            # Of one step the history also says what to expect.
-            hint = f"Leave it out, or say --policy {CHOSEN}."
-            refuse_given(args, ("history",), f"on the policy {name} beside --steps", hint)
-    if args.swap is not None and not entry.takes_swap:
-        raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
 
 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
     """Simulate, and return the trace of a single step and what the policy reaches."""
+    _entry(args)
     inputs = read_inputs(args, keep_arrivals=args.steps is None)
     problem = inputs.problem
     if args.swap is not None and not has_groups(problem):
@@ -131,7 +147,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
 def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what a policy reaches on stdout: as one JSON object, or as a table."""
     if as_json:
-        print(json.dumps(found))
+        say(json.dumps(found))
     else:
         print_rows(_rows(found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,11 @@ WHOLE = 1e-6
 
 TOKENS_LACKING = 100
 """Tokens beyond the capacity that a round lacking in a span is weighed as."""
+
+
+def rounds() -> bool:
+    """Return whether flows are rounded by CP-SAT: OR-Tools is installed, by the extra ``solvers``."""
+    return find_spec("ortools") is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +84,8 @@ def round_flow(
     open_spans = np.flatnonzero(flow - below > WHOLE)
     if not len(open_spans):
         return below
+    if not rounds():
+        return None
     from ortools.sat.python import cp_model
 
     rank, at_least = spans.demand(profile)
