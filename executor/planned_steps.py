@@ -11,9 +11,9 @@ import numpy as np
 from ..data.files.disk import shown
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.readers.sampling import LogprobsMode, Sampling
-from ..heuristics.rollouts.lengths import NOTHING, Known
-from ..heuristics.rollouts.queues import group_numbers, place_in_group
-from ..heuristics.rollouts.steps import StepsRun
+from ..heuristics.unknown_lengths.lengths import NOTHING, Known
+from ..heuristics.unknown_lengths.queues import group_numbers, place_in_group
+from ..heuristics.unknown_lengths.steps import StepsRun
 from .engines.huggingface import vocabulary_of
 from .llm import LLM, Completion, Prompt, each_asked
 from .models.endings import Ending

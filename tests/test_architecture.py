@@ -35,9 +35,9 @@ ROOMS = {
     "models.certificates": {"data"},
     "models.formulations": {"data", "models.bounds"},
     "models.exegpt": {"data", "models"},
-    "heuristics": {"data", "models.bounds", "heuristics.queues", "heuristics.rollouts"},
+    "heuristics": {"data", "models.bounds", "heuristics.queues", "heuristics.unknown_lengths"},
     "heuristics.queues": {"data", "heuristics"},
-    "heuristics.rollouts": {"data", "heuristics", "heuristics.queues"},
+    "heuristics.unknown_lengths": {"data", "heuristics", "heuristics.queues"},
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
@@ -88,7 +88,7 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.rollouts", "heuristics.fleet", "solvers.search", "solvers.search.memory",
+    "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.memory",
     "solvers.search.stages", "solvers.exact", "solvers.packing", "solvers.bounds", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip

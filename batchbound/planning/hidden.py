@@ -13,12 +13,12 @@ from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import Way
 from ..data.problem import Problem
 from ..data.trace import Trace
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
-from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
-from ..heuristics.rollouts.oracles import told_lengths
-from ..heuristics.rollouts.queues import group_numbers
-from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
+from ..heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
+from ..heuristics.unknown_lengths.oracles import told_lengths
+from ..heuristics.unknown_lengths.queues import group_numbers
+from ..heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.unknown_lengths.steps import StepsRun, simulate_steps
 from ..models.bounds.fleet import work_bound
 from ..solvers.bounds.proven_bound import proven_bound
 from .history import History
@@ -53,7 +53,7 @@ def drawn_makespans(
     history
         At least one earlier workload.
     policy
-        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`.
+        A key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`.
     longest
         Decode steps after which every completion is cut; None for no limit.
     swap
@@ -83,7 +83,7 @@ def simulate_hidden(
     problem
         The job with its true lengths.
     policy
-        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`.
+        A key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`.
     known
         What is known beforehand; nothing by default.
     swap

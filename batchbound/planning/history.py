@@ -15,8 +15,8 @@ from ..data.problem import Problem
 from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import NoColumnError, read_column, read_lengths
 from ..data.workload import Workload
-from ..heuristics.rollouts.agreement import prompt_scores
-from ..heuristics.rollouts.lengths import (
+from ..heuristics.unknown_lengths.agreement import prompt_scores
+from ..heuristics.unknown_lengths.lengths import (
     SHARED_LONGEST,
     SHARES,
     TRUSTS,
@@ -25,7 +25,7 @@ from ..heuristics.rollouts.lengths import (
     Observed,
     normal_scores,
 )
-from ..heuristics.rollouts.queues import group_numbers
+from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
@@ -144,7 +144,7 @@ class History:
         Return the correlations that each file's scores may have with what the others predict.
 
         Of one file alone it is not known: what a group's completions have in common says so where a prompt
-        has several, and else any of :data:`~batchbound.heuristics.rollouts.lengths.TRUSTS` may be.
+        has several, and else any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS` may be.
         """
         logarithms = self._logarithms(problem)
         numbers, groups = group_numbers(problem)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.costs.cost import FloatArray, IntArray
-from ..heuristics.rollouts.lengths import SHARES
+from ..heuristics.unknown_lengths.lengths import SHARES
 
 STEP_SCALE = 0.25
 """Scale of the half-Cauchy prior of how far steps lie apart, in standard deviations of a length's score."""
@@ -249,7 +249,7 @@ class Predictive:
 
     The normal score of a length under the earlier completions' distribution is the sum of effects of its
     step, of its group and its own, a Gaussian copula of three levels (the model of
-    :class:`~batchbound.heuristics.rollouts.lengths.LengthModel` with a step's effect before it):
+    :class:`~batchbound.heuristics.unknown_lengths.lengths.LengthModel` with a step's effect before it):
     :math:`z_{sij} = d_s + g_{si} + e_{sij}`. Nothing of it is taken for known: a draw has a distribution of
     lengths drawn by the Bayesian bootstrap of groups with a generalised Pareto tail
     (:class:`Margin`, :class:`Tail`), a share of the variance of groups drawn from its posterior, and a
@@ -271,7 +271,7 @@ class Predictive:
         Posterior probability of each of :data:`STEP_DEVIATIONS`.
     share
         Posterior probability of each intraclass correlation in
-        :data:`~batchbound.heuristics.rollouts.lengths.SHARES`.
+        :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
     cap
         Tokens beyond which no length is expected.
     apart

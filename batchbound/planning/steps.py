@@ -18,11 +18,11 @@ from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, Steps
 from ..data.plan import Provenance
 from ..data.problem import Problem
 from ..heuristics.queues.queue_policy import QueuedPolicy
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
-from ..heuristics.rollouts.lengths import Known
-from ..heuristics.rollouts.oracles import told_lengths, told_tendencies
-from ..heuristics.rollouts.queues import group_numbers
-from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
+from ..heuristics.unknown_lengths.lengths import Known
+from ..heuristics.unknown_lengths.oracles import told_lengths, told_tendencies
+from ..heuristics.unknown_lengths.queues import group_numbers
+from ..heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.unknown_lengths.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.fleet import work_bound
 from ..models.bounds.makespan import best_bound
 from ..solvers.result import Limits
@@ -78,7 +78,7 @@ def make_steps_plan(
     permitted
         What may become of completions that are not complete at a step's end.
     policy
-        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`; by default the best
+        A key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`; by default the best
         of :data:`POLICIES`.
     longest
         Tokens after which every completion is cut; None for no limit.

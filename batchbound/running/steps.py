@@ -25,7 +25,7 @@ from ..data.readers.completions import (
     joined_line,
     write_completions,
 )
-from ..heuristics.rollouts.queues import group_numbers
+from ..heuristics.unknown_lengths.queues import group_numbers
 from ..planning.steps import history_of, update_steps_plan
 from .job import load_steps_job, prompts_path, sampling_asked
 from .options import ModelOptions, RunOptions

@@ -171,7 +171,7 @@ class StepsPlan:
     way
         What was chosen of it.
     policy
-        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`.
+        A key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`.
     longest
         Tokens after which every completion is cut; None for no limit.
     ended

@@ -15,10 +15,10 @@ from ...data.lengths.steps_plan import StepsPlan
 from ...data.lengths.steps_progress import StepEnds, StepsProgress, Unfinished
 from ...data.readers.sampling import Sampling
 from ...data.trace import Stage
-from ...heuristics.rollouts.hidden import hidden_policy, without_sharing
-from ...heuristics.rollouts.lengths import NOTHING, Known
-from ...heuristics.rollouts.steps import StepsEngine, StepsRun, StepsServing
 from ...heuristics.simulator import Progress, Simulator
+from ...heuristics.unknown_lengths.lengths import NOTHING, Known
+from ...heuristics.unknown_lengths.registry import hidden_policy, without_sharing
+from ...heuristics.unknown_lengths.steps import StepsEngine, StepsRun, StepsServing
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.faults import RunStoppedError, device_failures

@@ -19,8 +19,8 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.lengths.steps_plan import StepsPlan
 from batchbound.data.lengths.steps_progress import StepsProgress
 from batchbound.data.readers.completions import lengths_by_name
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_sharing
-from batchbound.heuristics.rollouts.steps import simulate_steps
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_sharing
+from batchbound.heuristics.unknown_lengths.steps import simulate_steps
 from batchbound.planning.steps import known_lengths
 from batchbound.running.options import ModelOptions, RunOptions
 from batchbound.running.steps import StepResult, run_step

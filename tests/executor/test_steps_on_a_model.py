@@ -24,9 +24,9 @@ from batchbound.executor.llm import LLM
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.planned_steps import PlannedSteps, ServedStep, planned_rollout_function
 from batchbound.executor.runs.steps_job import Ended, LiveSteps, StepsJob
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths, without_sharing
-from batchbound.heuristics.rollouts.steps import StepsRun, StepsServing
 from batchbound.heuristics.simulator import Progress, Simulator
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths, without_sharing
+from batchbound.heuristics.unknown_lengths.steps import StepsRun, StepsServing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

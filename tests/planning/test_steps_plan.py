@@ -16,8 +16,8 @@ from batchbound.data.lengths.steps_plan import StepsPlan, Way
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
+from batchbound.heuristics.unknown_lengths.steps import StepsRun, reached_tokens, simulate_steps
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
 from batchbound.planning.steps import make_steps_plan, steps_of, update_steps_plan

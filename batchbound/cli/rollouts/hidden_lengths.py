@@ -13,8 +13,8 @@ from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
-from ...heuristics.rollouts.queues import has_groups
+from ...heuristics.unknown_lengths.queues import has_groups
+from ...heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS
 from ...planning.hidden import (
     bound_of_runs,
     drawn_makespans,

@@ -18,7 +18,7 @@ from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, Ste
 from ...data.readers.completions import lengths_by_name
 from ...data.readers.tables import read_steps
 from ...data.workload import numbered
-from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
+from ...heuristics.unknown_lengths.registry import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ...solvers.result import Limits
