@@ -16,29 +16,27 @@ if TYPE_CHECKING:
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.iteration_plan import IterationPlan
     from .data.iterations import EngineLimits
-    from .data.lengths.steps_plan import StepsPlan
     from .data.plan import Plan
     from .data.readers.requests import read_workload
     from .data.report import Report
     from .data.trace import Trace
+    from .executor.jobs.params import Patience, RunParams
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
-    from .executor.planned_steps import PlannedSteps, planned_rollout_function
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
     from .heuristics.simulate import simulate
     from .judging import report, verify
     from .models.exegpt.configuration import Targets
+    from .planning.history import known_lengths
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
-    from .planning.steps import known_lengths
-    from .running.options import ModelOptions, RunOptions
-    from .running.run import RunResult, run
-    from .running.server import ServerOptions
-    from .running.server_result import ServerResult
-    from .running.steps import StepResult, run_step
+    from .run_job.on_servers import ServerOptions
+    from .run_job.options import ModelOptions, RunOptions
+    from .run_job.run import RunResult, run
+    from .run_job.server_result import ServerResult
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -57,18 +55,17 @@ __all__ = [
     "MixedJob",
     "ModelOptions",
     "Partial",
+    "Patience",
     "Plan",
-    "PlannedSteps",
     "Problem",
     "Report",
     "Result",
     "RunOptions",
+    "RunParams",
     "RunResult",
     "Schedule",
     "ServerOptions",
     "ServerResult",
-    "StepResult",
-    "StepsPlan",
     "Targets",
     "Trace",
     "Until",
@@ -80,14 +77,12 @@ __all__ = [
     "make_iteration_plan",
     "make_plan",
     "plan",
-    "planned_rollout_function",
     "policy_named",
     "read_mixed_job",
     "read_workload",
     "report",
     "rollout_function",
     "run",
-    "run_step",
     "search",
     "simulate",
     "solve",
@@ -106,38 +101,35 @@ _HOMES = {
     "IterationPlan": ".data.iteration_plan",
     "Limits": ".solvers.result",
     "MixedJob": ".planning.mixed_job",
-    "ModelOptions": ".running.options",
+    "ModelOptions": ".run_job.options",
     "Partial": ".executor.partial",
+    "Patience": ".executor.jobs.params",
     "Plan": ".data.plan",
-    "PlannedSteps": ".executor.planned_steps",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
-    "RunOptions": ".running.options",
-    "RunResult": ".running.run",
+    "RunOptions": ".run_job.options",
+    "RunParams": ".executor.jobs.params",
+    "RunResult": ".run_job.run",
     "Schedule": ".data.schedule",
-    "ServerOptions": ".running.server",
-    "ServerResult": ".running.server_result",
-    "StepResult": ".running.steps",
-    "StepsPlan": ".data.lengths.steps_plan",
+    "ServerOptions": ".run_job.on_servers",
+    "ServerResult": ".run_job.server_result",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
     "Until": ".executor.partial",
     "Workload": ".data.workload",
     "audit": ".auditing",
     "compare": ".comparing.runner",
-    "known_lengths": ".planning.steps",
+    "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
     "make_plan": ".planning.plan",
     "plan": ".planning.plan:make_plan",
-    "planned_rollout_function": ".executor.planned_steps",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
-    "run": ".running.run",
-    "run_step": ".running.steps",
+    "run": ".run_job.run",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

@@ -96,14 +96,7 @@ def _proven(fleet: Fleet) -> Bound:
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:
-    """
-    Return the calibration behind a plan's cost model, or None if its costs were not measured by us.
-
-    Raises
-    ------
-    InputError
-        If what the plan says of it is no calibration.
-    """
+    """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
     if "cost" not in plan.provenance.cost_source:
         return None
     recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}

@@ -292,20 +292,7 @@ def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
 def roofline_profiles(
     config: str | os.PathLike[str], device: RooflineDevice, devices: int, link: Link | None = None
 ) -> list[LayerProfile]:
-    """
-    Return profiles of a model from a device's rates and what engines reach of them: nothing is measured.
-
-    Parameters
-    ----------
-    config
-        The model's ``config.json``.
-    device
-        One of :data:`~batchbound.models.exegpt.roofline.ROOFLINE_DEVICES`, or one of your own.
-    devices
-        How many there are: a profile for each tensor-parallel degree of 1, 2, 4 and 8 among them.
-    link
-        Between them; by default the device's usual one.
-    """
+    """Return profiles of a model from a device's rates and the shares of them that engines reach."""
     path = Path(config)
     try:
         shape = ModelShape.from_config(read_json_object(path), path.stem)
@@ -323,12 +310,7 @@ def planned_configuration(
     """
     Return what a plan says of a configuration.
 
-    Parameters
-    ----------
-    timeline
-        Of the lengths planned for.
-    latency_bound
-        Seconds, that it was chosen under.
+    ``latency_bound``: seconds, that it was chosen under.
     """
     reached, lengths = timeline(config), timeline.lengths
     batch, lead = reached.decode_batch, 0
@@ -361,22 +343,7 @@ def timelines_of(
     kv_capacity: int | None = None,
     link: Link | None = None,
 ) -> dict[bool, Timeline]:
-    """
-    Return the timeline of RRA (False), and on two devices or more that of WAA (True), if it was measured.
-
-    Parameters
-    ----------
-    profiles
-        Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
-    lengths
-        Of prompts, and of completions in decode iterations.
-    slots
-        Requests that run at once at most; 0 for any number.
-    kv_capacity
-        Tokens of keys and values held at most, besides what the profile says.
-    link
-        Between the devices; by default what devices of the profile's kind usually have.
-    """
+    """Return the timeline of RRA (False), and that of WAA (True) if it was measured."""
     first = profiles[0]
     known = link or usual_link(first.device)
     cluster = Cluster(

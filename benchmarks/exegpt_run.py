@@ -41,6 +41,7 @@ from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
 from batchbound.executor.engines.tiers import Tier, choose_tier
+from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import load_model
 from batchbound.executor.processes.encode_worker import EncodeWorker
@@ -50,7 +51,6 @@ from batchbound.executor.profiling.grid_run import grid
 from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
 from batchbound.executor.profiling.profile_grid import Grid
 from batchbound.executor.reports.steady_state import SteadyState, steady_state
-from batchbound.executor.runs.journal import Journal
 from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation

@@ -19,7 +19,7 @@ from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
 from batchbound.data.workload import Workload
-from batchbound.executor.runs.plan_clock import PlanClock, Standing
+from batchbound.executor.jobs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.replay import Replay

@@ -38,7 +38,8 @@ from scipy.special import ndtri
 from scipy.stats import chi2
 
 from batchbound.data.costs.cost import CostModel, IntArray
-from batchbound.data.lengths.steps_plan import BARRIER, Interval, Way
+from batchbound.data.lengths.interval import Interval
+from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
@@ -50,12 +51,12 @@ from batchbound.heuristics.unknown_lengths.lengths import NOTHING, Known
 from batchbound.heuristics.unknown_lengths.queues import has_groups
 from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
 from batchbound.models.bounds.makespan import best_bound
-from batchbound.planning.hidden import (
+from batchbound.planning.history import History
+from batchbound.planning.unknown_lengths import (
     drawn_makespans,
     simulate_hidden,
     simulate_hidden_steps,
 )
-from batchbound.planning.history import History
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

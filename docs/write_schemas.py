@@ -14,8 +14,6 @@ from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.files.record import schema
 from batchbound.data.iteration_plan import IterationPlan
-from batchbound.data.lengths.steps_plan import StepsPlan
-from batchbound.data.lengths.steps_progress import StepsProgress
 from batchbound.data.plan import Plan
 from batchbound.data.report import Report
 from batchbound.data.trace import ServedRequest, Stage, TraceHeader
@@ -29,8 +27,6 @@ def schemas() -> dict[str, dict[str, object]]:
         "cost": CalibratedCost,
         "profile": LayerProfile,
         "plan": Plan,
-        "steps_plan": StepsPlan,
-        "steps_progress": StepsProgress,
         "iteration_plan": IterationPlan,
         "iteration_cost": IterationRates,
     }

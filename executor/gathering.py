@@ -59,23 +59,7 @@ class Gathering:
         return self._unfinished
 
     async def complete(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> Completion:
-        """
-        Return a completion of a prompt.
-
-        Parameters
-        ----------
-        max_tokens
-            Tokens after which the completion ends.
-        **sampling
-            Fields of :class:`~.sampling.Sampling`; without ``seed``, each request is drawn anew.
-
-        Raises
-        ------
-        InputError
-            If a request of the same call cannot be served.
-        ValueError
-            If a field is out of its range, or there is more than one completion to draw.
-        """
+        """Return a completion of a prompt."""
         if Sampling(**sampling).n != 1:
             raise ValueError("n is more than 1: ask once for each completion")
         loop = asyncio.get_running_loop()
@@ -100,19 +84,7 @@ class Gathering:
         self._open.set()
 
     async def load(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """
-        Take over weights once no call runs.
-
-        Parameters
-        ----------
-        weights
-            Names, as in the model's ``state_dict``, and tensors.
-
-        Raises
-        ------
-        ValueError
-            If the model has no weight of this name and shape.
-        """
+        """Take over weights once no call runs."""
         async with self._one_at_a_time:
             own = unwrapped(self.engine.model).state_dict()
             for name, weight in weights:

@@ -280,7 +280,7 @@ class LLM:
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
         prompts = list(prompts)
-        asked = each_asked(
+        asked = sampling_per_prompt(
             sampling,
             fields,
             declared_sampling(self.model) if sampling is None else {},
@@ -537,7 +537,7 @@ def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
             )
 
 
-def each_asked(
+def sampling_per_prompt(
     sampling: Sampling | Sequence[Sampling] | None,
     fields: Mapping[str, Any],
     declared: Mapping[str, Any],

@@ -75,6 +75,17 @@ ROOMS = {
     "executor.attention": {"executor.models"},
     "executor.kv": {"executor.attention", "executor.models"},
     "executor.engines": {"data", "heuristics", "executor.attention", "executor.kv", "executor.models"},
+    "executor.jobs": {
+        "data",
+        "heuristics",
+        "heuristics.exegpt",
+        "heuristics.fleet",
+        "heuristics.unknown_lengths",
+        "executor.engines",
+        "executor.models",
+        "executor.processes",
+    },
+    "executor.server": {"data", "executor.jobs"},
     "executor.reports": {"data", "heuristics", "models.bounds", "executor.serving"},
 }
 """
@@ -226,8 +237,8 @@ def test_no_folder_holds_more_than_fifteen_modules() -> None:
     assert {str(folder.relative_to(ROOT)): count for folder, count in held.items() if count > 15} == {}
 
 
-def test_the_executor_is_at_most_ten_rooms() -> None:
-    assert len([path for path in (ROOT / "executor").iterdir() if (path / "__init__.py").exists()]) <= 10
+def test_the_executor_is_at_most_eleven_rooms() -> None:
+    assert len([path for path in (ROOT / "executor").iterdir() if (path / "__init__.py").exists()]) <= 11
 
 
 def test_the_packages_listed_are_the_folders_that_exist() -> None:

@@ -28,12 +28,6 @@ ELSEWHERE = {
     "batchbound validate RUN --profile FOLDER": "executor/test_validate.py",
     "batchbound --print-completion bash >> ~/.bashrc": "cli/test_completion.py",
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
-    "batchbound plan next.csv --steps step --history past.csv --slots 64 --longest-completion 16000"
-    " --ahead 0.33 --keep-kv -o steps.json": "cli/test_plan_steps.py",
-    "batchbound plan prompts.jsonl --steps 4 --history past.csv --slots 64 --longest-completion 16000"
-    " --keep 7 -o steps.json": "cli/test_plan_steps.py",
-    "batchbound plan steps.json --ended done.csv -o later.json": "cli/test_plan_steps.py",
-    "batchbound run steps.json --model checkpoint": "cli/test_run_steps.py",
 }
 COMMANDS = [
     command

@@ -16,7 +16,12 @@ from test_tutorials import inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {"own_loop.py": "test_llm.py", "trl_grpo.py": "test_trl.py"}
+ELSEWHERE = {
+    "openrlhf_rollout.py": "test_openrlhf.py",
+    "own_loop.py": "test_llm.py",
+    "trl_grpo.py": "test_trl.py",
+    "verl_rollout.py": "test_verl_rollout.py",
+}
 RUN = {
     "audit_lengths.py": [],
     "evaluation.sh": ["tiny:llama", "prompts.jsonl", "4"],

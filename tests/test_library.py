@@ -175,8 +175,6 @@ def test_an_output_that_is_no_file_is_refused_by_every_kind_of_run(planned: Path
     with pytest.raises(InputError, match=r"is a folder\. Name a file"):
         batchbound.run(planned, "tiny:llama", output=output)
     with pytest.raises(InputError, match=r"is a folder\. Name a file"):
-        batchbound.run_step(planned, "tiny:llama", output=output)
-    with pytest.raises(InputError, match=r"is a folder\. Name a file"):
         batchbound.run(planned, batchbound.ServerOptions(("http://127.0.0.1:9",)), output=output)
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..running.options import ModelOptions
+from ..run_job.options import ModelOptions
 from .inputs import positive, random_seed
 from .output import is_quiet
 

@@ -12,7 +12,7 @@ from ..executor.reports.tables import clock_text
 from .output import is_quiet
 
 if TYPE_CHECKING:
-    from ..executor.runs.plan_clock import Standing
+    from ..executor.jobs.plan_clock import Standing
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import calibration_of
-from ..running.server_result import ServerResult
+from ..run_job.server_result import ServerResult
 from .output import note
 
 if TYPE_CHECKING:
@@ -97,11 +97,16 @@ def _show_counted(summary: Mapping[str, object]) -> None:
         return
     assert isinstance(bound, int)
     counted, predicted = summary.get("iterations"), summary.get("predicted_iterations")
-    print(f"  {'proven least':28s} {bound:9,d} iterations, by {summary['bound_source']}")
+    broken = isinstance(counted, int) and counted < bound
+    least = "bound that the run broke" if broken else "proven least"
+    print(f"  {least:28s} {bound:9,d} iterations, by {summary['bound_source']}")
     if isinstance(predicted, int):
         print(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
     if isinstance(counted, int):
-        print(f"  {'counted by the server':28s} {counted:9,d}  {counted / bound - 1:+.2%} of the bound")
+        print(
+            f"  {'counted by the server':28s} {counted:9,d}"
+            + ("" if broken else f"  {counted / bound - 1:+.2%} of the bound")
+        )
     else:
         print(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
     simulated = summary.get("simulated_iterations")
@@ -109,7 +114,7 @@ def _show_counted(summary: Mapping[str, object]) -> None:
         print(f"  {'simulated, ' + name:28s} {value:9,d}  {value / bound - 1:+.2%}")
     losses = summary.get("losses")
     for name, value in (losses if isinstance(losses, dict) else {}).items():
-        print(f"  {'lost: ' + name:38s} {value:+9,d}")
+        print(f"  {'lost: ' + name:52s} {value:+9,d}")
 
 
 def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import get_args
 
 from ..data.files.disk import InputError
-from ..running.server import Order, ServerOptions
+from ..run_job.on_servers import Order, ServerOptions
 from .inputs import columns_of, positive, refuse_given, seconds
 
-_SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed"})
+_SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params"})
 """Options of ``run`` that a run on servers heeds as well; its others say how our own engine works."""
 
 _SERVER_ONLY = {

@@ -135,14 +135,9 @@ class Comparison:
         """
         Return each solver's performance ratio on each instance: its measure over the least of all solvers.
 
-        Dolan and More (2002), section 2. Infinite where the solver has no solution, or, by seconds, has
-        not proved it best; instances it cannot be asked for are left out. Values have to be positive, as
-        seconds are: of linear models with others, compare the seconds.
-
-        Parameters
-        ----------
-        by
-            What is compared.
+        Dolan and More (2002), section 2. Infinite where the solver has no solution, or, by seconds, has not
+        proved it best; instances it cannot be asked for are left out. Values have to be positive, as seconds
+        are: of linear models with others, compare the seconds.
         """
         found: dict[str, list[float]] = {row.solver: [] for row in self.rows}
         for instance in dict.fromkeys(row.instance for row in self.rows):
@@ -158,11 +153,6 @@ class Comparison:
         Write the performance profile: the share of instances near the least makespan, by how near.
 
         By how many per cent a makespan lies above the least, from 0.1 % on a log axis.
-
-        Parameters
-        ----------
-        path
-            A PNG, SVG or PDF file.
         """
         ratios = self.ratios()
         finite = [ratio for of_solver in ratios.values() for ratio in of_solver if ratio < math.inf]
@@ -184,14 +174,7 @@ class Comparison:
         figure.savefig(path)
 
     def plot_over_time(self, path: str | os.PathLike[str]) -> None:
-        """
-        Write the gap to the best bound over time, one curve per solver and instance, on log axes.
-
-        Parameters
-        ----------
-        path
-            A PNG, SVG or PDF file.
-        """
+        """Write the gap to the best bound over time, one curve per solver and instance, on log axes."""
         figure = _figure()
         axes = figure.subplots()
         solvers = list(dict.fromkeys(row.solver for row in self.rows))

@@ -39,21 +39,7 @@ class Handover:
 
 
 def hand_over(plan: IterationPlan, *, max_position: int | None = None) -> Handover:
-    """
-    Return a plan in the terms of the engine or trainer that it is for.
-
-    Parameters
-    ----------
-    plan
-        For one engine or several.
-    max_position
-        Most tokens of a prompt and its completion, if the server is to be started with such a limit.
-
-    Raises
-    ------
-    ValueError
-        If the engine is none of :data:`ENGINES`.
-    """
+    """Return a plan in the terms of the engine or trainer that it is for."""
     if plan.engine not in ENGINES:
         raise ValueError(f"engine is {plan.engine!r}; it must be one of {', '.join(ENGINES)}")
     return _HANDOVERS[plan.engine](plan, max_position)

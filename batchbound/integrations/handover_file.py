@@ -24,18 +24,7 @@ ENGINES = (*SERVERS, "verl", "openrlhf", "trl")
 
 
 def handover_paths(plan_path: str | os.PathLike[str], engine: str, replicas: int) -> tuple[Path, ...]:
-    """
-    Return the files a plan is handed over in: beside it, named after it and the engine.
-
-    Parameters
-    ----------
-    plan_path
-        Of the plan.
-    engine
-        It is for.
-    replicas
-        Of the plan; each server has a batch of its own.
-    """
+    """Return the files a plan is handed over in: beside it, named after it and the engine."""
     stem = Path(plan_path).with_suffix("")
     if engine not in SERVERS:
         return (stem.with_name(f"{stem.name}.{engine}.json"),)
@@ -56,12 +45,7 @@ def write_handover(
     A server's are batch files in the order of the priorities: the lines of the batch that was planned with
     ``priority`` in their bodies, or ids and priorities alone for a job of lengths. A trainer's is one object.
 
-    Parameters
-    ----------
-    handover, plan
-        What to write, and the plan it comes from.
-    batch
-        The file of the requests, or None for a job of lengths.
+    ``batch``: the file of the requests, or None for a job of lengths.
     """
     ids = plan.workload.ids.tolist()
     if handover.engine not in SERVERS:

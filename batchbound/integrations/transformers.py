@@ -21,13 +21,6 @@ def register_longest_first(expected: Mapping[str, int] | Callable[[Any], int] | 
 
     Waiting requests begin longest first, equals in the order they came; those whose keys and values were
     moved to the host's memory come first, as in transformers' own schedulers.
-
-    Parameters
-    ----------
-    expected
-        Tokens of each completion: by request id (``req_0``, ``req_1``, ... for ``generate_batch``, whose
-        inputs get them in order), or a function of transformers' ``RequestState``. By default each request's
-        ``max_new_tokens``; a request that the mapping lacks has that, too.
     """
     from transformers.generation.continuous_batching import scheduler
 

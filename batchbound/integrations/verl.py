@@ -1,8 +1,8 @@
 """
 A plan in verl: the column of priorities, and the replica of each prompt.
 
-verl is imported when a class of its own is asked for; this is tested with the classes of verl 0.9.1. The
-engine itself as a rollout of verl is in :mod:`.verl_rollout`.
+verl is imported when one of its classes is needed. Tested with the classes of verl 0.9.1. The engine as a
+rollout of verl is ``examples/verl_rollout.py``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,8 @@ def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
     """
     Return priorities that begin the longest completion first, counted from one: verl drops a zero.
 
-    Parameters
-    ----------
-    lengths
-        Tokens that each row's completion is expected to have, shape (rows,).
-
-    Returns
-    -------
-    IntArray
-        Lowest first, as vLLM has them, shape (rows,).
+    ``lengths``: tokens that each row's completion is expected to have, shape (rows,). Returns lowest first,
+    as vLLM has them, shape (rows,).
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
@@ -47,21 +40,7 @@ def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
 
 
 def set_priorities(batch: Any, values: Sequence[int] | IntArray) -> None:
-    """
-    Put a column of priorities into a batch before ``generate_sequences``, which fills in its own otherwise.
-
-    Parameters
-    ----------
-    batch
-        verl's ``DataProto``: it has ``non_tensor_batch``.
-    values
-        One per row: :func:`priorities`, or those of ``batchbound plan --for verl``.
-
-    Raises
-    ------
-    ValueError
-        If there is not one for each row, or one is zero or below, which verl does not pass on.
-    """
+    """Set a batch's column of priorities; do so before ``generate_sequences``."""
     column = np.asarray(values, dtype=np.int64)
     if column.shape != (len(batch),):
         raise ValueError(f"{column.size} priorities for {len(batch)} rows")
@@ -99,11 +78,6 @@ def planned_load_balancer(placement: Placement, base: type | None = None) -> typ
 
     Replica ``k`` is the ``k``-th server by its name. A prompt that was not planned, a server that is gone,
     and verl's own sticky sessions go where verl sends them.
-
-    Parameters
-    ----------
-    base
-        verl's ``GlobalRequestLoadBalancer``; found in the verl that is installed by default.
     """
 
     class PlannedLoadBalancer(base or _balancer()):  # type: ignore[misc]  # whichever verl has

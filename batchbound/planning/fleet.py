@@ -54,27 +54,6 @@ def make_fleet_plan(
     Return one plan for all replicas: who serves what and when, and the bound proven for the fleet.
 
     A fleet of one that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
-
-    Parameters
-    ----------
-    fleet
-        Requests, with their groups, and replicas.
-    groups
-        Whether the requests of a group go anywhere, to one replica, or to as many as there are.
-    rule
-        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares the requests out; by default they are
-        shared out by what each costs and what the replicas' schedules lose, again and again.
-    limits
-        When to stop; after ``DEFAULT_SECONDS`` by default.
-    provenance
-        Where the numbers come from, which the plan records.
-
-    Raises
-    ------
-    InputError
-        If the rule cannot share these requests out.
-    PlanningError
-        If the referee rejects the schedule.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
@@ -108,27 +87,11 @@ def make_robust_fleet_plan(
     """
     Return a fleet's plan made from predicted lengths with a stated error.
 
-    Each replica follows a queue: its order, its patience, and whether requests with little left give way
-    near the end to those that may have much, are chosen over sampled lengths, with backoff. The schedules
-    are what the queues do at the expected lengths.
+    Each replica follows a queue: its order, its patience, and whether requests with little left give way near
+    the end to those that may have much, are chosen over sampled lengths, with backoff. The schedules are what
+    the queues do at the expected lengths.
 
-    Parameters
-    ----------
-    fleet
-        Requests, with the lengths as predicted and their groups, and replicas.
-    groups, rule, provenance
-        As of :func:`make_fleet_plan`.
-    longest
-        Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
-    seed
-        Draws the samples.
-
-    Raises
-    ------
-    InputError
-        If the rule cannot share these requests out.
-    PlanningError
-        If the referee rejects the schedule.
+    ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
     begun = time.perf_counter()
     predicted = fleet.workload.output_tokens
@@ -201,21 +164,9 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
     """
     Return the fleet that a command line describes.
 
-    Parameters
-    ----------
-    problem
-        The requests, and the costs and limits of a replica.
-    spec
-        A number of replicas, or a JSON file ``{"replicas": [{...}, ...]}`` that says of each what differs
-        from the problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``,
-        ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several alike.
-    prompts
-        The text of each request's prompt; where no request is in a group yet, equal prompts make one.
-
-    Raises
-    ------
-    InputError
-        If it is neither, or says what no replica has.
+    ``spec``: a number of replicas, or a JSON file ``{"replicas": [{...}, ...]}`` that says of each what
+    differs from the problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``,
+    ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several alike.
     """
     workload = problem.workload
     if prompts and (workload.group < 0).all():

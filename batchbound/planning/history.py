@@ -1,19 +1,19 @@
-"""Completions of earlier steps, of earlier epochs or of other models, and what they say of lengths."""
+"""Earlier completions, and their evidence about the lengths of a job."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.readers.completions import is_output, lengths_by_name
-from ..data.readers.tables import NoColumnError, read_column, read_lengths
+from ..data.readers.tables import read_lengths
 from ..data.workload import Workload
 from ..heuristics.unknown_lengths.agreement import prompt_scores
 from ..heuristics.unknown_lengths.lengths import (
@@ -29,10 +29,10 @@ from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
-"""Share of a job's groups that earlier files must complete for these to be predictions of its lengths."""
+"""Least share of a job's groups named in earlier files, for these to be predictions of its lengths."""
 
 BEYOND = 2.0
-"""Times the largest length seen, beyond which no length is expected where no cap is known."""
+"""Largest expected length over the largest seen, if no cap is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,31 +43,22 @@ class History:
     Parameters
     ----------
     workloads
-        One each, with its lengths and groups; none is of the job.
-    files
-        The SHA-256 of each file that they were read from, by its name.
+        Lengths and groups, one workload a step; none is of the job.
     """
 
     workloads: tuple[Workload, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
 
     def names(self, problem: Problem) -> bool:
-        """Return whether most groups of a job have earlier completions of their requests' names."""
+        """Return whether most groups of a job have earlier completions under their requests' names."""
         return bool((~np.isnan(self._predicted(problem))).mean() >= MATCHED) if self.workloads else False
 
     def known(self, problem: Problem, longest: int | None = None) -> Known:
         """
-        Return what is known of a job beforehand.
+        Return the prior knowledge about a job, whose lengths are not read.
 
-        Where most of its groups bear the names of earlier ones, these predict how long each is; else the
-        earlier ones say how lengths are distributed and how alike those of a group are.
-
-        Parameters
-        ----------
-        problem
-            The job; its lengths are not read.
-        longest
-            Decode steps after which every completion is cut; None for no limit.
+        If most of its groups bear the names of earlier ones, these predict their lengths; else the earlier
+        ones give the distribution of lengths and the correlation within groups. ``longest`` is the cap in
+        decode steps, None for no limit.
         """
         if not self.workloads:
             return Known(longest)
@@ -79,14 +70,7 @@ class History:
         return Known(longest, past=Observed(group, tokens, ended))
 
     def predictive(self, problem: Problem, longest: int | None = None) -> Predictive:
-        """
-        Return what lengths the job may turn out to have, by at least one earlier workload.
-
-        Parameters
-        ----------
-        problem, longest
-            As of :meth:`known`.
-        """
+        """Return the sampler of a job's lengths; needs at least one earlier workload."""
         lengths, group = self._pooled()
         cap = self._cap(problem, longest, lengths)
         numbers, groups = group_numbers(problem)
@@ -120,14 +104,14 @@ class History:
         return np.concatenate([each.output_tokens for each in self.workloads]), np.concatenate(group)
 
     def _cap(self, problem: Problem, longest: int | None, lengths: IntArray) -> float:
-        """Return the tokens beyond which no length is expected."""
+        """Return the largest expected length, tokens."""
         if longest is not None:
             return float(longest + int(problem.prefill_emits_first_token))
         largest = float(lengths.max())
         return largest if int((lengths == largest).sum()) >= SHARED_LONGEST else BEYOND * largest
 
     def _logarithms(self, problem: Problem) -> FloatArray:
-        """Return each file's logarithm of the length of each of the job's requests, (files, requests)."""
+        """Return each file's log length of each of the job's requests, (files, requests)."""
         place = {name: at for at, name in enumerate(problem.workload.ids.tolist())}
         found = np.full((len(self.workloads), len(problem)), np.nan)
         for row, workload in zip(found, self.workloads, strict=True):
@@ -136,15 +120,15 @@ class History:
         return found
 
     def _predicted(self, problem: Problem) -> FloatArray:
-        """Return what earlier completions agree on of each group, not a number where there are none."""
+        """Return the prediction of each group by earlier completions, NaN without one, shape (groups,)."""
         return _agreed(problem, self._logarithms(problem))
 
     def _worth(self, problem: Problem, share: float) -> list[list[float]]:
         """
-        Return the correlations that each file's scores may have with what the others predict.
+        Return the possible correlations of each file's scores with the prediction by the others.
 
-        Of one file alone it is not known: what a group's completions have in common says so where a prompt
-        has several, and else any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS` may be.
+        For one file alone the correlation is unknown. If a prompt has several completions, their common part
+        estimates it; else it is any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS`.
         """
         logarithms = self._logarithms(problem)
         numbers, groups = group_numbers(problem)
@@ -160,49 +144,41 @@ class History:
         return found
 
 
-def read_history(files: Mapping[str, str], column: str | None) -> History:
+def known_lengths(
+    problem: Problem, history: Iterable[str | os.PathLike[str]], longest: int | None = None
+) -> Known:
     """
-    Return the history of files of earlier completions.
+    Return what earlier completions tell about the lengths of a job, for a policy that sees none.
 
     Parameters
     ----------
-    files
-        The SHA-256 of each file, by its name.
-    column
-        That tells a table's steps apart; files without it, or with None all, are of a step each.
+    problem
+        The job; its own lengths are not read.
+    history
+        Files of earlier completions: tables of lengths, traces or outputs of runs.
+    longest
+        Decode steps after which every completion is cut; None for no limit.
+
+    Returns
+    -------
+    Known
+        A prediction for each group whose request names stand in ``history``; else the distribution of
+        lengths, and their correlation within groups.
 
     Raises
     ------
     InputError
-        As of :func:`earlier_completions`.
+        If a file holds no completions.
     """
-    found: list[Workload] = []
-    for path in files:
-        workload = earlier_completions(path)
-        labelled = column is not None and not is_output(path)
-        try:
-            labels = read_column(path, str(column)) if labelled else [""] * len(workload)
-        except NoColumnError:
-            labels = [""] * len(workload)
-        of_step = np.array(labels)
-        found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
-    return History(tuple(found), files)
+    return History(tuple(earlier_completions(path) for path in history)).known(problem, longest)
 
 
 def earlier_completions(path: str | os.PathLike[str]) -> Workload:
     """
-    Return the lengths and groups of earlier completions; prompts count as one token where no table has them.
+    Return the lengths and groups of earlier completions; prompts count as one token unless a table has them.
 
-    Parameters
-    ----------
-    path
-        A table of lengths, the trace of a run or its output. In the last two, completions named ``a#0``,
-        ``a#1`` and on are those of request ``a``, as a run names them.
-
-    Raises
-    ------
-    InputError
-        If the file is none of these, or an output that states the tokens of several completions together.
+    ``path`` is a table of lengths, the trace of a run or its output. In the last two, completions named
+    ``a#0``, ``a#1`` and so on are those of request ``a``, as a run names them.
     """
     if not is_output(path):
         return read_lengths(path)
@@ -216,14 +192,14 @@ def earlier_completions(path: str | os.PathLike[str]) -> Workload:
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float:
-    """Return how far two rows of numbers go together by their ranks, from 0 to 1."""
+    """Return the rank correlation of two rows of numbers, 0 if negative."""
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     return max(0.0, float(np.corrcoef(normal_scores(one), normal_scores(other))[0, 1]))
 
 
 def _agreed(problem: Problem, logarithms: FloatArray) -> FloatArray:
-    """Return what files of lengths agree on of each group, not a number where none has any."""
+    """Return the mean prediction of files of lengths for each group, NaN without one."""
     numbers, groups = group_numbers(problem)
     mean = np.full((len(logarithms), groups), np.nan)
     for row, file in zip(mean, logarithms, strict=True):

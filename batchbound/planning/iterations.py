@@ -17,11 +17,11 @@ from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
 from ..data.iterations import EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
-from ..executor.engines.server_dispatch import in_flight_of
 from ..executor.profiling.fitted_audit import proven_rates
 from ..executor.profiling.iteration_fit import PricedDevice
 from ..executor.profiling.replay import ComposedDevice
 from ..executor.profiling.seconds_audit import needed_work
+from ..executor.server.dispatch import in_flight_of
 from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
 from ..models.bounds.iterations import iteration_bound

@@ -159,7 +159,7 @@ def _sent(
     *,
     prefix_caching: bool,
 ) -> MixedJob:
-    from ..executor.runs.server_job import prompt_groups
+    from ..executor.server.server_job import prompt_groups
 
     prompts = [_tokens(request, tokenizer, name) for request in requests]
     counts = [

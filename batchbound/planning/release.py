@@ -52,14 +52,7 @@ class Releasable:
         """
         Return the requests of some completions.
 
-        Parameters
-        ----------
-        rows
-            The completions, those of one request side by side.
-        request
-            A number for each one's request, equal where it is the same, shape (completions,).
-        exact
-            As of the class.
+        ``request``: a number for each one's request, equal where it is the same, shape (completions,).
         """
         starts = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
         choices = np.diff(np.append(starts, len(rows)))
@@ -132,15 +125,8 @@ def best_release(
     slot's begin in turn. (Where lengths are predictions, longest first is the better one: what it has left
     for the end is short, whichever requests turn out longer.)
 
-    Parameters
-    ----------
-    planned
-        The order of a plan, or None.
-    seed
-        Of the shuffling and the packing.
-    in_flight
-        Completions that the client has under way at a time; None for as many as keep the queue from running
-        empty.
+    ``in_flight``: completions that the client has under way at a time; None for as many as keep the queue
+    from running empty.
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):

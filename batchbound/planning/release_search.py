@@ -68,14 +68,7 @@ def search_release(
     least work (iterations and tokens computed again). With them, that takes fewer seconds than every simple
     rule, then no more iterations than the best of them, then the fewest seconds.
 
-    Parameters
-    ----------
-    prices
-        Tell the seconds of iterations.
-    budget
-        When to stop; work is counted in orders simulated after the simple rules.
-    enough
-        Iterations below which nothing is gained, as another engine takes as many.
+    ``prices``: tell the seconds of iterations.
     """
     search = _Search(work, limits, prices, budget or Limits(), enough)
     try:

@@ -60,26 +60,7 @@ def sweep(
     """
     Plan a job for every number of slots with every number of replicas.
 
-    Parameters
-    ----------
-    problem
-        The job, and the costs and limits of a replica; its own number of slots is not looked at.
-    limits
-        Of all plans together: each gets its part of the seconds.
-    groups
-        As :func:`~.fleet.make_fleet_plan` takes it.
-    prompts
-        As :func:`~.fleet.fleet_of` takes them.
-
-    Returns
-    -------
-    tuple of SweepPoint
-        By replicas, then by slots, in the order given.
-
-    Raises
-    ------
-    PlanningError
-        If the referee rejects a schedule.
+    ``limits``: of all plans together: each gets its part of the seconds.
     """
     count = len(slots) * len(replicas)
     part = limits if limits.seconds is None else replace(limits, seconds=limits.seconds / count)

@@ -74,7 +74,7 @@ class _Candidate:
     def order(self) -> IntArray:
         return queue_order(self.problem, self.follow, self.held_back)
 
-    def picture(self) -> Schedule:
+    def nominal_schedule(self) -> Schedule:
         """Return the schedule at planned lengths."""
         if self.schedule is not None:
             return self.schedule
@@ -94,10 +94,10 @@ class _Candidate:
                     for true in sized
                 ]
             )
-        picture, way = self.picture(), self.expectation(np.zeros(1), {}, {})
+        nominal, way = self.nominal_schedule(), self.expectation(np.zeros(1), {}, {})
         lengths = np.stack([true.workload.output_tokens for true in truths])
         return np.array(
-            [simulate(problem, following(way, picture, problem), each).makespan for each in lengths]
+            [simulate(problem, following(way, nominal, problem), each).makespan for each in lengths]
         )
 
     def expectation(
@@ -138,21 +138,7 @@ def make_robust_plan(
     several patiences of the ski-rental rule, over sets of lengths sampled from the error; the plan follows
     the least mean makespan and states the interval it lies in.
 
-    Parameters
-    ----------
-    problem
-        The problem with the lengths as predicted.
-    longest
-        Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
-    slots
-        Other numbers of slots to compare, beside the problem's own.
-    solver, limits, provenance
-        As of :func:`~batchbound.planning.plan.make_plan`; the seed also draws the samples.
-
-    Raises
-    ------
-    PlanningError
-        If the solver found no schedule.
+    ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=1.5) if limits is None else limits
@@ -232,7 +218,7 @@ def _choose(
 
 def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
     """Return the plan that follows a queue; its schedule is the queue's at planned lengths."""
-    schedule = chosen.picture()
+    schedule = chosen.nominal_schedule()
     other = chosen.problem.slots != plan.problem.slots
     return replace(
         plan,

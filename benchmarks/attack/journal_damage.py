@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from batchbound.data.files.disk import InputError
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 
 from .tally import Tally
 

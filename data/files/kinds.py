@@ -12,8 +12,8 @@ from .disk import InputError, refuse_streams
 KINDS = {
     "batchbound_plan": "a plan",
     "batchbound_fleet_plan": "a plan",
-    "batchbound_steps_plan": "a plan of several steps",
-    "batchbound_steps_progress": "how far a run of several steps has come",
+    "batchbound_steps_plan": "a plan of several steps, of an earlier version",
+    "batchbound_steps_progress": "the progress of a run of several steps, of an earlier version",
     "batchbound_iteration_plan": "a plan for servers that mix prompts with generated tokens",
     "batchbound_iteration_cost": "what an iteration of a server costs",
     "batchbound_trace": "the trace of a run",
@@ -24,11 +24,13 @@ KINDS = {
 }
 """What a file is whose first field has this name."""
 
+_STEPS = "Steps are planned one at a time: drive them with batchbound.rollout_function."
+
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
     "batchbound_fleet_plan": "Give the file of requests that it was made of.",
-    "batchbound_steps_plan": "It has no schedule: its policy decides as completions end.",
-    "batchbound_steps_progress": "`batchbound run` reads it beside its plan.",
+    "batchbound_steps_plan": _STEPS,
+    "batchbound_steps_progress": _STEPS,
     "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",
     "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",

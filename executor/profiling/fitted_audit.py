@@ -1,4 +1,4 @@
-"""What a job lost in seconds, at the seconds of an iteration that its own times show."""
+"""Seconds of a job, estimated at the seconds of an iteration that its own times show."""
 
 from __future__ import annotations
 
@@ -8,107 +8,64 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.iterations import EngineLimits, IterationBound, Sequences
-from ...models.bounds.iterations import iteration_bound
-from ...models.exegpt.iteration_minorant import Minorant, Work
+from ...data.iterations import EngineLimits, Sequences
+from ...models.exegpt.iteration_minorant import Minorant
 from ..serving.release import fits, simulable
 from .iteration_fit import IterationFit, PricedRun, TimedJob, fit_iterations, replay_at
-from .seconds_audit import AGAIN, ITERATIONS, WAITED, needed_work, waited
-
-BEYOND = "measured beyond the fit"
+from .seconds_audit import needed_work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedAudit:
+class SecondsEstimate:
     """
-    A job's seconds against those that no order could have gone below, at fitted rates.
+    A job's seconds beside those of its simulations, at fitted rates.
 
     Parameters
     ----------
     fit
         Seconds of an iteration.
-    proven
-        Those of which the bound consists.
     measured, simulated
         Makespan of the job, and of its simulation at the fitted rates.
-    bound
-        Seconds that every order takes at least at those rates, all requests there at the start.
-    iterations
-        The bound on iterations in it.
-    losses
-        Seconds by cause; they add up to ``measured - bound``.
+    least
+        Seconds that every order takes at least if the rates are true, all requests there at the start.
     orders
         Simulated runs by the order of the requests, all there at the start.
     """
 
     fit: IterationFit
-    proven: Minorant
     measured: float
     simulated: float
-    bound: float
-    iterations: IterationBound
-    losses: Mapping[str, float]
+    least: float
     orders: Mapping[str, PricedRun]
 
 
-def fitted_audit(
+def estimate_seconds(
     job: TimedJob, limits: EngineLimits, proven: EngineLimits, orders: Mapping[str, IntArray]
-) -> FittedAudit | None:
+) -> SecondsEstimate | None:
     """
-    Return what a job lost, or None where its seconds cannot be fitted.
+    Return what a job's orders take at rates fitted to it, or None where it is too large to simulate.
 
-    An iteration is taken to cost an affine function of its work, so that whatever the order, a job costs as
-    much as the sum of its work: each rate, none of them negative, times the least that is needed of its kind.
-
-    Parameters
-    ----------
-    proven
-        As far as they are known, for the bound.
-    orders
-        Of the rows, by name.
+    An iteration costs an affine function of its work. So whatever the order, a job costs the sum over the
+    kinds of work: each rate, none of them negative, times the least work of its kind.
+    ``proven`` holds the limits that are known for sure, for the least; ``orders`` are positions of the rows.
     """
     fit = fit_iterations(job, limits)
     if fit is None:
         return None
-    rates, work = fit.rates, needed_work(job.sequences, proven)
-    least = proven_rates(rates, put_back=any(map(job.sequences.may_run_short, (limits, proven))))
-    replay = replay_at(job, limits, rates)
-    done = Work(*replay.work.sum(0).tolist())
-    simulated, bound = float(replay.run.finished.max()), least.seconds(work)
-    # Rounded: an engine that never stood still waited for nothing.
-    idle = waited(simulated, float(replay.run.seconds.sum()))
-    more = rates.iterations * (done.iterations - work.iterations)
-    again = rates.seconds(replace(done, iterations=0)) - least.seconds(replace(work, iterations=0))
-    return FittedAudit(
-        fit=fit,
-        proven=least,
-        measured=job.makespan,
-        simulated=simulated,
-        bound=bound,
-        iterations=iteration_bound(job.sequences, proven),
-        losses={
-            # With what was rounded, so that all of them add up.
-            BEYOND: job.makespan - bound - idle - more - again,
-            WAITED: idle,
-            ITERATIONS: more,
-            AGAIN: again,
-        },
-        orders={name: replay_at(job, limits, rates, np.asarray(order)) for name, order in orders.items()},
-    )
+    put_back = any(map(job.sequences.may_run_short, (limits, proven)))
+    least = proven_rates(fit.rates, put_back=put_back).seconds(needed_work(job.sequences, proven))
+    simulated = float(replay_at(job, limits, fit.rates).run.finished.max())
+    runs = {name: replay_at(job, limits, fit.rates, np.asarray(order)) for name, order in orders.items()}
+    return SecondsEstimate(fit, job.makespan, simulated, least, runs)
 
 
 def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
     """
     Return rates at which no order takes less than the sum of its least work.
 
-    A request that was put back computes its newest token within a chunk of all it holds, ``m`` tokens, in the
-    place of a decode that reads ``m``. So that what every order needs is not counted at more than that costs,
-    a decode and what it reads may count no more than a chunk of as many tokens.
-
-    Parameters
-    ----------
-    put_back
-        Whether requests may be put back.
+    A request that was evicted computes its newest token within a chunk of all it holds, ``m`` tokens, instead
+    of a decode that reads ``m``. So a decode and its read may count no more than a chunk of ``m`` tokens.
+    ``put_back`` says whether requests may be evicted.
     """
     if not put_back:
         return rates
@@ -119,14 +76,7 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
 def simulated_orders(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, PricedRun]:
-    """
-    Return what orders come to whose iterations take a second each; nothing for a job too large to simulate.
-
-    Parameters
-    ----------
-    orders
-        Of the sequences, all there at the start, by name.
-    """
+    """Return the runs of orders with one second an iteration; nothing for a job too large to simulate."""
     if not simulable(sequences, limits) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)

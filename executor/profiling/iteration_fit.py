@@ -33,6 +33,9 @@ _PARTS = 6
 LEAST_MARKS = 24
 """First and last tokens below which only one rate is fitted."""
 
+LARGEST_ERROR = 0.2
+"""Share by which a fit may miss seconds; beyond it the iterations do not fit a linear cost."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedJob:
@@ -83,6 +86,11 @@ class IterationFit:
     rates: Minorant
     error: float | None
     marks: int
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the iterations fit a linear cost; a fit without an error counts as one that does."""
+        return self.error is None or self.error <= LARGEST_ERROR
 
 
 def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = None) -> tuple[Minorant, float]:

@@ -24,10 +24,10 @@ from ...heuristics.loop import execute
 from ...models.exegpt.run_profile import WARMING_ROUNDS
 from ..engines.device_memory import memory_of
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
+from ..jobs.journal import Journal
+from ..jobs.machine_speed import MachineSpeed
 from ..models.prompts import Prompts
 from ..processes.workload_aware import DecodeEngine
-from ..runs.journal import Journal
-from ..runs.machine_speed import MachineSpeed
 from .layer_composition import REFERENCE, Measurements, Point, at, composed, shape_of
 from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_points, spread
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair

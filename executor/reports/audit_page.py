@@ -85,17 +85,7 @@ def save_audit_page(
     """
     Write an audit as one self-contained HTML file, whole or not at all.
 
-    Parameters
-    ----------
-    runs
-        Drawn on one clock.
-    clock
-        What the clock of the runs counts: ``iterations`` or ``seconds``.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+    ``clock``: what the clock of the runs counts: ``iterations`` or ``seconds``.
     """
     parts = [f"<h1>{escape(title)}</h1>"]
     for one in losses:

@@ -20,11 +20,6 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
     has nothing to do between two stages (the program's own time). A slot that holds none waits for a prefill
     while a request waits, has nothing to do while none has arrived, and is the tail once no request is left
     to start. See ``docs/metrics.md``.
-
-    Parameters
-    ----------
-    trace
-        The run. If requests were evicted, those count as waiting from the start until their last prefill.
     """
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     if not trace.makespan:
@@ -98,14 +93,7 @@ class IdleCauses:
 
 
 def idle_causes(trace: Trace) -> IdleCauses:
-    """
-    Return why a free slot is free: requests wait, the next is yet to arrive, or none is left to start.
-
-    Parameters
-    ----------
-    trace
-        The run, of at least one stage.
-    """
+    """Return why a free slot is free: requests wait, the next is yet to arrive, or none is left to start."""
     start, end = stage_edges(trace)
     served = trace.stage_of >= 0
     left = start[trace.stage_of[served]]

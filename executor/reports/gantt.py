@@ -83,14 +83,7 @@ class Panel:
 
     @classmethod
     def of(cls, title: str, cost: CostModel, trace: Trace, report: Report) -> Panel:
-        """
-        Return a run's panel on the clock that its bound is on: the cost model's.
-
-        Parameters
-        ----------
-        trace, report
-            Of the run, on whichever clock.
-        """
+        """Return a run's panel on the clock that its bound is on: the cost model's."""
         if report.clock == "model":
             return cls(title, trace, report)
         drawn = in_model_seconds(cost, trace)
@@ -99,19 +92,7 @@ class Panel:
 
 
 def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
-    """
-    Draw runs below each other and write the picture, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        A ``.png`` or ``.svg`` file.
-
-    Raises
-    ------
-    InputError
-        If the file's name ends otherwise, or it cannot be written.
-    """
+    """Draw runs below each other and write the picture, whole or not at all."""
     import matplotlib
 
     kind = Path(path).suffix.lower().removeprefix(".")
@@ -131,14 +112,7 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
 
 
 def gantt(*panels: Panel) -> Figure:
-    """
-    Return the picture of runs, below each other over the same seconds of one clock.
-
-    Parameters
-    ----------
-    *panels
-        The runs, from the top.
-    """
+    """Return the picture of runs, below each other over the same seconds of one clock."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize

@@ -1,4 +1,4 @@
-"""What became of a server's iterations: how many were needed, and what the others went into."""
+"""Audit of a server's iterations: the bound, and the loss by cause."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from ..serving.release import predict
 _NO_LIMIT = 2**40
 
 ORDER = "order: beyond longest first"
-OTHER = "client, server and other users"
+OTHER = "not explained (client, network, other traffic)"
 OPEN = "longest first above the bound"
+TOGETHER = "all causes together"
+ASSUMED = "one token a sequence and iteration, one engine behind each address, requests within the slots"
+"""Assumptions of the bound on iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,33 @@ class IterationAudit:
     simulated: Mapping[str, Predicted]
 
     @property
+    def broken(self) -> str | None:
+        """Why the bound does not hold, where fewer iterations were counted; else None."""
+        if self.counted is None or self.counted >= self.bound.iterations:
+            return None
+        return (
+            f"the run took {self.counted:,} iterations, fewer than its bound of {self.bound.iterations:,}:"
+            f" an assumption of the bound does not hold ({ASSUMED})"
+        )
+
+    @property
     def losses(self) -> dict[str, int]:
-        """Iterations above the bound by cause; they add up to those counted (or simulated) less the bound."""
+        """
+        Iterations above the bound by cause, none negative; they add up to those counted (or simulated).
+
+        Causes are not told apart where the run took fewer iterations than its simulation.
+        """
+        if self.broken:
+            return {}
+        together = {} if self.counted is None else {TOGETHER: self.counted - self.bound.iterations}
         if not self.simulated:
-            return {} if self.counted is None else {"not told apart": self.counted - self.bound.iterations}
+            return together
         sent, best = self.simulated["as sent"].iterations, self.simulated["longest first"].iterations
         best = min(sent, best)
         parts = {ORDER: sent - best, OPEN: best - self.bound.iterations}
-        return parts if self.counted is None else {OTHER: self.counted - sent, **parts}
+        if self.counted is not None:
+            parts = {OTHER: self.counted - sent, **parts}
+        return parts if min(parts.values()) >= 0 else together
 
 
 def sequences_of(run: ServerRun) -> Sequences:
@@ -59,11 +81,6 @@ def sequences_of(run: ServerRun) -> Sequences:
 
     Failed requests are left out. Where prompts may have shared keys and values, all of a prompt but one token
     counts as cached.
-
-    Raises
-    ------
-    ValueError
-        If no request was completed, or a completion's tokens are unknown.
     """
     done = np.flatnonzero(run.failed == 0)
     choices, total = run.choices[done], run.completion_tokens[done]
@@ -82,21 +99,7 @@ def sequences_of(run: ServerRun) -> Sequences:
 
 
 def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
-    """
-    Return what became of a run's iterations.
-
-    Parameters
-    ----------
-    limits
-        Of its servers together, as planned.
-    budget_known
-        Whether ``limits.batched_tokens`` is the servers' own; else the bound does without it.
-
-    Raises
-    ------
-    ValueError
-        As :func:`sequences_of`.
-    """
+    """Return what became of a run's iterations."""
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
     # A server that was seen with more requests under way than planned has more slots.
@@ -117,16 +120,7 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
 
 
 def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:
-    """
-    Return what orders of some sequences come to, where nobody counted the iterations of one.
-
-    Parameters
-    ----------
-    sequences, limits
-        What is computed, in the order it was sent, and on which engine.
-    proven
-        The engine's limits as far as they are known, for the bound.
-    """
+    """Return what orders of some sequences come to, where nobody counted the iterations of one."""
     return IterationAudit(
         counted=None,
         bound=iteration_bound(sequences, proven),

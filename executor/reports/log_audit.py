@@ -41,17 +41,10 @@ class LogAudit:
 
 
 def audit_log(log: IterationLog, sequences: int) -> LogAudit:
-    """
-    Return where the slots of an engine stood empty.
-
-    Raises
-    ------
-    ValueError
-        If more requests were under way in an iteration than there are slots.
-    """
+    """Return where the slots of an engine stood empty."""
     rows = log.chunks + log.decodes
     if int(rows.max()) > sequences:
-        raise ValueError(f"{int(rows.max())} requests were under way in an iteration, more than {sequences}")
+        raise ValueError(f"{int(rows.max())} requests ran in an iteration, more than {sequences}")
     with_prompts = np.flatnonzero(log.chunks)
     last = int(with_prompts[-1]) if with_prompts.size else -1
     after = np.arange(len(log)) > last

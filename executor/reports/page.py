@@ -21,21 +21,7 @@ from .tables import duration, percent, report_rows
 
 
 def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:
-    """
-    Write a report as one self-contained HTML file, whole or not at all.
-
-    Parameters
-    ----------
-    report
-        Of the run, or of the plan where nothing has run.
-    panels
-        What can be drawn: the plan and the run, or each replica; the first is shown when the page opens.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
-    """
+    """Write a report as one self-contained HTML file, whole or not at all."""
     content = {
         "headline": _headline(report),
         "subline": _subline(report),

@@ -72,22 +72,7 @@ def report(
 def plan_report(
     plan: Plan, traces: Sequence[Trace], *, fit: FitError | None = None, run_bound: Bound | None = None
 ) -> Report:
-    """
-    Return the report of a run of a plan, on one machine or a fleet.
-
-    Parameters
-    ----------
-    traces
-        What each replica did, in the plan's order.
-    fit, run_bound
-        As of :func:`report`; the bound is of all the requests served, on the fleet.
-
-    Raises
-    ------
-    ValueError
-        If there are not as many traces as replicas, or one is of other slots, or serves a request that the
-        plan has not, or that another serves.
-    """
+    """Return the report of a run of a plan, on one machine or a fleet."""
     found = fleet_report(
         plan.fleet, traces, plan.bound, run_bound=run_bound, served_by=plan.shares.replica_of
     )
@@ -106,17 +91,7 @@ def fleet_report(
     """
     Return the report of a run of a fleet, which may be of one replica, without a plan.
 
-    Parameters
-    ----------
-    bound, run_bound
-        As of :func:`report`.
-    served_by
-        The replica that was to serve each request, shape (requests,); None to count none as moved.
-
-    Raises
-    ------
-    ValueError
-        As of :func:`plan_report`.
+    ``served_by``: the replica that was to serve each request, shape (requests,); None to count none as moved.
     """
     if len(traces) != len(fleet.replicas):
         raise ValueError(f"{len(traces)} traces for {len(fleet.replicas)} replicas")
@@ -161,11 +136,6 @@ def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
     Return the fleet with only the requests that a run served, at the lengths they had; None without any.
 
     Without the capacities, which actual lengths may have outgrown: a bound without them holds all the more.
-
-    Raises
-    ------
-    ValueError
-        If a trace serves a request that the fleet has not, or that another serves.
     """
     rows = _rows(fleet.workload.ids, traces)
     served = np.concatenate(rows)
@@ -312,11 +282,6 @@ def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> f
 
     Every stage costs what the model says of its tokens, active slots and the keys and values it read; a stage
     that prefills a request waits until that has arrived.
-
-    Parameters
-    ----------
-    overheads
-        Whether to count what the engine adds: padding that attention read, and changes of the batch.
     """
     edges = _model_edges(cost, trace, overheads=overheads)
     return float(edges[-1, 1]) if len(edges) else 0.0
@@ -350,22 +315,7 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
 
 
 def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, float | None]:
-    """
-    Return how much slower than its cost model a run's machine was, and what the model missed besides.
-
-    Parameters
-    ----------
-    runs
-        The cost model and the trace of each replica.
-
-    Returns
-    -------
-    pace
-        Measured over model seconds of the median stage, stages weighted by their model seconds.
-    missed
-        Measured seconds of all stages over model seconds at that pace, minus one. Both are None where the
-        model gives no stage any time, or none was measured.
-    """
+    """Return how much slower than its cost model a run's machine was, and what the model missed besides."""
     model = np.array([stage.model_seconds(cost) for cost, trace in runs for stage in trace.stages])
     measured = np.array([stage.seconds for _, trace in runs for stage in trace.stages])
     if not model.sum() or not measured.sum():

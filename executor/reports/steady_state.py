@@ -60,14 +60,7 @@ def steady_state(trace: Trace) -> SteadyState | None:
 
 
 def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None:
-    """
-    Return what a run reached of what was planned; None if it is too short to have a steady state.
-
-    Parameters
-    ----------
-    configuration
-        As planned.
-    """
+    """Return what a run reached of what was planned; None if it is too short to have a steady state."""
     state = steady_state(trace)
     if state is None:
         return None

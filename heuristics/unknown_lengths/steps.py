@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.costs.cost import FloatArray, IntArray
-from ...data.lengths.steps_plan import Way
+from ...data.lengths.steps import Way
 from ...data.problem import Problem
 from ...data.trace import Stage
 from ..engine import Engine

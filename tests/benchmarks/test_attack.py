@@ -14,12 +14,12 @@ import pytest
 from attack import forked_ray, journal_damage, mutators
 from attack.tally import Book, Tally, table
 
-from batchbound.executor.runs import journal
+from batchbound.executor.jobs import journal
 
 
 @pytest.fixture(autouse=True)
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: None)
+    monkeypatch.setattr("batchbound.executor.jobs.journal.os.fsync", lambda _: None)
 
 
 def test_every_bit_of_a_journal_is_flipped_and_loses_only_its_own_record(tmp_path: Path) -> None:

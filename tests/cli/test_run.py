@@ -21,7 +21,7 @@ from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.plan import Plan
 from batchbound.data.trace import Trace
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")

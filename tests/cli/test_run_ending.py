@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
+from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.processes.ray_fleet import RayFleet
-from batchbound.executor.runs.journal import Journal
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")

@@ -170,7 +170,7 @@ def test_the_models_own_end_tokens_count_where_its_weights_are_loaded_elsewhere(
 
     from batchbound.executor.models.source import load_model
     from batchbound.executor.models.tokenizers import ByteTokenizer, end_tokens
-    from batchbound.running.options import ModelOptions
+    from batchbound.run_job.options import ModelOptions
 
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -184,8 +184,8 @@ def test_the_models_own_end_tokens_count_where_its_weights_are_loaded_elsewhere(
 
 def test_what_the_models_settings_ask_for_holds_on_every_replica(model: Path, tmp_path: Path) -> None:
     from batchbound.data.plan import Plan
-    from batchbound.running.job import load_job
-    from batchbound.running.options import ModelOptions, RunOptions
+    from batchbound.run_job.load import load_job
+    from batchbound.run_job.options import ModelOptions, RunOptions
 
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

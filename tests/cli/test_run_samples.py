@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
+from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
 from batchbound.data.readers.completions import (
     answer_line,
@@ -21,7 +23,7 @@ from batchbound.data.readers.completions import (
 )
 from batchbound.data.readers.openai_batch import each_sample, read_batch
 from batchbound.data.trace import Trace
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 from batchbound.planning.history import earlier_completions
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -89,9 +91,7 @@ def test_a_line_holds_every_answer_and_counts_its_prompt_once(tmp_path: Path) ->
     assert run(tmp_path) == answers, "the same command finds the run whole"
 
 
-def test_a_trace_tells_the_lengths_of_the_next_epoch_and_its_steps_where_an_output_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_tells_the_lengths_of_the_next_epoch_where_an_output_cannot(tmp_path: Path) -> None:
     prompts = write_batch(tmp_path, temperature=1.0)
     prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:3]))
     plan(tmp_path)
@@ -105,15 +105,10 @@ def test_a_trace_tells_the_lengths_of_the_next_epoch_and_its_steps_where_an_outp
     assert dict(zip(again.ids.tolist(), again.output_tokens.tolist(), strict=True)) == tokens
     earlier = earlier_completions(trace)
     assert np.bincount(earlier.group).tolist() == [4, 4, 4]
-    words = ["plan", str(prompts), *MODEL, "--steps", "2", "--policy", "fcfs", "--quiet"]
-    words += ["-o", str(tmp_path / "steps.json"), "--history"]
-    assert main([*words, str(trace)]) == 0
-    later = ["-o", str(tmp_path / "later.json"), "--quiet"]
-    assert main(["plan", str(tmp_path / "steps.json"), "--ended", str(trace), *later]) == 0
-    output = str(tmp_path / "answers.jsonl")
-    assert main([*words, output, "--overwrite"]) == 2
+    output = tmp_path / "answers.jsonl"
     said = "line 1: states the tokens of the 4 completions of 'r0' together, not of each. Give the trace"
-    assert said in capsys.readouterr().err
+    with pytest.raises(InputError, match=re.escape(said)):
+        earlier_completions(output)
 
 
 def test_an_answer_is_the_same_beside_others_and_on_its_own_line(tmp_path: Path) -> None:

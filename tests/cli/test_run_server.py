@@ -22,13 +22,14 @@ from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.completions import read_completions
 from batchbound.data.readers.server_batch import ServerRequest, read_server_batch
 from batchbound.data.readers.server_run import ServerRun
-from batchbound.executor.engines import server_client
-from batchbound.executor.engines.server_client import Kind, Reply, ServerClient
-from batchbound.executor.engines.server_dispatch import Dispatch, Patience
-from batchbound.executor.runs.journal import Journal
-from batchbound.executor.runs.server_job import ServerJob
-from batchbound.running.run import run
-from batchbound.running.server import ServerOptions
+from batchbound.executor.jobs.journal import Journal
+from batchbound.executor.jobs.params import Patience, RunParams
+from batchbound.executor.server import client as server_client
+from batchbound.executor.server.client import Kind, Reply, ServerClient
+from batchbound.executor.server.dispatch import Dispatch
+from batchbound.executor.server.server_job import ServerJob
+from batchbound.run_job.on_servers import ServerOptions
+from batchbound.run_job.run import run
 
 
 def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
@@ -60,10 +61,8 @@ def text_of(row: Mapping[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait milliseconds where a user would wait seconds; and no proxy stands between us and ourselves."""
-    from batchbound.executor.engines import server_dispatch
-
-    waits = server_dispatch.Patience.wait
-    monkeypatch.setattr(server_dispatch.Patience, "wait", lambda *given: waits(*given) / 50)
+    waits = Patience.wait
+    monkeypatch.setattr(Patience, "wait", lambda *given: waits(*given) / 50)
     monkeypatch.setenv("NO_PROXY", "*")
 
 
@@ -107,7 +106,7 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     assert (run.servers[0].engine, run.servers[0].iterations) == ("vllm", counted["auto"])
 
 
-def test_the_order_is_mended_by_the_lengths_of_the_same_prompts(
+def test_the_order_adapts_to_the_lengths_of_the_same_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 20 prompts, four completions each, about as long as one another; nothing says so beforehand.
@@ -130,8 +129,8 @@ def test_the_order_is_mended_by_the_lengths_of_the_same_prompts(
     with FakeServer(4, total=80, lengths=true) as server:
         assert main(run_words(batch, server, "--slots", "4")) == 0
     captured = capsys.readouterr()
-    assert "60 requests ask a prompt again" in captured.err
-    assert json.loads(captured.out)["order"] == "longest first, mended by lengths seen"
+    assert "60 requests repeat a prompt" in captured.err
+    assert json.loads(captured.out)["order"] == "longest first, adapted to lengths seen"
     # One of each prompt first, in the order of the file; then the longest prompts.
     assert [name.partition("-")[0] for name in sent[:20]] == [f"p{k}" for k in range(20)]
     last, middle = sent[-20:], sent[28:48]
@@ -203,7 +202,7 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
 def test_a_mistake_of_ours_ends_the_run_instead_of_stopping_it_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from batchbound.executor.engines.server_client import ServerClient
+    from batchbound.executor.server.client import ServerClient
 
     async def send(*_: object) -> None:
         raise ArithmeticError("a mistake")
@@ -233,7 +232,7 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
         if step == "trace":
             patched.setattr(ServerRun, "save", cut_off)
         elif step == "completions":
-            patched.setattr("batchbound.running.server.write_completions", cut_off)
+            patched.setattr("batchbound.run_job.on_servers.write_completions", cut_off)
         else:
             patched.setattr(Journal, "remove", cut_off)
         assert main(run_words(batch, server, "--slots", "4")) == 130
@@ -343,7 +342,8 @@ def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
     requests = read_server_batch(write_batch(tmp_path / "in.jsonl", [2] * 6))
     said: list[str] = []
     with FakeServer(4, faults={"r0": [429]}, retry_after="0.2") as server:
-        job = ServerJob(requests, range(6), [server.url], 4, patience=Patience(longest_backoff=0.1))
+        params = RunParams(patience=Patience(longest_backoff_seconds=0.1))
+        job = ServerJob(requests, range(6), [server.url], 4, params=params)
         with Journal(tmp_path / "journal", {}) as journal:
             assert job.run(journal, job.probe(), remark=said.append).failed == 0
     assert said == [f"{server.url}: HTTP 429: fault 429; it asks to wait 0 s, and the run does"]
@@ -351,10 +351,10 @@ def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
 
 def test_all_that_a_server_asks_to_wait_at_once_is_told_once() -> None:
     told: list[float] = []
-    busy, patience = Reply(Kind.BUSY, 429), Patience(longest_backoff=60.0)
+    busy, params = Reply(Kind.BUSY, 429), RunParams(patience=Patience(longest_backoff_seconds=60.0))
     client = ServerClient("http://127.0.0.1:9", timeout=1.0)
     dispatch = Dispatch(
-        [], [client], 1, patience, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
+        [], [client], 1, params, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
     )
     for now, wait in ((0.0, 3600.0), (2.0, 3599.0), (3.0, 59.0), (3600.0, 1800.0)):
         dispatch._tell_wait(0, busy, now, wait)
@@ -453,12 +453,11 @@ def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize(("words", "most"), [([], 32), (["--in-flight", "8"], 8)])
 def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int
+    tmp_path: Path, words: list[str], most: int
 ) -> None:
-    from batchbound.executor.engines.server_probe import Watch
-    from batchbound.executor.runs import server_job
-
-    monkeypatch.setattr(server_job, "Watch", lambda client, on_read: Watch(client, 0.01, on_read))
+    params = tmp_path / "params.toml"
+    params.write_text("[run]\nmetrics_seconds = 0.01\n")
+    words = [*words, "--params", str(params)]
     batch = write_batch(tmp_path / "in.jsonl", [50] * 200)
     # It has more slots than it is taken to have, so that nothing ever waits.
     with FakeServer(99) as server:
@@ -470,7 +469,7 @@ def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_m
 def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None:
     """Kill the command with SIGKILL a few completions after each of its starts, then let it end."""
     code = (
-        "import sys; from batchbound.executor.engines import server_dispatch as d; w = d.Patience.wait;"
+        "import sys; from batchbound.executor.jobs import params as d; w = d.Patience.wait;"
         " d.Patience.wait = lambda *a: w(*a) / 50; from batchbound.cli import main;"
         " sys.exit(main(sys.argv[1:]))"
     )
@@ -525,8 +524,8 @@ def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path:
         (["--pinned"], "--pinned has no effect on a server"),
         (["--temperature", "0.5"], "--temperature has no effect on a server"),
         (["--model", "other"], "does not serve 'other', only fake"),
-        (["--order", "plan"], "no plan whose order"),
-        ([], "nobody says how many requests"),
+        (["--order", "plan"], "--order plan needs a plan"),
+        ([], "max_num_seqs of the server is unknown"),
     ],
 )
 def test_what_a_server_cannot_heed_is_refused(

@@ -27,14 +27,14 @@ from batchbound.data.plan import Maker, Plan
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage, Trace
 from batchbound.data.workload import Workload
+from batchbound.executor.jobs.configuration_run import run_configuration
+from batchbound.executor.jobs.job import Job
+from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.tokenizers import load_tokenizer
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.reports.steady_state import reached, steady_state
-from batchbound.executor.runs.configuration_run import run_configuration
-from batchbound.executor.runs.job import Job
-from batchbound.executor.runs.journal import Journal
 from batchbound.heuristics.exegpt.adaptive_configuration import AdaptiveConfiguration
 from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
+from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.fingerprint import files_fingerprint
-from batchbound.executor.runs.journal import Journal
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")

@@ -237,7 +237,7 @@ def test_a_plan_for_one_replica_that_ran_on_two_is_reported_as_of_two(
     # Typed again it is reported as it was shared out then, though the replicas might change places now.
     swapped = FleetSchedule(1 - kept.shares.replica_of, kept.shares.schedules[::-1])
     other = replace(kept, shares=swapped, provenance=Plan.load("plan.json").provenance)
-    monkeypatch.setattr("batchbound.running.run.shared_out", lambda *_: other)
+    monkeypatch.setattr("batchbound.run_job.run.shared_out", lambda *_: other)
     assert main(["run", "--model", "tiny:llama", "--replicas", "2", "--trace", "out/t.jsonl", "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (again["requests"], again["gap"]) == (ran["requests"], ran["gap"])

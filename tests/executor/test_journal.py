@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchbound.data.files.disk import InputError
-from batchbound.executor.runs.journal import Journal
+from batchbound.executor.jobs.journal import Journal
 
 RUN = {"plan": "abc", "model": "tiny"}
 
@@ -32,7 +32,7 @@ def test_a_journal_that_a_run_is_writing_is_refused_to_another(tmp_path: Path) -
     path = tmp_path / "journal"
     with Journal(path, RUN) as first:
         first.append("a", {"text": "mine"})
-        with pytest.raises(InputError, match=r"journal: is written by a run under way\. Wait for it"):
+        with pytest.raises(InputError, match=r"journal: is written by another run\. Wait for it"):
             Journal(path, RUN)
         first.append("b", {"text": "mine, too"})
     assert list(finished(path)) == ["a", "b"]
@@ -44,7 +44,7 @@ def test_a_journal_is_kept_where_files_cannot_be_locked(
     def without_locks(stream: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("batchbound.executor.runs.journal.fcntl.flock", without_locks)
+    monkeypatch.setattr("batchbound.executor.jobs.journal.fcntl.flock", without_locks)
     with Journal(tmp_path / "journal", RUN) as journal:
         journal.append("a", {"text": "mine"})
     assert "cannot be locked (No locks available)" in caplog.text
@@ -136,7 +136,7 @@ def written(path: Path, names: str) -> bytes:
 def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: None)
+    monkeypatch.setattr("batchbound.executor.jobs.journal.os.fsync", lambda _: None)
     path = tmp_path / "journal"
     whole = written(path, "abcd")
     expected = {name: {"text": name * 10} for name in "abcd"}
@@ -147,7 +147,7 @@ def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
         path.unlink()  # or some file systems write each change to the disk at once
         path.write_bytes(damaged)
         if bit // 8 <= header:
-            with pytest.raises(InputError, match=r"is damaged where|is not a journal|earlier version"):
+            with pytest.raises(InputError, match=r"is damaged in the line|is not a journal|earlier version"):
                 Journal(path, RUN)
             assert path.read_bytes() == damaged
             continue
@@ -176,7 +176,7 @@ def test_zeros_in_the_middle_lose_only_what_stood_there(tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"is not a journal: it is left as it is\. Move it away"):
+    with pytest.raises(InputError, match=r"is not a journal, so it is left unchanged\. Move it away"):
         Journal(path, RUN)
     assert path.read_bytes() == content
 
@@ -194,8 +194,8 @@ def test_answers_are_synced_at_the_interval_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, synced = [100.0], []
-    monkeypatch.setattr("batchbound.executor.runs.journal.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: synced.append(now[0]))
+    monkeypatch.setattr("batchbound.executor.jobs.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchbound.executor.jobs.journal.os.fsync", lambda _: synced.append(now[0]))
     journal = Journal(tmp_path / "journal", RUN)
     begun = len(synced)
     for step in range(10):

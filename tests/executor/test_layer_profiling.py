@@ -21,6 +21,7 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
+from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.processes.encode_worker import EncodeWorker
 from batchbound.executor.processes.engine_spec import EngineSpec
@@ -30,7 +31,6 @@ from batchbound.executor.profiling.layer_composition import REFERENCE, Measureme
 from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
 from batchbound.executor.profiling.profile_grid import ROUNDS_BEFORE, Grid, decoding
 from batchbound.executor.profiling.worker_pair import WorkerPair
-from batchbound.executor.runs.journal import Journal
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.run_profile import can_hand_over
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile

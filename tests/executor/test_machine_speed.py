@@ -21,8 +21,8 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.reached import Reached
 from batchbound.data.trace import Stage, Trace
+from batchbound.executor.jobs.machine_speed import MachineSpeed
 from batchbound.executor.reports.steady_state import reached
-from batchbound.executor.runs.machine_speed import MachineSpeed
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
 
 PROFILED = ReferenceTime(1.0)

@@ -20,8 +20,8 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.trace import Stage
 from batchbound.data.workload import Workload
-from batchbound.executor.runs.learned_lengths import Stretch
-from batchbound.executor.runs.plan_clock import PlanClock, Standing
+from batchbound.executor.jobs.length_estimator import Stretch
+from batchbound.executor.jobs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.replay import Replay

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, Sequences
-from batchbound.executor.engines.server_dispatch import in_flight_of
+from batchbound.executor.server.dispatch import in_flight_of
 from batchbound.executor.serving import release
 from batchbound.executor.serving.release import choose_release, predict, shuffled_orders
 from batchbound.models.bounds.iterations import iteration_bound

@@ -13,22 +13,12 @@ datasets = pytest.importorskip("datasets", reason="the trl extra is not installe
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 import runpy
-from dataclasses import replace
 
-import numpy as np
 from builders import mostly_slow
 
-from batchbound.data.costs.cost import CostModel
-from batchbound.data.lengths.steps_plan import Way
-from batchbound.data.problem import Problem
-from batchbound.data.workload import Workload
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
-from batchbound.executor.planned_steps import planned_rollout_function
 from batchbound.executor.rollout import Rollout, rollout_function
-from batchbound.planning.history import History
-from batchbound.planning.steps import make_steps_plan
-from batchbound.solvers.result import Limits
 
 # What TRL and its peers say of their own futures is not ours to mend.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -160,51 +150,3 @@ def test_the_example_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> No
     assert len(rewards) == len(lines) == 30
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
     assert all("above the bound for these lengths" in line for line in lines)
-
-
-@pytest.mark.slow
-def test_the_trainer_is_rewarded_by_the_rows_of_the_planned_steps(
-    model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    rows = [text for text in PROMPTS for _ in range(4)]
-    prompts = [tuple(tokenizer.encode(text)) for text in rows]
-    workload = Workload.from_lengths([len(each) for each in prompts], [1] * len(rows))
-    workload = replace(workload, group=np.repeat(np.arange(len(PROMPTS)), 4))
-    problem = Problem(workload, CostModel.paper(), 6, prefill_emits_first_token=True)
-    history = replace(workload, output_tokens=1 + np.arange(len(rows)) % 16)
-    history = replace(history, ids=np.array([f"before {name}" for name in history.ids]))
-    way = Way(ahead=1.0, keep=3, keep_kv=True)
-    step = np.repeat(np.arange(3), len(rows) // 3)
-    plan = make_steps_plan(
-        problem, step, History((history,)), way, policy="fcfs", longest=16, limits=Limits(seconds=1e-9)
-    )
-    told: list[list[str]] = []
-
-    def rewarded(completions: list[Any], row: list[str], **_: Any) -> list[float]:
-        told.append(row)
-        return reward(completions)
-
-    trainer = trl.GRPOTrainer(
-        model,
-        reward_funcs=rewarded,
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path),
-            max_steps=3,
-            report_to=[],
-            use_cpu=True,
-            max_completion_length=16,
-            num_generations=3,
-            per_device_train_batch_size=6,
-        ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": PROMPTS * 4, "row": PROMPTS * 4}),
-        processing_class=tokenizer,
-        rollout_func=planned_rollout_function(
-            LLM(model, tokenizer, slots=6), plan, prompts, columns={"row": rows}
-        ),
-    )
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert [len(each) for each in told] == [6, 6, 6]
-    groups = [each[at : at + 3] for each in told for at in (0, 3)]
-    assert all(len(set(group)) == 1 for group in groups)
-    assert sorted(group[0] for group in groups) == sorted(PROMPTS)

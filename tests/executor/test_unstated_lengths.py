@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.lengths.steps_plan import BARRIER, Way
+from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from batchbound.executor.runs.watchdog import Watchdog
+from batchbound.executor.jobs.watchdog import Watchdog
 
 
 def test_who_shows_no_sign_of_life_is_noticed_once() -> None:
@@ -24,7 +24,7 @@ def test_who_shows_no_sign_of_life_is_noticed_once() -> None:
 
 def test_a_late_sign_of_life_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits, calls = [0.0], list[float](), list[None]()
-    monkeypatch.setattr("batchbound.executor.runs.watchdog.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchbound.executor.jobs.watchdog.time.monotonic", lambda: now[0])
     watchdog = Watchdog(10.0, lambda: calls.append(None))
 
     def wait(seconds: float) -> bool:

@@ -8,7 +8,7 @@ from builders import UNIT, workload_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.lengths.steps_plan import BARRIER, Way
+from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.problem import Problem
 from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths

@@ -16,7 +16,7 @@ pytest.importorskip("openrlhf", reason="OpenRLHF is not installed")
 vllm = pytest.importorskip("vllm", reason="OpenRLHF imports vLLM, which is not installed")
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 
-from batchbound.integrations.openrlhf import Engine, create_engines
+from openrlhf_rollout import Engine, create_engines
 
 # What OpenRLHF and its peers say of their own futures is not ours to mend.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -23,7 +23,8 @@ ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "batchbound.integrations.verl_rollout"
+EXAMPLES = ROOT / "examples"
+NAME = "verl_rollout"
 ROLLOUT = "actor_rollout_ref.rollout"
 LONGEST_PROMPT, LONGEST = 16, 12
 
@@ -165,7 +166,7 @@ def test_verls_grpo_trainer_learns_from_our_samples_and_finds_their_log_probabil
     script = ROOT / "tests" / "trainers" / "verl_on_cpu.py"
     told = subprocess.run(
         [sys.executable, str(script), str(write_checkpoint(tmp_path)), "6"],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{script.parent}"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, EXAMPLES, script.parent)))},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -189,7 +190,7 @@ def test_verl_itself_imports_the_module_that_its_environment_names() -> None:
     )
     told = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"VERL_USE_EXTERNAL_MODULES": NAME},
+        env=os.environ | {"VERL_USE_EXTERNAL_MODULES": NAME, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}"},
         capture_output=True,
         text=True,
         check=True,

@@ -21,7 +21,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
-from batchbound.executor.runs.fleet_run import remaining_shares
+from batchbound.executor.jobs.fleet_run import remaining_shares
 from batchbound.heuristics.dispatch import dispatch
 from batchbound.heuristics.fleet.simulation import simulate_fleet
 from batchbound.heuristics.registry import policy_named

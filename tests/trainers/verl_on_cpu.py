@@ -170,8 +170,8 @@ def train(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["VERL_USE_EXTERNAL_MODULES"] = "verl_on_cpu,batchbound.integrations.verl_rollout"
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = "verl_on_cpu,verl_rollout"
     os.environ["VERL_ENGINE_DEVICE"] = "cuda"  # Under this name verl has the engine that CPUs can run, too.
-    import batchbound.integrations.verl_rollout  # noqa: F401
+    import verl_rollout  # noqa: F401
 
     train(Path(sys.argv[1]), int(sys.argv[2]))

@@ -40,7 +40,6 @@ from ..plan_options import (
     show_sweep,
     swept,
 )
-from ..rollouts.steps_plan import add_steps, concerned, show_steps, steps_planned
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help=f"of the search (default {DEFAULT_SECONDS:g}, none with --work); of --steps and --ended none,"
-        " and with one fewer sets of lengths are drawn",
+        help=f"search time in seconds (default {DEFAULT_SECONDS:g}, none with --work)",
     )
     group.add_argument(
         "--work",
@@ -76,18 +74,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    add_steps(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    if concerned(args):
-        refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
-        steps = steps_planned(args)
-        steps.save(args.output)
-        show_steps(steps, args.output, as_json=args.json)
-        return 0
     refuse_unused(args)
     if args.sweep is None:
         refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))

@@ -162,10 +162,10 @@ def _bend(cost: CostModel) -> str:
 def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     import torch
 
+    from ...executor.jobs.journal import Journal
     from ...executor.models.source import position_limit
     from ...executor.profiling.layer_profiling import ProfiledModel, profile_layers
     from ...executor.profiling.profile_grid import Grid
-    from ...executor.runs.journal import Journal
 
     tier = tier_of(model, args)
     worker = _worker(model, tier, args)
@@ -218,10 +218,10 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 @contextmanager
 def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
     """Yield what puts a completion on disk as a run does; what it wrote is gone afterwards."""
+    from ...executor.jobs.job import answer_of
+    from ...executor.jobs.journal import Journal
     from ...executor.models.source import ModelLoadError
     from ...executor.models.tokenizers import end_tokens, load_tokenizer
-    from ...executor.runs.job import answer_of
-    from ...executor.runs.journal import Journal
 
     try:
         tokenizer = load_tokenizer(args.model)

@@ -17,7 +17,7 @@ from ...data.trace import Trace
 from ...executor.reports.report import simulated
 from ...judging import calibration_of
 from ...judging import report as report_of
-from ...running.outputs import run_trace, shared_plan_path, trace_paths
+from ...run_job.outputs import run_trace, shared_plan_path, trace_paths
 from ..inputs import refuse_given, refuse_losses
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note

@@ -7,19 +7,15 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ...data.files.disk import InputError, WriteError
-from ...data.files.kinds import is_of_kind
-from ...data.lengths.steps_plan import StepsPlan
+from ...data.files.disk import WriteError
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
-from ...running.options import RunOptions
-from ...running.run import RunResult
-from ...running.run import run as run_plan
-from ...running.steps import StepsFiles, run_step
+from ...run_job.options import RunOptions, params_of
+from ...run_job.run import RunResult
+from ...run_job.run import run as run_plan
 from .. import INTERRUPTED
 from ..inputs import positive
 from ..interrupts import terminating
@@ -27,15 +23,14 @@ from ..model import add_model, model_options, silence
 from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
-from ..rollouts.steps_plan import show_served, show_step
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
 from ..server_options import add_server, refuse_without_server, server_options
 
 if TYPE_CHECKING:
     from ...data.trace import Stage
-    from ...executor.runs.journal import Journal
-    from ...executor.runs.plan_clock import Follower
+    from ...executor.jobs.journal import Journal
+    from ...executor.jobs.plan_clock import Follower
 
 
 TRACE = "trace.jsonl"
@@ -49,8 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="plan.json",
         metavar="PLAN",
-        help="or the prompts: the model is measured and they are planned first; of a plan of several steps"
-        " the one that is due is served (default %(default)s)",
+        help="or the prompts: the model is measured and they are planned first (default %(default)s)",
     )
     parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
     add_model(parser, required=False)
@@ -93,10 +87,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stall-seconds",
         type=positive,
-        default=1800,
         metavar="S",
-        help="stop if no stage ends for so long, as a hung device call would have it; a replica of several is"
-        " given up after half of it (default %(default)s)",
+        help="stop after this many seconds without a finished stage (a hung device call); one of several"
+        " replicas is given up after half of them (default 1800)",
+    )
+    parser.add_argument(
+        "--params", metavar="FILE", help="TOML file whose table [run] tunes journal, watchdog and retries"
     )
     parser.add_argument(
         "--on-error",
@@ -110,8 +106,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         default="answers.jsonl",
         metavar="FILE",
-        help="completions: OpenAI's JSONL, or a table if it ends in .parquet; of a plan of several steps"
-        " those of the first go to answers.1.jsonl, and so on (default %(default)s)",
+        help="completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
     )
     parser.add_argument("--trace", default=TRACE, metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -126,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         # To its end: outputs that are being written are no better a moment to die without a word.
         with terminating():
-            failed, count = _serving(args)(args, under_way)
+            failed, count = (_on_servers if args.server else _on_model)(args, under_way)
     except (RunStoppedError, TerminatedError) as error:
         _say_stopped(str(error), under_way)
         return 1
@@ -145,61 +140,6 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _serving(args: argparse.Namespace) -> Callable[[argparse.Namespace, list[Journal]], tuple[int, int]]:
-    """Return what serves the plan, by where and by its kind."""
-    if args.server:
-        return _on_servers
-    return _step_on_model if is_of_kind(args.plan, StepsPlan.JSON_HEADER[0]) else _on_model
-
-
-def _step_on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
-    """Serve the step of a plan that is due, and return the requests failed, which are none, and all."""
-    from ...executor.runs.watchdog import Watchdog
-
-    refuse_without_server(args)
-    refuse_planning(args)
-    if args.trace != TRACE:
-        raise InputError("--trace has no effect on a plan of several steps", hint="Leave it out.")
-    if args.pinned:
-        raise InputError(
-            "--pinned needs lengths, and the plan has none", file=args.plan, hint="Leave it out."
-        )
-    silence()
-
-    @contextmanager
-    def watching(left: int, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-        under_way.append(journal)
-        _say_kept(journal, args.output, "completions")
-        stall = args.stall_seconds
-        with (
-            Watchdog(stall, lambda: _abandon(journal, stall)) as watchdog,
-            progress(left, "requests") as advance,
-        ):
-
-            def on_stage(stage: Stage, done: int) -> None:
-                watchdog.alive()
-                advance(len(journal.finished))
-
-            yield on_stage
-
-    result = run_step(
-        args.plan,
-        model_options(args),
-        replace(_options(args), patience=None),
-        output=args.output,
-        overwrite=args.overwrite,
-        watching=watching,
-        remark=note,
-    )
-    if result is None:
-        note(f"{args.plan}: all steps are served; --overwrite begins anew")
-        if args.json:
-            show_served(StepsFiles(Path(args.output)))
-        return 0, 0
-    show_step(result, as_json=args.json)
-    return 0, len(result.completions)
-
-
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
     """Carry the plan out on a model, and return the requests failed, and all."""
     refuse_without_server(args)
@@ -213,7 +153,7 @@ def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, 
     def watching(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
         under_way.append(journal)
         _say_kept(journal, args.output, "completions")
-        with _watched(plan, journal, args.stall_seconds) as on_stage:
+        with _watched(plan, journal, _stall_seconds(args)) as on_stage:
             yield on_stage
 
     result = run_plan(
@@ -255,14 +195,19 @@ def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int
 
 def _options(args: argparse.Namespace) -> RunOptions:
     named = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    return RunOptions(**named, patience=args.stall_seconds / 2)
+    return RunOptions(**named, patience=_stall_seconds(args) / 2)
+
+
+def _stall_seconds(args: argparse.Namespace) -> float:
+    """Return the seconds without a finished stage after which the run stops."""
+    return float(args.stall_seconds or params_of(args.params).stall_seconds)
 
 
 @contextmanager
-def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[Stage, int], None]]:
+def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[[Stage, int], None]]:
     """Yield what is told of each stage: progress, and a watchdog."""
-    from ...executor.runs.plan_clock import Follower
-    from ...executor.runs.watchdog import Watchdog
+    from ...executor.jobs.plan_clock import Follower
+    from ...executor.jobs.watchdog import Watchdog
 
     with (
         Watchdog(seconds, lambda: _abandon(journal, seconds)) as watchdog,
@@ -315,7 +260,7 @@ def _show_run(result: RunResult, args: argparse.Namespace) -> None:
 @contextmanager
 def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
     """Yield what is told each stage and the requests finished: by the plan, or by requests for a fleet."""
-    from ...executor.runs.plan_clock import Follower, PlanClock
+    from ...executor.jobs.plan_clock import Follower, PlanClock
 
     names = plan.workload.ids.tolist()
     left = [i for i, name in enumerate(names) if name not in journal.finished]
@@ -340,7 +285,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 def _tokens(row: Mapping[str, Any]) -> int:
     """Return the tokens of a completion by its line, or UNKNOWN of one that failed."""
-    from ...executor.runs.learned_lengths import UNKNOWN
+    from ...executor.jobs.length_estimator import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}
     return int(body.get("usage", {}).get("completion_tokens", UNKNOWN))
@@ -358,9 +303,9 @@ def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
         warn("no completion was finished")
 
 
-def _abandon(journal: Journal, seconds: int) -> None:
+def _abandon(journal: Journal, seconds: float) -> None:
     """End the process from outside the call that hangs: each finished completion is on disk."""
-    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", [journal])
+    _say_stopped(f"no stage ended for {seconds:g} s, a device call may hang (see --stall-seconds)", [journal])
     os._exit(1)
 
 

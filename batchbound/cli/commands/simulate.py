@@ -24,7 +24,7 @@ from ...heuristics.simulate import simulate
 from ...judging import report as report_of
 from ...models.bounds.fleet import fleet_bound
 from ...planning.fleet import fleet_of
-from ...running.outputs import trace_paths
+from ...run_job.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
 from ..inputs import add_problem, named_files, read_inputs, refuse_given, refuse_losses

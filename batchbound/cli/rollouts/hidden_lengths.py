@@ -9,13 +9,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...data.files.disk import InputError
-from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
+from ...data.lengths.interval import COVERAGE, Interval
+from ...data.lengths.steps import BARRIER, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
 from ...heuristics.unknown_lengths.queues import has_groups
 from ...heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS
-from ...planning.hidden import (
+from ...planning.history import History, earlier_completions
+from ...planning.unknown_lengths import (
     bound_of_runs,
     drawn_makespans,
     shared_variance,
@@ -23,7 +25,6 @@ from ...planning.hidden import (
     simulate_hidden_steps,
     simulate_told,
 )
-from ...planning.history import History, earlier_completions
 from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs, refuse_given
 from ..output import note
 from ..reporting import print_rows
@@ -62,17 +63,17 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
     )
-    add_way(group)
+    _add_way(group)
 
 
-def add_way(group: argparse._ArgumentGroup, *, at_most: str = "") -> None:
+def _add_way(group: argparse._ArgumentGroup) -> None:
     """Add the options that say when a step ends, and what becomes of what is not complete then."""
     group.add_argument(
         "--ahead",
         type=at_least_zero,
         metavar="SHARE",
         help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
-        " (APRIL; default 0: a barrier)" + (f", {at_most}" if at_most else ""),
+        " (APRIL; default 0: a barrier)",
     )
     group.add_argument(
         "--keep", type=positive, metavar="K", help="completions of each group that are kept, the first to end"
@@ -205,7 +206,7 @@ def _several(
     }
 
 
-def longest_stated(inputs: Inputs) -> int | None:
+def _longest_stated(inputs: Inputs) -> int | None:
     """Return the tokens that no completion is longer than, by the option and by what requests state."""
     caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
     stated = [cap for cap in caps if cap is not None]
@@ -218,7 +219,7 @@ def longest_stated(inputs: Inputs) -> int | None:
 
 def _longest(inputs: Inputs) -> int | None:
     """Return the decode steps after which every completion is cut, if anybody says."""
-    most = longest_stated(inputs)
+    most = _longest_stated(inputs)
     return None if most is None else max(1, most - int(inputs.problem.prefill_emits_first_token))
 
 

@@ -1,0 +1,108 @@
+"""Jobs of unknown lengths: their expected makespan, and simulations of policies that see no length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..data.bound import Bound
+from ..data.costs.cost import IntArray
+from ..data.fleet import Fleet
+from ..data.lengths.steps import Way
+from ..data.problem import Problem
+from ..data.trace import Trace
+from ..heuristics.simulate import simulate
+from ..heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
+from ..heuristics.unknown_lengths.oracles import told_lengths
+from ..heuristics.unknown_lengths.queues import group_numbers
+from ..heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.unknown_lengths.steps import StepsRun, simulate_steps
+from ..models.bounds.fleet import work_bound
+from ..solvers.bounds.proven_bound import proven_bound
+from .history import History
+
+SAMPLES = 99
+"""Sampled sets of lengths for the interval; the fifth from either end is its limit."""
+
+SAMPLES_OF_MANY = 39
+"""The same for jobs of more than :data:`MANY` requests; the second from either end is the limit."""
+
+MANY = 1000
+"""Requests above which fewer sets of lengths are sampled."""
+
+
+def drawn_makespans(
+    problem: Problem,
+    history: History,
+    policy: str,
+    longest: int | None,
+    swap: float | None = None,
+    seed: int = 0,
+) -> list[float]:
+    """
+    Return the job's makespan over sampled sets of lengths, exchangeable with the true one.
+
+    Each set is longer or shorter by an effect of its own, as steps differ. ``history`` holds at least one
+    workload, ``policy`` is a key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`,
+    ``longest`` the cap in decode steps, and ``swap`` the seconds a KV token takes to the host or back (None:
+    it cannot be moved).
+    """
+    blind, rng = without_lengths(problem), np.random.default_rng(seed)
+    known, predictive = history.known(problem, longest), history.predictive(problem, longest)
+    seconds = []
+    for _ in range(SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY):
+        truth = predictive.draw(rng)
+        made = hidden_policy(policy, blind, known, swap)
+        seconds.append(simulate(blind, made, truth, swap=swap).makespan)
+    return seconds
+
+
+def simulate_hidden(
+    problem: Problem,
+    policy: str = CHOSEN,
+    known: Known | None = None,
+    swap: float | None = None,
+) -> Trace:
+    """Return the trace of a job with true lengths under a policy that sees none; ``swap`` as above."""
+    blind = without_lengths(problem)
+    made = hidden_policy(policy, blind, Known() if known is None else known, swap)
+    return simulate(blind, made, problem.workload.output_tokens, swap=swap)
+
+
+def simulate_hidden_steps(
+    problem: Problem, step: IntArray, way: Way, policy: str = CHOSEN, known: Known | None = None
+) -> StepsRun:
+    """
+    Return the run of several steps under a policy that sees no length.
+
+    ``problem`` holds the requests of all steps with their true lengths, step by step; ``step`` has the step
+    of each, shape (requests,).
+    """
+    blind = without_lengths(problem)
+    made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
+    return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
+
+
+def simulate_told(problem: Problem) -> Trace:
+    """Return the trace of a job under a policy that knows each group's lengths, but not whose they are."""
+    blind, truth = without_lengths(problem), problem.workload.output_tokens
+    return simulate(blind, told_lengths(blind, truth), truth)
+
+
+def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:
+    """Return a lower bound of the makespan of each run; if one of them evicts, a bound of evicting runs."""
+    if not any(run.evictions for run in runs):
+        return proven_bound(problem)
+    # Without the capacities: a request of unknown length may outgrow them.
+    free = replace(problem, kv_capacity=None, prefill_token_cap=None, max_position=None)
+    return work_bound(Fleet.of(free, 1))
+
+
+def shared_variance(problem: Problem, trace: Trace) -> float:
+    """Return the intraclass correlation of the lengths of a finished job, from 0 to 1."""
+    numbers, groups = group_numbers(problem)
+    emitted = int(problem.prefill_emits_first_token)
+    ended = np.ones(len(problem), dtype=np.bool_)
+    return LengthModel.learnt(Observed(numbers, trace.tokens - emitted, ended), groups).share

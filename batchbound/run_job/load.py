@@ -1,0 +1,256 @@
+"""Load a plan's job: prompts, tokenizer, model, and the sampling of each request."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.files.disk import InputError
+from ..data.plan import Plan, PromptSource, Provenance
+from ..data.prompts.table import prompts_digest
+from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
+from ..data.readers.request_fields import FieldError
+from ..data.readers.sampling import Sampling, refuse_unused
+from .options import ModelOptions, RunOptions
+
+if TYPE_CHECKING:
+    from ..executor.jobs.job import Job
+    from ..executor.models.tokenizers import Tokenizer
+
+_SEVERAL = "cannot be served by workers of several processes"
+_ONE = "Remove it, or plan for one replica and one process."
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""Sampling fields that options set for all requests, and a batch file for each."""
+
+
+def load_job(
+    plan: Plan,
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    remark: Callable[[str], None],
+) -> Job:
+    """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.jobs.job import Job
+    from ..executor.models.prompts import Prompts
+    from ..executor.models.sampling import Sampler
+    from ..executor.models.tokenizers import load_tokenizer
+
+    planned = plan.provenance.prompts
+    prompts_at = prompts_path(plan.provenance, path, options)
+    records = None if planned is None or prompts_at is None else _planned_records(planned, prompts_at)
+    # A configuration's workers stop at an error.
+    record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
+    asked = _asked(records or (), len(plan.workload), source, options)
+    not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
+    alone = len(plan.fleet.replicas) == 1
+    model = source.load() if alone else source.shape()
+    counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
+    tokenizer = load_tokenizer(options.tokenizer or counted)
+    if records:
+        records = _with_declared(records, model, plan, source.model, remark)
+        records = _ended_by_tokens(records, model, tokenizer)
+        asked = _asked(records, len(records), source, options)
+    _refuse_unused(asked, options)
+    if records is None:
+        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
+        prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
+    else:
+        prompts = Prompts.encode(records, tokenizer)
+    job = Job(
+        plan,
+        prompts,
+        model,
+        tokenizer,
+        Sampler(),
+        pinned=options.pinned,
+        tier=source.tier_of(model) if alone else None,
+        kv_tokens=options.kv_tokens,
+        policy=options.policy,
+        record_failures=record,
+        refused=not_carried,
+    )
+    return _with_rules(job, asked, prompts_at)
+
+
+def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
+    """Return where a plan's prompts stand; None for a plan of lengths only, which refuses others."""
+    if provenance.prompts is None:
+        if options.prompts is None:
+            return None
+        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
+    if options.prompts is not None:
+        return Path(options.prompts)
+    return path.resolve().parent / provenance.prompts.path
+
+
+def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
+    """Return the sampling options by name; None for those not given."""
+    return {**_sampling(options), "seed": source.seed}
+
+
+def _sampling(options: RunOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in SAMPLING if name != "seed"}
+
+
+def refuse_changed(path: Path, planned: PromptSource) -> None:
+    """Raise InputError if a file is gone, or no longer holds the prompts that were planned."""
+    hint = "Give the planned file with --prompts, or plan again."
+    if not path.exists():
+        raise InputError("the plan's prompts are not there", file=path, hint=hint)
+    if prompts_digest(path) != planned.sha256:
+        raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
+
+
+def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
+    refuse_changed(path, planned)
+    return each_sample(read_batch(path, planned.columns), path)
+
+
+def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
+    """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
+    if options.tokenizer or (planned.startswith("tiny:") and source.model.startswith("tiny:")):
+        return options.tokenizer or source.model
+    if not planned.startswith("."):
+        return planned
+    folder = path.parent / planned
+    if folder.is_dir():
+        return os.path.normpath(folder)
+    if Path(source.model).is_dir():
+        # It has moved with the model: the prompts it counts are compared with the plan's.
+        return source.model
+    what = "the folder whose tokenizer counted the plan's prompts is not there"
+    raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
+
+
+def _asked(
+    records: Sequence[PromptRecord],
+    count: int,
+    source: ModelOptions,
+    options: RunOptions,
+) -> list[Sampling]:
+    """Return what each request asks: as the caller says, else as its line of the batch file does."""
+    given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
+    try:
+        plain = Sampling(**given)
+    except ValueError as error:
+        raise InputError(str(error), hint="Correct the option.") from None
+    return [record.sampling(**given) for record in records] or [plain] * count
+
+
+def _refuse_unused(asked: Sequence[Sampling], options: RunOptions) -> None:
+    """Raise InputError if the options say of the draw of tokens what no request needs, as none draws."""
+    try:
+        refuse_unused(_sampling(options), asked)
+    except ValueError as error:
+        hint = "Give --temperature above 0 as well, or leave it out."
+        raise InputError(f"--{str(error).replace('_', '-', 1)}", hint=hint) from None
+
+
+def _refused_fields(
+    records: Sequence[PromptRecord],
+    asked: Sequence[Sampling],
+    check: Callable[[Sampling], FieldError | None],
+    path: Path | None,
+    record_failures: bool,
+) -> dict[int, str]:
+    """Return the requests that a check refuses, and why; raise InputError where the run is not to go on."""
+    refused = {}
+    for i, (record, one) in enumerate(zip(records, asked, strict=bool(records))):
+        found = check(one)
+        if found is not None:
+            where = f"line {record.line}, field 'body.{found.field}'"
+            refused[i] = InputError(found.reason, file=path, where=where, hint=found.hint)
+    if refused and not (record_failures and len(refused) < len(records)):
+        raise next(iter(refused.values()))
+    return {i: str(error) for i, error in refused.items()}
+
+
+def _with_declared(
+    records: Sequence[PromptRecord], model: Any, plan: Plan | None, name: str, remark: Callable[[str], None]
+) -> tuple[PromptRecord, ...]:
+    """Return requests that ask, where they do not say otherwise, what the model's own settings ask."""
+    from ..executor.models.request_rules import declared_sampling
+
+    try:
+        declared = declared_sampling(model)
+        wrong = None if plan is None else _not_carried(Sampling(**declared), plan=plan)
+        if wrong is not None:
+            raise ValueError(f"generation_config.json asks for {wrong.field}, which {wrong.reason}")
+    except ValueError as error:
+        hint = "Take it out of the model's generation_config.json."
+        raise InputError(str(error), file=name, hint=hint) from None
+    if not declared:
+        return tuple(records)
+    said = ", ".join(f"{field} {value}" for field, value in declared.items())
+    remark(f"{name}: its generation_config.json asks for {said}: used where a request does not say")
+    return tuple(replace(record, asked={**declared, **record.asked}) for record in records)
+
+
+def _ended_by_tokens(
+    records: Sequence[PromptRecord], model: Any, tokenizer: Tokenizer
+) -> tuple[PromptRecord, ...]:
+    """Return requests with the tokens of those of their stop texts that are special tokens."""
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.request_rules import special_stops
+
+    vocabulary = vocabulary_of(model)
+    ended: dict[tuple[str, ...], tuple[int, ...]] = {(): ()}
+    found = []
+    for record in records:
+        stop = record.asked.get("stop", ())
+        if stop not in ended:
+            ended[stop] = special_stops(stop, tokenizer, vocabulary)
+        ids = (*record.asked.get("stop_token_ids", ()), *ended[stop])
+        found.append(
+            replace(record, asked={**record.asked, "stop_token_ids": ids}) if ended[stop] else record
+        )
+    return tuple(found)
+
+
+def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
+    """Return what is wrong with a field that needs all of a completion, where several processes make it."""
+    several = len(plan.fleet.replicas) > 1
+    parted = plan.configuration is not None and plan.configuration.handed_over
+    if (several or parted) and asked.logprobs is not None:
+        return FieldError("logprobs", _SEVERAL, _ONE)
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
+    for name in names:
+        if parted and getattr(asked, name) != getattr(Sampling(), name):
+            return FieldError(name, _SEVERAL, _ONE)
+    return None
+
+
+def _unknown_tokens(asked: Sampling, *, vocabulary: int) -> FieldError | None:
+    """Return what is wrong with a field that names a token that the model does not know."""
+    from ..executor.models.request_rules import check_tokens
+
+    try:
+        check_tokens(asked, vocabulary)
+    except ValueError as error:
+        return FieldError(str(error).split(" ", 1)[0], str(error), "Use the model's tokens.")
+    return None
+
+
+def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
+    """Return the job with what its requests ask."""
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.request_rules import rules_of
+
+    records = job.prompts.records
+    check = partial(_unknown_tokens, vocabulary=vocabulary_of(job.model))
+    refused = {**_refused_fields(records, asked, check, path, job.record_failures), **job.refused}
+    served = [Sampling() if i in refused else one for i, one in enumerate(asked)]
+    by_name = {record.name: one for record, one in zip(records, served, strict=True)}
+    most = job.most_tokens.tolist()
+    eos = job.decoding.eos_ids
+    rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
+    return dataclasses.replace(job, sampler=rule, refused=refused)

@@ -1,0 +1,504 @@
+"""Run a batch on servers that speak OpenAI's protocol, in the order of fewest iterations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError, read_text
+from ..data.files.outputs import refuse_outputs
+from ..data.iteration_plan import IterationPlan, load_plan
+from ..data.iterations import EngineLimits, sequences_of
+from ..data.plan import Plan, holds_requests
+from ..data.prompts.columns import PromptColumns
+from ..data.prompts.table import is_prompt_table, prompts_digest
+from ..data.readers.completions import is_parquet_name, read_completions, write_completions
+from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
+from ..data.readers.server_metrics import ServerMetrics
+from ..data.readers.server_run import ServerCount, ServerRun
+from ..executor.jobs.params import RunParams
+from ..planning.release import (
+    FILE_ORDER,
+    LONGEST_FIRST,
+    PLAN,
+    Releasable,
+    best_release,
+    named_release,
+    plan_order,
+)
+from .load import refuse_changed
+from .options import file_of, params_of
+from .outputs import is_whole, run_digest
+from .server_result import ServerResult
+
+if TYPE_CHECKING:
+    from ..executor.jobs.journal import Journal
+    from ..executor.server.probe import ServerFacts
+    from ..executor.server.server_job import ServerJob
+    from ..executor.serving.release import Release
+
+ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
+"""Context manager around the sending of the remaining requests; yields a callback for each outcome."""
+
+Order = Literal["auto", "plan", "longest", "file"]
+
+_NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
+
+_UNSTATED_BUDGET = 2048
+"""Tokens of an iteration if unknown: vLLM's default on most devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """
+    The servers that complete a batch, and how it is sent to them.
+
+    Parameters
+    ----------
+    urls
+        ``http://HOST:PORT`` of each: replicas of one another.
+    model
+        Goes in the place of every request's model; None to leave them.
+    prompts
+        Where the planned prompts are now, if they moved.
+    columns
+        Of a table of prompts that is sent without a plan.
+    lengths
+        Completion lengths of a batch file, as ``plan --lengths`` names them: known where given, else the cap,
+        if left out.
+    slots
+        Requests that each server works on at a time; what the plan or the server says if left out.
+    in_flight
+        Completions kept in flight on each; the slots and an eighth more, and as many as keep its queue from
+        running empty, if left out.
+    order
+        Of the requests: ``"auto"`` takes the one of fewest simulated iterations.
+    batched_tokens
+        Most tokens of an iteration; if left out, 2048 in the simulation and no limit in the bound.
+    timeout
+        Seconds a request may take; as ``params`` if left out.
+    attempts
+        Attempts at a request whose server is busy or answers with a 5xx; as ``params`` if left out.
+    outage
+        Seconds without any reachable server before the run stops; as ``params`` if left out.
+    seed
+        Seed of shuffled orders and of the waits between attempts.
+    params
+        Parameters that tune the run, or a TOML file of them.
+
+    Raises
+    ------
+    ValueError
+        If no server is named, or there is no such order.
+    """
+
+    urls: tuple[str, ...]
+    model: str | None = None
+    prompts: str | None = None
+    columns: PromptColumns | None = None
+    lengths: str | None = None
+    slots: int | None = None
+    in_flight: int | None = None
+    order: Order = "auto"
+    batched_tokens: int | None = None
+    timeout: float | None = None
+    attempts: int | None = None
+    outage: float | None = None
+    seed: int = 0
+    params: RunParams | str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.urls or isinstance(self.urls, str):
+            raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
+        if self.order not in get_args(Order):
+            raise ValueError(f"the order {self.order!r} is none of {', '.join(get_args(Order))}")
+
+    @property
+    def tuned(self) -> RunParams:
+        """The parameters, with the options of time and retries in place of theirs."""
+        params = params_of(self.params)
+        patience = params.patience
+        if self.attempts is not None:
+            patience = replace(patience, attempts=self.attempts)
+        if self.outage is not None:
+            patience = replace(patience, outage_seconds=self.outage)
+        seconds = params.request_seconds if self.timeout is None else self.timeout
+        return replace(params, patience=patience, request_seconds=seconds)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that a run with these options reads, except the batch."""
+        for text in filter(None, (self.prompts, self.lengths, file_of(self.params))):
+            for name in {text, text.rpartition(":")[2]}:
+                if Path(name).is_file():
+                    yield Path(name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """
+    What is to be sent.
+
+    Parameters
+    ----------
+    path
+        The file of the requests.
+    requests
+        In its order.
+    output
+        Planned tokens of each completion, shape (requests,).
+    planned
+        Positions in the plan's order; None without a plan.
+    slots
+        Of the plan; None without one.
+    iterations
+        The plan for servers; None without one.
+    """
+
+    path: Path
+    requests: tuple[ServerRequest, ...]
+    output: IntArray
+    planned: IntArray | None
+    slots: int | None
+    iterations: IterationPlan | None = None
+
+    def work(self) -> Releasable:
+        """Return the requests as the server will compute them, by the planned lengths."""
+        if self.iterations is not None:
+            plan = self.iterations
+            request = np.repeat(np.arange(len(self.requests)), [one.choices for one in self.requests])
+            rows = sequences_of(
+                plan.workload.input_tokens, plan.workload.output_tokens, plan.cached, plan.shared
+            )
+            return Releasable.of_rows(rows, request, exact=plan.provenance.lengths.get("kind") == "known")
+        return Releasable(
+            np.array([request.prompt_tokens for request in self.requests]),
+            self.output,
+            np.array([request.choices for request in self.requests]),
+            exact=all(request.output_tokens is not None for request in self.requests),
+        )
+
+
+def run_on_servers(
+    plan: Path,
+    options: ServerOptions,
+    outputs: tuple[Path, Path],
+    *,
+    overwrite: bool,
+    watching: ServerWatching | None,
+    remark: Callable[[str], None],
+) -> ServerResult:
+    """Send what of a plan or a batch file has no completion yet, and write completions and trace."""
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
+    from ..executor.models.faults import RunStoppedError
+    from ..executor.server.server_job import ServerJob
+
+    output, trace = outputs
+    is_parquet_name(output)
+    _check_urls(options.urls)
+    batch = _read(plan, options)
+    read = [batch.path, plan, *options.files(), journal_path(output)]
+    identity: dict[str, object] = {
+        "batch": prompts_digest(batch.path),
+        "server": "OpenAI",
+        "model": options.model,
+    }
+    finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
+    if finished is not None:
+        return finished
+    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    refuse_outputs(outputs, overwrite or journal_path(output).exists(), read)
+    job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
+    facts = job.probe()
+    slots = _slots(options, batch, facts)
+    _check_facts(facts, options.model, batch, remark)
+    unnamed = _unnamed_model(facts, options.model, batch)
+    served = {} if unnamed is None else {"served": unnamed}
+    options = _as_planned(options, batch, facts, remark)
+    metrics = [fact.metrics for fact in facts if fact.metrics is not None]
+    limits = _limits(options, slots, len(facts), metrics, batch.iterations)
+    again = _asked_again(options, batch, limits)
+    if again:
+        remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
+        # Only this order can adapt to the lengths seen.
+        options = replace(options, order="longest")
+    elif batch.iterations is not None and options.order == "auto":
+        options = replace(options, order="plan")
+    release = _release(options, batch, limits, remark)
+    job = _ordered(job, release, slots, options, batch.output if again else None)
+    with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
+        refuse_outputs(outputs, overwrite or journal.ending, read)
+        resumed = len(journal.finished)
+        left = sum(request.custom_id not in journal.finished for request in batch.requests)
+        with nullcontext() if watching is None else watching(left, journal) as advance:
+            outcome = job.run(journal, facts, on_served=advance, remark=remark)
+            if outcome.stopped is None:
+                journal.end()
+    if outcome.stopped is not None:
+        raise RunStoppedError(outcome.stopped)
+    # Cut off before its trace: one without requests tells the finished job from another's.
+    if len(outcome.run) or _run_of(trace) != run_digest(identity):
+        replace(outcome.run, run=run_digest(identity)).save(trace)
+    write_completions(output, (journal.finished[request.custom_id] for request in batch.requests))
+    journal.remove()
+    stated = options.batched_tokens is not None
+    return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
+
+
+def _finished_before(
+    batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
+) -> ServerResult | None:
+    """Return the result of an earlier run that wrote all of its outputs; None if there is none."""
+    output, trace = outputs
+    if _run_of(trace) != run or not is_whole(output, [one.custom_id for one in batch.requests]):
+        return None
+    ran = ServerRun.load(trace)
+    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations)
+    count, stated = len(batch.requests), options.batched_tokens is not None
+    failed = {one.custom_id for one in read_completions(output) if one.error is not None}
+    return ServerResult(count, ran, limits, stated, None, count - len(ran), len(failed), finished_before=True)
+
+
+def _run_of(trace: Path) -> str | None:
+    """Return the run named in a trace, or None without a trace."""
+    try:
+        return ServerRun.load(trace).run if trace.is_file() else None
+    except InputError:
+        return None
+
+
+def _check_urls(urls: Sequence[str]) -> None:
+    from ..executor.server.client import base_url
+
+    for number, url in enumerate(urls):
+        if not _is_address(url):
+            hint = "Write http://HOST:PORT."
+            raise InputError("it is no http:// or https:// address", where=f"--server {url}", hint=hint)
+        if base_url(url) in map(base_url, urls[:number]):
+            hint = "Name each server once: its slots are counted for each."
+            raise InputError("it is named before", where=f"--server {url}", hint=hint)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port beyond all ports
+        return False
+
+
+def _as_planned(
+    options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]
+) -> ServerOptions:
+    """Return the options completed by a plan for servers; remark on servers that differ from it."""
+    plan = batch.iterations
+    if plan is None:
+        return options
+    if len(facts) != len(plan.shares):
+        remark(
+            f"the plan is for {len(plan.shares)} replicas, the servers are {len(facts)}: they share one queue"
+        )
+    room = [fact.metrics.kv_tokens for fact in facts if fact.metrics is not None]
+    for held, share in zip(room, plan.shares, strict=False):
+        if held is not None and held != share.limits.kv_tokens:
+            planned = "no limit" if share.limits.kv_tokens is None else f"{share.limits.kv_tokens:,}"
+            remark(
+                f"the server has {held:,} tokens of KV cache, the plan {planned}: plan again with"
+                f" --kv-capacity {held}"
+            )
+    held_back = [share.held_back for share in plan.shares if share.held_back is not None]
+    return replace(
+        options,
+        in_flight=options.in_flight or max(held_back, default=None),
+        batched_tokens=options.batched_tokens or plan.stated_budget,
+    )
+
+
+def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
+    """Return the number of requests that repeat a prompt, if an order by lengths seen may use that."""
+    from ..executor.server.server_job import prompt_groups
+
+    work = batch.work()
+    if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):
+        return 0
+    return len(batch.requests) - len(np.unique(prompt_groups(batch.requests)))
+
+
+def _ordered(
+    job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
+) -> ServerJob:
+    """Return the job in the order chosen, with the parameters of time and retries."""
+    return replace(
+        job,
+        order=release.order.tolist(),
+        slots=slots,
+        in_flight=options.in_flight,
+        order_name=release.name if planned is None else f"{release.name}, adapted to lengths seen",
+        planned=planned,
+        params=options.tuned,
+        seed=options.seed,
+    )
+
+
+def _read(path: Path, options: ServerOptions) -> _Batch:
+    """Return the batch named by a plan, or a batch file itself."""
+    if options.columns is not None or not _is_plan(path):
+        if options.prompts is not None:
+            raise InputError("--prompts is for a plan", hint="Leave it out.")
+        if options.order == "plan":
+            hint = "Plan first with `batchbound plan`, or choose another order."
+            raise InputError("--order plan needs a plan", file=path, hint=hint)
+        requests = read_server_batch(path, options.columns)
+        output, _ = planned_lengths(requests, options.lengths)
+        return _Batch(path, requests, output, None, None)
+    if options.lengths is not None:
+        raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
+    plan = load_plan(path)
+    if isinstance(plan, IterationPlan):
+        slots = {share.held_back or share.limits.sequences for share in plan.shares}
+    else:
+        slots = {replica.slots for replica in plan.fleet.replicas}
+    if len(slots) > 1 and options.slots is None:
+        raise InputError("its replicas differ in slots", file=path, hint="Say --slots.")
+    return _planned(plan, path, options, max(slots))
+
+
+def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slots: int) -> _Batch:
+    source = plan.provenance.prompts
+    if source is None:
+        hint = "Plan a batch file of prompts: a server needs something to complete."
+        raise InputError("the plan is of lengths only", file=path, hint=hint)
+    prompts = Path(options.prompts) if options.prompts else path.resolve().parent / source.path
+    refuse_changed(prompts, source)
+    requests = read_server_batch(prompts, source.columns)
+    mixing = isinstance(plan, IterationPlan)
+    names = completion_ids(requests) if mixing else [request.custom_id for request in requests]
+    if names != plan.workload.ids.tolist():
+        raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
+    if not isinstance(plan, IterationPlan):
+        return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
+    starts = np.cumsum([0, *(request.choices for request in requests[:-1])])
+    rank = np.argsort(plan.order)
+    output = np.maximum.reduceat(plan.workload.output_tokens, starts)
+    # The completions of a request are sent when the first of them is due.
+    order = np.argsort(np.minimum.reduceat(rank, starts), kind="stable")
+    return _Batch(prompts, requests, output, order, slots, plan)
+
+
+def _is_plan(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
+    if is_prompt_table(path) or holds_requests(path):
+        return False
+    first = read_text(path).lstrip().partition("\n")[0]
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(value, dict) and ("body" in value or "custom_id" in value))
+
+
+def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) -> int:
+    unreachable = next((fact for fact in facts if not fact.reachable), None)
+    if unreachable is not None:
+        hint = "Start it, or correct --server."
+        raise InputError("the server cannot be reached", where=f"--server {unreachable.url}", hint=hint)
+    told = next((fact.slots for fact in facts if fact.slots is not None), None)
+    slots = options.slots or batch.slots or told
+    if slots is None:
+        hint = (
+            "Add --slots N, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
+        )
+        raise InputError("max_num_seqs of the server is unknown", hint=hint)
+    return int(slots)
+
+
+def _check_facts(
+    facts: Sequence[ServerFacts], model: str | None, batch: _Batch, remark: Callable[[str], None]
+) -> None:
+    """Pass on what the servers say of themselves; refuse a model that they do not serve."""
+    for fact in facts:
+        name = fact.engine if fact.version is None else f"{fact.engine} {fact.version}"
+        serves = f", serves {', '.join(fact.models)}" if fact.models else ""
+        remark(f"{fact.url}: {name}{serves}; it does not say {', '.join(fact.unknown)}")
+        if fact.metrics is not None and fact.metrics.running:
+            remark(
+                f"{fact.url}: {fact.metrics.running} requests of others are running: the counts include them"
+            )
+        named = {model} if model is not None else {request.body.get("model") for request in batch.requests}
+        missing = sorted(str(one) for one in named - {None} if one not in fact.models)
+        if fact.models and missing:
+            message = f"the server does not serve {missing[0]!r}, only {', '.join(fact.models)}"
+            hint = f"Say --model {fact.models[0]}, which goes into every request."
+            raise InputError(message, where=f"--server {fact.url}", hint=hint)
+
+
+def _unnamed_model(facts: Sequence[ServerFacts], model: str | None, batch: _Batch) -> str | None:
+    """Return the model that the servers give requests that name none; None if all do, or they do not say."""
+    if model is not None or all(request.body.get("model") is not None for request in batch.requests):
+        return None
+    given = sorted({fact.models[0] for fact in facts if fact.models})
+    if len(given) > 1:
+        hint = f"Say --model, which goes into every request, such as --model {given[0]}."
+        raise InputError(f"requests name no model, and the servers have {', '.join(given)}", hint=hint)
+    return given[0] if given else None
+
+
+def _limits(
+    options: ServerOptions,
+    slots: int,
+    count: int,
+    metrics: Sequence[ServerMetrics | ServerCount],
+    plan: IterationPlan | None,
+) -> EngineLimits:
+    """Return the limits of all servers as if they were one: what they do side by side, it could do."""
+    room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
+    blocks = {one.block_tokens for one in metrics} - {None}
+    if plan is not None and not room:
+        # The servers do not tell: what was planned with.
+        each = plan.shares[0].limits
+        room = [] if each.kv_tokens is None else [each.kv_tokens] * count
+        blocks = {each.block_tokens}
+    return EngineLimits(
+        sequences=slots * count,
+        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * count,
+        kv_tokens=sum(room) if len(room) == count else None,
+        block_tokens=next(iter(blocks)) or 16 if len(blocks) == 1 else 1,
+    )
+
+
+def _release(
+    options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
+) -> Release:
+    """Return the order asked for, or the one of fewest simulated iterations, and say what it promises."""
+    from ..executor.serving.release import predict
+
+    work = batch.work()
+    flying = None if options.in_flight is None else options.in_flight * len(options.urls)
+    if options.order == "auto":
+        found = best_release(work, limits, batch.planned, options.seed, flying)
+    else:
+        found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
+    if found.predicted is None:
+        remark(
+            f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"
+            " requests for the KV cache"
+        )
+        return found
+    put_back = f", {found.predicted.preemptions} preempted" if found.predicted.preemptions else ""
+    sequences = work.sequences()
+    given = predict(sequences, limits, np.arange(len(sequences)))
+    saved = ""
+    if given is not None and found.name != FILE_ORDER:
+        change = found.predicted.iterations / given.iterations - 1
+        saved = f" ({change:+.1%} of the file's order)"
+    remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
+    return found

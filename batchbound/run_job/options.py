@@ -1,0 +1,216 @@
+"""Options of a run: the model and its loading, sampling, workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..data.problem import limit_of
+from ..executor.jobs.params import RunParams
+
+if TYPE_CHECKING:
+    from ..executor.engines.tiers import Tier
+    from ..executor.jobs.job import Job
+    from ..executor.processes.engine_spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """
+    A model, and how it is loaded.
+
+    Parameters
+    ----------
+    model
+        Hub name, directory or ``tiny:FAMILY[:SEED]``.
+    load_format
+        ``"auto"``; ``"partial"``: random weights where the checkpoint has none; ``"dummy"``: for the whole
+        configuration.
+    dtype
+        ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
+    device
+        ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+    threads
+        CPU threads of torch; torch's own number if left out.
+    seed
+        Of sampling and random weights; each request's own, else 0, if left out.
+    tier
+        Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or there is no such way of loading.
+    """
+
+    model: str
+    load_format: Literal["auto", "partial", "dummy"] = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    seed: int | None = None
+    tier: str = "auto"
+
+    def __post_init__(self) -> None:
+        _take_plain(self, ("threads",), load_format=("auto", "partial", "dummy"))
+
+    def load(self) -> Any:
+        """Return the model, loaded."""
+        from ..executor.models.source import load_model, require_engine
+
+        require_engine()
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        return load_model(
+            self.model,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed or 0,
+        )
+
+    def tier_of(self, model: Any) -> Tier:
+        """Return the layout of the KV cache asked for, checked on the loaded model."""
+        from ..executor.engines.tiers import choose_tier
+
+        return choose_tier(model, self.tier)
+
+    def spec(self, job: Job) -> EngineSpec:
+        """Return what a process of its own has to load to serve a job as this one would."""
+        from ..executor.processes.engine_spec import EngineSpec
+
+        return EngineSpec(
+            model=self.model,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed or 0,
+            tier=self.tier,
+            eos_ids=tuple(sorted(job.decoding.eos_ids)),
+            sampler=job.sampler,
+            threads=self.threads or 1,
+        )
+
+    def shape(self) -> Any:
+        """Return the model without its weights: its vocabulary and positions are all that a driver needs."""
+        from ..executor.models.source import dtype_of, load_config, take_generation_settings
+
+        config = load_config(self.model)
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype_of(config, self.dtype))  # type: ignore[no-untyped-call]
+        take_generation_settings(model, self.model)
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """
+    How a plan is carried out; what is left out is as the plan and its prompts say.
+
+    Parameters
+    ----------
+    prompts
+        Where the planned prompts are now, if they moved.
+    tokenizer
+        The one that counted the plan's prompts if left out.
+    pinned
+        Decode every completion to its planned length, whatever its tokens are.
+    temperature, top_p, top_k
+        Of the choice of tokens; each request's own if left out, else greedy.
+    kv_tokens
+        Most tokens of the KV cache on the device; more wait on the host.
+    policy
+        Serve requests by this policy as they arrive, instead of by the plan's schedule.
+    on_error
+        When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
+        default) an error in the place of its completion.
+    replicas
+        Engines, each a Ray actor; None for as many as the plan is for.
+    ray_address
+        Of a Ray cluster; one on this machine if left out.
+    patience
+        Seconds of silence after which a replica is given up if another lives; never if left out.
+    encode_device
+        Of the worker that encodes, for a plan of WAA.
+    replan
+        Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
+    tensor_parallel
+        Processes that share each of the model's layers, for an RRA plan of ``search``.
+    params
+        Parameters that tune the run, or a TOML file of them.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or nothing is known to do at an error.
+    """
+
+    prompts: str | None = None
+    tokenizer: str | None = None
+    pinned: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    kv_tokens: int | None = None
+    policy: str | None = None
+    on_error: Literal["stop", "record"] | None = None
+    replicas: int | None = None
+    ray_address: str | None = None
+    patience: float | None = None
+    encode_device: str | None = None
+    replan: str | None = None
+    tensor_parallel: int = 1
+    params: RunParams | str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))
+
+    @property
+    def tuned(self) -> RunParams:
+        """The parameters, read from their file if one is named."""
+        return params_of(self.params)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that a run with these options reads."""
+        for name in (self.prompts, self.tokenizer, self.replan, file_of(self.params)):
+            if name is not None and Path(name).is_file():
+                yield Path(name)
+
+
+def params_of(given: RunParams | str | os.PathLike[str] | None) -> RunParams:
+    """Return the parameters given: defaults, or those of a TOML file."""
+    if isinstance(given, RunParams):
+        return given
+    return RunParams() if given is None else RunParams.from_file(given)
+
+
+def file_of(given: RunParams | str | os.PathLike[str] | None) -> str | None:
+    """Return the name of a file of parameters, None if they are no file."""
+    return None if given is None or isinstance(given, RunParams) else os.fspath(given)
+
+
+def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | None]) -> None:
+    """Make paths and numpy's numbers values of Python, as files of a run hold them; check the rest."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if value is not None and each.name in counts:
+            value = limit_of(each.name, value, 1)
+        object.__setattr__(options, each.name, value)
+    for name, known in choices.items():
+        if getattr(options, name) not in known:
+            said = ", ".join(one for one in known if one is not None)
+            raise ValueError(f"{name} is {getattr(options, name)!r}; it must be one of {said}")

@@ -1,0 +1,174 @@
+"""The files of a run: their paths, the run's name in them, and the check for an earlier run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.files.disk import InputError
+from ..data.plan import Plan
+from ..data.readers.completions import read_completions
+from ..data.trace import PLANNED, Trace
+from .load import sampling_asked
+from .options import ModelOptions, RunOptions
+
+if TYPE_CHECKING:
+    from ..executor.jobs.job import Job
+
+
+def trace_paths(trace: str, replicas: int) -> list[Path]:
+    """Return where the traces of a run stand."""
+    return (
+        [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
+    )
+
+
+def shared_plan_path(trace: str) -> Path:
+    """Return where a run on several replicas keeps how it shared out a plan for one."""
+    return Path(run_trace(trace)).with_suffix(".plan.json")
+
+
+def run_trace(trace: str) -> str:
+    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
+    return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """
+    Where a run's outputs go.
+
+    Parameters
+    ----------
+    output
+        The completions.
+    traces
+        One a replica.
+    picture
+        Of several replicas together, for ui.perfetto.dev; None for one.
+    shared
+        The plan as it was shared out; None where the plan was for as many replicas.
+    """
+
+    output: Path
+    traces: tuple[Path, ...]
+    picture: Path | None
+    shared: Path | None
+
+    @classmethod
+    def of(cls, output: Path, trace: Path, plan: Plan, *, shared: bool) -> RunFiles:
+        """Return the files of a run of a plan; ``shared`` if it was shared out over other replicas."""
+        count = len(plan.fleet.replicas)
+        picture = trace.with_suffix(".perfetto.json") if count > 1 else None
+        traces = tuple(trace_paths(str(trace), count))
+        return cls(output, traces, picture, shared_plan_path(str(trace)) if shared else None)
+
+    @property
+    def all(self) -> list[Path]:
+        """Every file, the completions first."""
+        return [
+            self.output,
+            *self.traces,
+            *(path for path in (self.picture, self.shared) if path is not None),
+        ]
+
+    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path, run: str) -> None:
+        """Write what there is to write, prompts named as seen from there; traces name run and plan."""
+        from ..executor.reports.perfetto import save_perfetto
+
+        named = {"run": run, PLANNED: plan.schedule_digest()}
+        for path, trace in zip(self.traces, traces, strict=False):
+            replace(trace, engine={**trace.engine, **named}).save(path)
+        if not traces:
+            # Cut off before its trace: one without stages tells the finished job from another's.
+            for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
+                if _run_of(path) != run:
+                    replace(Trace.empty(replica.slots), engine=named).save(path)
+            return
+        if self.picture is not None:
+            save_perfetto(self.picture, traces)
+        if self.shared is not None:
+            source = plan.provenance.prompts
+            if source is not None:
+                prompts = source.seen_from(self.shared.parent, planned_in)
+                moved = replace(plan.provenance, prompts=prompts)
+                plan = replace(plan, provenance=moved)
+            plan.save(self.shared)
+
+    def read_traces(self, plan: Plan, run: str) -> tuple[Trace, ...]:
+        """Return a run's traces of a plan that are there, and empty ones for others."""
+        planned, found = plan.schedule_digest(), list[Trace]()
+        for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
+            trace = Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
+            # Those of before 0.2 name no plan.
+            mine = trace.engine.get(PLANNED, planned) == planned
+            found.append(trace if mine else Trace.empty(replica.slots))
+        return tuple(found)
+
+
+def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
+    """Return everything that the completions depend on; a journal resumes only if all of it is equal."""
+    from ..executor.models.sampling import Sampler
+
+    return {
+        "plan": plan.digest(),
+        **model_identity(job, source),
+        "pinned": options.pinned,
+        # Each request's own fields are in the prompts, whose digest the plan holds.
+        "sampling": (
+            asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
+        ),
+    }
+
+
+def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
+    """Return everything that completions depend on in a model and its tokenizer."""
+    from ..executor.models.fingerprint import files_fingerprint
+
+    return {
+        "model": source.model,
+        "weights": files_fingerprint(source.model),
+        "load_format": source.load_format,
+        "dtype": str(job.model.dtype).removeprefix("torch."),
+        "tokenizer": job.tokenizer.name,
+        "tokenizer_files": files_fingerprint(job.tokenizer.name, weights=False),
+        "weights_seed": source.seed or 0,
+    }
+
+
+def run_digest(identity: Mapping[str, object]) -> str:
+    """Return the name of a run in its traces."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _run_of(path: Path) -> object:
+    """Return the run named in a trace, or None without a trace."""
+    try:
+        return Trace.load(path).engine.get("run") if path.is_file() else None
+    except InputError:
+        return None
+
+
+def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
+    """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
+    if _run_of(files.traces[0]) != run_digest(identity):
+        return False
+    return is_whole(files.output, [record.custom_id for record in job.prompts.records])
+
+
+def is_whole(output: Path, names: Sequence[str]) -> bool:
+    """Return whether an output holds the completions of all requests, and has no journal."""
+    from ..executor.jobs.job import journal_path
+
+    if journal_path(output).exists() or not output.is_file():
+        return False
+    try:
+        named = [one.custom_id for one in read_completions(output)]
+    except InputError:
+        return False
+    return list(dict.fromkeys(named)) == list(dict.fromkeys(names))

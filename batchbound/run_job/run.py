@@ -1,0 +1,248 @@
+"""Run a plan on a model: from prompts to completions, traces and a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, overload
+
+from ..data.files.disk import InputError
+from ..data.files.outputs import refuse_outputs
+from ..data.plan import Plan
+from ..data.readers.completions import BatchCompletion, batch_completions, is_parquet_name, read_completions
+from ..data.report import Report
+from ..data.trace import Trace
+from ..judging import report
+from ..planning.fleet import shared_out
+from .configuration import refuse_unused, serving
+from .load import load_job, prompts_path
+from .on_servers import ServerOptions, ServerWatching, run_on_servers
+from .options import ModelOptions, RunOptions
+from .outputs import RunFiles, finished_before, run_digest, run_identity
+from .server_result import ServerResult
+
+if TYPE_CHECKING:
+    from ..data.trace import Stage
+    from ..executor.jobs.job import Job, Outcome
+    from ..executor.jobs.journal import Journal
+
+Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
+"""Context manager around the serving of a plan; yields a callback for each stage."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """
+    Result of a run on a model.
+
+    Parameters
+    ----------
+    plan
+        That was carried out: shared out, if it was for fewer replicas.
+    files
+        What was written.
+    completions
+        In the plan's order, as they stand in the output.
+    traces
+        Of what this run served, one for each replica: without stages if nothing was left to serve.
+    report
+        Of those.
+    finished_before
+        Whether an earlier run had written all of it already: traces and report are of that one.
+    """
+
+    plan: Plan
+    files: RunFiles
+    completions: tuple[BatchCompletion, ...]
+    traces: tuple[Trace, ...]
+    report: Report
+    finished_before: bool = False
+
+    @property
+    def failed(self) -> int:
+        """Requests on which the model failed: an error stands in their place."""
+        return sum(one.error is not None for one in self.completions)
+
+
+@overload
+def run(
+    plan: str | os.PathLike[str],
+    model: ModelOptions | str | os.PathLike[str],
+    options: RunOptions | None = None,
+    *,
+    output: str | os.PathLike[str] = ...,
+    trace: str | os.PathLike[str] = ...,
+    overwrite: bool = ...,
+    watching: Watching | None = ...,
+    remark: Callable[[str], None] | None = ...,
+) -> RunResult: ...
+
+
+@overload
+def run(
+    plan: str | os.PathLike[str],
+    model: ServerOptions,
+    options: None = None,
+    *,
+    output: str | os.PathLike[str] = ...,
+    trace: str | os.PathLike[str] = ...,
+    overwrite: bool = ...,
+    watching: ServerWatching | None = ...,
+    remark: Callable[[str], None] | None = ...,
+) -> ServerResult: ...
+
+
+def run(
+    plan: str | os.PathLike[str],
+    model: ModelOptions | ServerOptions | str | os.PathLike[str],
+    options: RunOptions | None = None,
+    *,
+    output: str | os.PathLike[str] = "answers.jsonl",
+    trace: str | os.PathLike[str] = "trace.jsonl",
+    overwrite: bool = False,
+    watching: Watching | ServerWatching | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> RunResult | ServerResult:
+    """
+    Run a plan on a model or on servers, and write completions and traces.
+
+    Each completion is on disk when it is finished. After a stop, the same call resumes the run.
+
+    Parameters
+    ----------
+    plan
+        A plan's file: its prompts are found as seen from there. For servers, a batch of prompts does as well.
+    model
+        The model, and how it is loaded; or the servers that serve it.
+    options
+        How the plan is carried out on a model.
+    output, trace
+        The files to write: OpenAI's JSON lines, or a table if the name ends in ``.parquet``; several replicas
+        write a trace each.
+    overwrite
+        Whether outputs that exist are replaced.
+    watching
+        Entered around the serving: progress, a watchdog.
+    remark
+        Receives remarks, such as changes to the plan.
+
+    Raises
+    ------
+    InputError
+        If plan, prompts, model and options do not go together, or an output would be lost.
+    RunStoppedError
+        If the run cannot continue; finished completions are kept.
+    """
+    remark = remark or (lambda _: None)
+    if isinstance(model, ServerOptions):
+        if options is not None:
+            raise InputError("options of a run on a model have no effect on servers", hint="Leave them out.")
+        files, counting = (Path(output), Path(trace)), cast("ServerWatching | None", watching)
+        return run_on_servers(Path(plan), model, files, overwrite=overwrite, watching=counting, remark=remark)
+    source = model if isinstance(model, ModelOptions) else ModelOptions(os.fspath(model))
+    staged = cast("Watching | None", watching)
+    return _run_on_model(
+        Path(plan),
+        source,
+        options or RunOptions(),
+        (Path(output), Path(trace)),
+        overwrite=overwrite,
+        watching=staged,
+        remark=remark,
+    )
+
+
+def _run_on_model(
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    outputs: tuple[Path, Path],
+    *,
+    overwrite: bool,
+    watching: Watching | None,
+    remark: Callable[[str], None],
+) -> RunResult:
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
+
+    output, trace = outputs
+    is_parquet_name(output)
+    begun = time.perf_counter()
+    loaded = Plan.load(path)
+    chosen = _for_replicas(loaded, path, options, remark)
+    files = RunFiles.of(output, trace, chosen, shared=chosen is not loaded)
+    prompts = prompts_path(chosen.provenance, path, options)
+    read = [path, *options.files(), journal_path(output), *([] if prompts is None else [prompts])]
+    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    begun_before = journal_path(files.output).exists() or files.output.is_file()
+    refuse_outputs(files.all, overwrite or begun_before, read)
+    _refuse_unused(chosen, path, options)
+    job = load_job(chosen, path, source, options, remark)
+    identity = run_identity(loaded, job, source, options)
+    if not overwrite and finished_before(files, job, identity):
+        # Shared out once more, a plan may come out otherwise.
+        chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
+        written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
+        return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
+    serve = _serving(chosen, job, source, options, remark)
+    with Journal(journal_path(files.output), identity, options.tuned.journal_sync_seconds) as journal:
+        refuse_outputs(files.all, overwrite or journal.ending, read)
+        with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
+            outcome = serve(journal, on_stage=on_stage)
+            journal.end()
+    files.save(chosen, outcome.traces, path.parent, run_digest(identity))
+    job.write_answers(journal, files.output)
+    completions = tuple(batch_completions(job.lines(journal)))
+    traces = outcome.traces or tuple(Trace.empty(one.slots) for one in chosen.fleet.replicas)
+    found = report(chosen, traces, seconds=time.perf_counter() - begun)
+    return RunResult(chosen, files, completions, traces, found)
+
+
+def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
+    """Return the plan for as many replicas as the options say; one for a single machine is shared out."""
+    count = len(plan.fleet.replicas)
+    if options.replicas in (None, count):
+        return plan
+    if count > 1:
+        message = f"the plan is for {count} replicas, not {options.replicas}"
+        raise InputError(message, file=path, hint="Leave --replicas out, or plan again.")
+    assert options.replicas is not None
+    remark(f"{path} is for one replica: shared out over {options.replicas}")
+    return shared_out(plan, options.replicas)
+
+
+def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
+    if len(plan.fleet.replicas) == 1:
+        refuse_unused(plan, path, options)
+        return
+    single = {
+        "--policy": options.policy,
+        "--kv-tokens": options.kv_tokens,
+        "--encode-device": options.encode_device,
+        "--replan": options.replan,
+        "--tensor-parallel": None if options.tensor_parallel == 1 else options.tensor_parallel,
+    }
+    for option in (name for name, given in single.items() if given is not None):
+        raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")
+
+
+def _serving(
+    plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
+) -> Callable[..., Outcome]:
+    """Return what serves a plan's job: replicas on Ray, a configuration's workers, or this process."""
+    if len(plan.fleet.replicas) == 1:
+        return serving(plan, job, source, options, remark)
+    from ..executor.jobs.fleet_run import run_on_replicas
+
+    return partial(
+        run_on_replicas,
+        job,
+        spec=source.spec(job),
+        address=options.ray_address,
+        patience=options.patience,
+    )

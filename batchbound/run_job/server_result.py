@@ -1,0 +1,124 @@
+"""Result of a run on servers, with its figures and the bound on iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..data.iterations import EngineLimits
+from ..data.readers.server_run import ServerRun
+from ..executor.reports.iteration_audit import audit_iterations
+
+if TYPE_CHECKING:
+    from ..executor.serving.release import Release
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerResult:
+    """
+    Result of a run on servers.
+
+    Parameters
+    ----------
+    requests
+        Of the whole batch.
+    run
+        Of the requests that this run sent; of none if an earlier part of it had them all completed.
+    limits
+        Of the servers together, as the order was chosen for.
+    budget_known
+        Whether the tokens of an iteration are the servers' own; else the bound does without them.
+    release
+        The order, and the iterations predicted for it; None if the run had finished before.
+    resumed
+        Requests that an earlier part of the run had completed.
+    failed
+        Requests that have no completion: their lines say why.
+    finished_before
+        Whether an earlier run had written all of it already: ``run`` is that one.
+    """
+
+    requests: int
+    run: ServerRun
+    limits: EngineLimits
+    budget_known: bool
+    release: Release | None
+    resumed: int
+    failed: int
+    finished_before: bool = False
+
+    def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
+        """
+        Return the run's figures, by the names that ``run --server --json`` prints.
+
+        Parameters
+        ----------
+        remark
+            Told what the servers were seen to do otherwise than planned.
+        """
+        found = _of_run(self.run) | self._beside_bound(remark)
+        predicted = None if self.release is None else self.release.predicted
+        if predicted is not None and not self.resumed:
+            found["predicted_iterations"] = predicted.iterations
+        return found | {"resumed": self.resumed, "failed": self.failed}
+
+    def _beside_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
+        """Return iterations, their bound and what the others were lost to; nothing without a bound."""
+        run = self.run
+        try:
+            audit = audit_iterations(run, self.limits, budget_known=self.budget_known)
+        except ValueError as error:
+            remark(f"no bound: {error}")
+            return {}
+        if audit.broken is not None:
+            remark(audit.broken)
+        for server in run.servers:
+            if server.most_running is not None and server.most_running > run.slots:
+                remark(
+                    f"{server.url}: {server.most_running} requests ran at a time, more than"
+                    f" --slots {run.slots}: the bound is taken for as many"
+                )
+            elif server.plateau is not None and server.plateau < run.slots:
+                remark(
+                    f"{server.url}: at most {server.plateau} requests were seen running while others"
+                    f" waited: slots or room for KV cache are fewer than --slots {run.slots}"
+                )
+        return {
+            "iterations": audit.counted,
+            "bound_iterations": audit.bound.iterations,
+            "bound_source": audit.bound.source,
+            "bound_certificate": dict(audit.bound.certificate),
+            "bound_slots": audit.limits.sequences,
+            "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
+            "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
+            "losses": audit.losses,
+        }
+
+
+def _of_run(run: ServerRun) -> dict[str, object]:
+    done, seconds = run.failed == 0, run.makespan
+    # No completion has less than a token each, so that the server did not say how many there were.
+    unknown = bool((run.completion_tokens < run.choices)[done].any())
+    tokens = None if unknown else int(run.completion_tokens.sum())
+    latency = (run.finished - run.sent)[done]
+    return {
+        "requests": len(run),
+        "retries": run.retries,
+        "order": run.order,
+        "in_flight": run.in_flight,
+        "makespan_s": seconds,
+        "output_tokens": tokens,
+        "output_tokens_per_s": tokens / seconds if tokens is not None and seconds else None,
+        "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,
+        "preemptions": _sum(run, "preemptions"),
+        "cached_tokens": _sum(run, "cached_tokens"),
+    }
+
+
+def _sum(run: ServerRun, name: str) -> int | None:
+    values = [getattr(server, name) for server in run.servers]
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,94 @@
+"""A plan for several replicas carried out on Ray actors: each follows its own share of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.fleet import Fleet, FleetSchedule
+from ...data.plan import Plan
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+from ...heuristics.fleet.policy import FleetPolicy
+from ...heuristics.simulate import remaining_schedule
+from .job import Job, Outcome
+from .journal import Journal
+
+if TYPE_CHECKING:
+    from ..processes.engine_spec import EngineSpec
+
+
+def run_on_replicas(
+    job: Job,
+    journal: Journal,
+    *,
+    spec: EngineSpec,
+    address: str | None = None,
+    patience: float | None = None,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Outcome:
+    """
+    Serve every request without a completion in the journal, on the planned replicas.
+
+    ``address``: of a running Ray cluster; None for a Ray of this machine that ends with the run.
+    ``patience``: seconds of silence after which a replica is given up if another lives; None for never.
+    """
+    from ..processes.ray_fleet import Listener, RayFleet
+
+    plan, resumed = job.plan, len(journal.finished)
+    job.answer_refused(journal)
+    left = job.left(journal)
+    if not left.size:
+        return Outcome((), len(plan.workload))
+    names = plan.workload.ids.tolist()
+
+    def keep(request: int, tokens: list[int]) -> None:
+        index = int(left[request])
+        journal.append(names[index], job.answer(index, tokens))
+
+    def fail(request: int, why: str) -> None:
+        job.fail(journal, int(left[request]), "model_failed", why)
+
+    def staged(_: int, stage: Stage) -> None:
+        if on_stage is not None:
+            on_stage(stage, len(journal.finished) - resumed)
+
+    fleet, schedule = remaining_shares(plan, left)
+    replicas = RayFleet(spec, len(plan.fleet.replicas), address, patience)
+    try:
+        outcome = replicas.serve(
+            fleet,
+            schedule,
+            [job.prompts.tokens[i] for i in left],
+            job.most_tokens[left],
+            keep,
+            backoff=plan.groups == "any",
+            policy=None if plan.expected is None else FleetPolicy.of(plan.expected).select(left),
+            listener=Listener(staged, fail if job.record_failures else None),
+        )
+    finally:
+        replicas.close()
+    served = sum(len(trace.ids) for trace in outcome.traces)
+    return Outcome(outcome.traces, len(plan.workload) - served)
+
+
+def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
+    """
+    Return the fleet and the schedule of some of a plan's requests, each where it was planned.
+
+    ``left``: the requests that are left, ascending.
+    """
+    schedules: list[Schedule | None] = []
+    for k, schedule in enumerate(plan.shares.schedules):
+        members = plan.shares.members(k)
+        kept = np.flatnonzero(np.isin(members, left))
+        if schedule is None or not kept.size:
+            schedules.append(None)
+        else:
+            schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, kept)[1])
+    fleet = replace(plan.fleet, workload=plan.workload.select(left))
+    return fleet, FleetSchedule(plan.shares.replica_of[left], tuple(schedules))

@@ -1,0 +1,351 @@
+"""A job on disk: from a plan's prompts to its completions, resumable at any moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError
+from ...data.plan import Plan
+from ...data.readers.completions import answer_line, error_line, joined_line, write_completions
+from ...data.readers.length_source import LengthSource, longest_planned
+from ...data.readers.openai_batch import CHAT, PromptRecord
+from ...data.trace import Stage, Trace
+from ...heuristics.follow import following
+from ...heuristics.loop import execute
+from ...heuristics.policy import State, Step
+from ...heuristics.registry import policy_named
+from ...heuristics.simulate import remaining_schedule
+from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
+from ..engines.tiers import Tier
+from ..models.endings import Ending
+from ..models.faults import MOST_FAILURES, RequestFailedError, device_failures
+from ..models.mixed_sampling import MixedSampler
+from ..models.prompts import Prompts
+from ..models.recording import TokenLogprob
+from ..models.source import position_limit
+from ..models.tokenizers import Tokenizer, end_tokens
+from .journal import Journal
+from .plan_clock import Follower
+
+if TYPE_CHECKING:
+    from ..models.sampling import TokenRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """
+    Outcome of a run of a plan.
+
+    Parameters
+    ----------
+    traces
+        Of the requests served by this run, one for each replica; empty if none was left to serve.
+    resumed
+        Requests that are in no trace: an earlier, interrupted run had finished them, or this one before a
+        request failed, or the model cannot serve them.
+    """
+
+    traces: tuple[Trace, ...]
+    resumed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """
+    A plan with everything needed to run it.
+
+    Parameters
+    ----------
+    prompts
+        Of the plan's requests, in its order.
+    model, tokenizer
+        What completes them.
+    sampler
+        How tokens are chosen.
+    pinned
+        Decode every completion to the plan's length, whatever its tokens are; else a completion ends at an
+        end-of-sequence token or at its request's ``max_tokens``.
+    tier
+        Layout of the KV cache; chosen when the job runs if left out.
+    kv_tokens
+        Tokens of KV cache to allocate on the device; None for as many as the slots need.
+    policy
+        A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
+        instead of the plan's schedule.
+    record_failures
+        Answer a request that fails, or that the model cannot serve, with an error, and serve the others;
+        else the run stops.
+    refused
+        Why requests, as positions in the plan, are answered with an error whatever the model says.
+    """
+
+    plan: Plan
+    prompts: Prompts
+    model: Any
+    tokenizer: Tokenizer
+    sampler: TokenRule
+    pinned: bool
+    tier: Tier | None = None
+    kv_tokens: int | None = None
+    policy: str | None = None
+    record_failures: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        workload = self.plan.workload
+        if not self.plan.fleet.prefill_emits_first_token:
+            raise InputError(
+                "the plan counts a decode step for the first token, which an engine's prefill emits",
+                where="field 'fleet.prefill_emits_first_token'",
+                hint="Plan again with --first-token prefill.",
+            )
+        names = [record.name for record in self.prompts.records]
+        if names != workload.ids.tolist():
+            raise InputError("the prompts are not those of the plan", hint="Plan again.")
+        counted = self.prompts.lengths
+        wrong = np.flatnonzero(counted != workload.input_tokens)
+        if wrong.size:
+            i = int(wrong[0])
+            raise InputError(
+                f"the prompt of {names[i]!r} has {counted[i]} tokens,"
+                f" the plan counts {workload.input_tokens[i]}",
+                hint="Plan again with --model or --tokenizer as this run has them.",
+            )
+        self._check_model()
+
+    @property
+    def most_tokens(self) -> IntArray:
+        """Tokens after which each completion ends, shape (requests,)."""
+        planned = self.plan.workload.output_tokens
+        if self.pinned:
+            return planned
+        source = LengthSource("cap", longest=longest_planned(self.plan.provenance.lengths))
+        caps = source.capped([record.max_tokens for record in self.prompts.records])
+        room = self._positions() - self.prompts.lengths
+        most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
+        return np.array(most, dtype=np.int64)
+
+    @property
+    def decoding(self) -> DecodeOptions:
+        """Options of the engine: ends of completions, sampling, KV cache on the device."""
+        ends = NO_EOS if self.pinned else self._ends
+        return DecodeOptions(ends, self.sampler, self.kv_tokens)
+
+    def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
+        """Serve every request without a completion in the journal."""
+        resumed = len(journal.finished)
+        self.answer_refused(journal)
+        left, in_a_row = self.left(journal), 0
+        served = len(self.plan.workload) - resumed - len(left)
+        while left.size:
+            before = len(journal.finished)
+            try:
+                return Outcome((self._serve(left, journal, on_stage, served),), resumed + served)
+            except RequestFailedError as error:
+                in_a_row = 1 if len(journal.finished) > before else in_a_row + 1
+                if not self.record_failures or in_a_row == MOST_FAILURES:
+                    # So many without one completion between: the model is at fault, not a request.
+                    raise
+                index = self.plan.workload.ids.tolist().index(error.name)
+                self.fail(journal, index, "model_failed", str(error))
+            left = self.left(journal)
+            served = len(self.plan.workload) - resumed - len(left)
+        return Outcome((), resumed + served)
+
+    def _serve(
+        self,
+        left: IntArray,
+        journal: Journal,
+        on_stage: Callable[[Stage, int], None] | None,
+        served: int,
+    ) -> Trace:
+        """Serve some of the requests, as positions in the plan, after others, on an engine of their own."""
+        names = self.plan.workload.ids.tolist()
+        if self.policy is None:
+            problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+            policy = following(self.plan.expected, schedule, problem)
+        else:
+            problem = replace(self.plan.problem, workload=self.plan.workload.select(left))
+            policy = policy_named(self.policy, problem)
+        engine = HuggingFaceEngine(
+            problem,
+            self.model,
+            [self.prompts.tokens[i] for i in left],
+            self.most_tokens[left],
+            decoding=self.decoding,
+            tier=self.tier,
+        )
+
+        def keep(request: int) -> None:
+            index = int(left[request])
+            journal.append(names[index], self.answer(index, engine.answers[request]))
+
+        def staged(stage: Stage, done: int) -> None:
+            if on_stage is not None:
+                on_stage(stage, served + done)
+
+        def followed(state: State) -> Step:
+            step = policy(state)
+            if isinstance(on_stage, Follower) and len(step.prefill):
+                on_stage.on_begin(left[list(step.prefill)])
+            return step
+
+        with device_failures():
+            return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
+
+    def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
+        """Put an error in the place of a request's completion, given the request's position in the plan."""
+        record = self.prompts.records[index]
+        journal.append(record.name, error_line(record, code, why))
+
+    def answer_refused(self, journal: Journal) -> None:
+        """Put an error in the place of each completion that the model cannot give."""
+        refused = {**self._too_long(), **self.refused}
+        for index in self.left(journal).tolist():
+            if index in refused:
+                self.fail(journal, index, "invalid_request", refused[index])
+
+    def left(self, journal: Journal) -> IntArray:
+        """Return the requests, as positions in the plan, that the journal holds no completion of."""
+        names = self.plan.workload.ids.tolist()
+        return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+
+    def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
+        """Write every completion in the plan's order, whole or not at all, and delete the journal."""
+        write_completions(path, self.lines(journal))
+        journal.remove()
+
+    def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
+        """Yield each request's output line, all its completions in one, in the plan's order."""
+        for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
+            lines = [journal.finished[record.name] for record in answers]
+            yield lines[0] if len(lines) == 1 else joined_line(lines)
+
+    def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
+        """Return the output line of a finished request."""
+        record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
+        rule, told = self.sampler, None
+        if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
+            told = rule.recorder.read(rule.stream(record.name), len(tokens))
+        ends = None if self.pinned else self._ends
+        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end a completion."""
+        return end_tokens(self.model, self.tokenizer)
+
+    def _positions(self) -> int:
+        limit = position_limit(self.model.config)
+        return 2**31 - 1 if limit is None else limit
+
+    def _check_model(self) -> None:
+        workload = self.plan.workload
+        vocabulary = vocabulary_of(self.model)
+        largest = [max(tokens) for tokens in self.prompts.tokens]
+        if max(largest) >= vocabulary:
+            i = int(np.argmax(largest))
+            raise InputError(
+                f"the prompt of {str(workload.ids[i])!r} holds token {largest[i]},"
+                f" the model knows {vocabulary}",
+                hint="Give the model its own tokenizer with --tokenizer, and plan again.",
+            )
+        too_long = self._too_long()
+        if too_long and not (self.record_failures and len(too_long) < len(workload)):
+            i, why = next(iter(too_long.items()))
+            record = self.prompts.records[i]
+            raise InputError(
+                why,
+                where=f"line {record.line}, field 'body.{record.max_tokens_field}'" if record.line else "",
+                hint=f"Lower its {record.max_tokens_field}, shorten its prompt,"
+                " or plan again with --longest-completion.",
+            )
+
+    def _too_long(self) -> dict[int, str]:
+        """Return the requests that may take more tokens than the model has positions, and what to say."""
+        # A prompt that fills all positions leaves no room for a first token.
+        needed = self.prompts.lengths + np.maximum(self.most_tokens, 1)
+        return {
+            i: f"request {str(self.plan.workload.ids[i])!r} may take {needed[i]} tokens, the model has"
+            f" {self._positions()} positions"
+            for i in np.flatnonzero(needed > self._positions()).tolist()
+        }
+
+
+def answer_of(
+    record: PromptRecord,
+    prompt_tokens: int,
+    tokens: Sequence[int],
+    model: Any,
+    tokenizer: Tokenizer,
+    *,
+    ends: frozenset[int] | None,
+    told: Sequence[TokenLogprob] | None = None,
+) -> dict[str, object]:
+    """Return the output line of a finished request."""
+    ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
+    text, reason = ending.text(tokens, tokenizer.decode)
+    return answer_line(
+        record,
+        text,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(tokens),
+        finish_reason=reason,
+        model=str(model.config.name_or_path or model.config.model_type),
+        created=_now(),
+        logprobs=None if told is None else _logprobs(record, tokens, told, tokenizer),
+    )
+
+
+def _now() -> int:
+    """Return seconds since 1970; those of SOURCE_DATE_EPOCH, if set, make outputs the same to the byte."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+
+
+def _logprobs(
+    record: PromptRecord, tokens: Sequence[int], told: Sequence[TokenLogprob], tokenizer: Tokenizer
+) -> dict[str, object]:
+    """Return log-probabilities as the request's endpoint gives them."""
+    most = record.sampling().logprobs or 0
+    texts = [tokenizer.decode([token]) for token in tokens]
+    likeliest = [
+        [(tokenizer.decode([token]), value) for token, value in one.likeliest[:most]] for one in told
+    ]
+
+    def number(value: float) -> float:
+        # JSON has no infinity: OpenAI's format says this of what cannot come.
+        return max(value, -9999.0)
+
+    def entry(text: str, value: float) -> dict[str, object]:
+        return {"token": text, "logprob": number(value), "bytes": list(text.encode())}
+
+    if record.url == CHAT:
+        content = [
+            {**entry(text, one.value), "top_logprobs": [entry(*other) for other in others]}
+            for text, one, others in zip(texts, told, likeliest, strict=True)
+        ]
+        return {"content": content}
+    offsets = np.cumsum([0, *(len(text) for text in texts[:-1])]).tolist()
+    return {
+        "tokens": texts,
+        "token_logprobs": [number(one.value) for one in told],
+        "top_logprobs": (
+            [{text: number(value) for text, value in others} for others in likeliest] if most else None
+        ),
+        "text_offset": offsets,
+    }
+
+
+def journal_path(output: str | os.PathLike[str]) -> Path:
+    """Return where the journal of a run that writes ``output`` stands."""
+    return Path(f"{os.fspath(output)}.journal")

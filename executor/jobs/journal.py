@@ -1,0 +1,218 @@
+"""Journal of finished completions, each on disk before the run continues."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from ...data.files.disk import InputError, unwritable
+
+JOURNAL_VERSION = 2
+
+_LOG = logging.getLogger(__name__)
+
+
+class Journal:
+    """
+    A file of finished completions, one JSON line each, that survives a kill of the process at any moment.
+
+    Its first line identifies the run. Each line ends in a checksum: a line cut short by a kill, or damaged by
+    a power cut or the disk, is dropped, and its completion is made again. As a context manager, it deletes a
+    file without completions.
+
+    Parameters
+    ----------
+    path
+        The file; made if it does not exist, else continued.
+    run
+        Everything that the completions depend on, as plain JSON values: a journal of another run is refused.
+    sync_seconds
+        Seconds between syncs; a larger value is faster and loses more at a power failure.
+
+    Attributes
+    ----------
+    finished
+        Its completions, by request.
+    dropped
+        Damaged lines, counted from one; their completions are not among the finished.
+    ending
+        Whether all was completed and the run had begun to write its other outputs.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], run: Mapping[str, object], sync_seconds: float = 1.0
+    ) -> None:
+        self.path, self._sync_seconds = Path(path), sync_seconds
+        self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
+        self.finished: dict[str, dict[str, object]] = {}
+        self.dropped: tuple[int, ...] = ()
+        self.ending = False
+        self._synced = time.monotonic()
+        try:
+            # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
+            self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._claim()
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.finished:
+            self.close()
+        else:
+            self.remove()
+
+    def append(self, name: str, answer: Mapping[str, object]) -> None:
+        """Write one finished completion; after an error the earlier ones are still whole."""
+        before = self._stream.seek(0, os.SEEK_END)
+        try:
+            self.finished[name] = dict(answer)
+            self._write({"id": name, "answer": dict(answer)})
+        except BaseException:
+            # An interrupt may come right after the write: what is on disk is finished, and nothing else.
+            whole = self._stream.seek(0, os.SEEK_END)
+            if whole == before or os.pread(self._stream.fileno(), 1, whole - 1) != b"\n":
+                self.finished.pop(name, None)
+            raise
+        if time.monotonic() - self._synced >= self._sync_seconds:
+            self._sync()
+
+    def end(self) -> None:
+        """Record that all is completed: from now on the run may write its outputs again."""
+        if not self.ending:
+            self._write({"ending": True})
+            self.ending = True
+        self._sync()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        if not self._stream.closed:
+            self._sync()
+        self._stream.close()
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        self._stream.close()
+        self.path.unlink(missing_ok=True)
+
+    def _claim(self) -> None:
+        """Lock the file: two runs that append to it would each repeat the other's work."""
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "Wait for it, or choose another output."
+            raise InputError("is written by another run", file=self.path, hint=hint) from None
+        except OSError as error:
+            # Some network file systems have no locks; two runs into one file are rare.
+            _LOG.warning("%s cannot be locked (%s)", self.path, error.strerror)
+
+    def _recover(self) -> None:
+        self._stream.seek(0)
+        lines = self._stream.read().split(b"\n")
+        first = lines[0][: len(_BEGINNING)]
+        if not _BEGINNING.startswith(first) or (len(lines) > 1 and first != _BEGINNING):
+            hint = "Move it away, or choose another output."
+            raise InputError("is not a journal, so it is left unchanged", file=self.path, hint=hint)
+        whole = sum(len(line) + 1 for line in lines[:-1])
+        if whole == 0:
+            self._start()
+            return
+        header = self._header(lines[0])
+        if header != self._run and len(lines) == 2:
+            # Another run that was killed before its first completion: nothing is lost.
+            self._start()
+            return
+        if header != self._run:
+            changed = sorted(
+                key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)
+            )
+            hint = "Use that run's options, delete the file, or choose another output."
+            raise InputError(
+                f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, hint=hint
+            )
+        self._stream.truncate(whole)
+        for number, line in enumerate(lines[1:-1], 2):
+            entry = _checked(line) or {}
+            name, answer = entry.get("id"), entry.get("answer")
+            if isinstance(name, str) and isinstance(answer, dict):
+                self.finished[name] = answer
+            elif "ending" in entry:
+                self.ending = True
+            else:
+                self.dropped += (number,)
+
+    def _start(self) -> None:
+        """Write the first line, and sync file and folder."""
+        self._stream.truncate(0)
+        self._write(self._run)
+        self._sync()
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            _LOG.warning("%s cannot be synced (%s)", self.path.parent, error.strerror)
+        finally:
+            os.close(folder)
+
+    def _header(self, line: bytes) -> dict[str, object]:
+        header = _checked(line)
+        if header is not None:
+            return header
+        if line.startswith(_BEGINNING + b"1,"):
+            what, hint = "was written by an earlier version", "Finish it with that version, or delete it."
+        else:
+            what = "is damaged in the line that identifies its run"
+            hint = "Delete it to start over, or choose another output."
+        raise InputError(what, file=self.path, where="line 1", hint=hint)
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._synced = time.monotonic()
+
+    def _write(self, value: Mapping[str, object]) -> None:
+        whole = self._stream.seek(0, os.SEEK_END)
+        body = json.dumps(value, ensure_ascii=False).encode()
+        line = memoryview(body[:-1] + _CHECKSUM + b"%d}\n" % zlib.crc32(body))
+        try:
+            while line:
+                line = line[self._stream.write(line) :]
+        except OSError as error:
+            self._stream.truncate(whole)
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        hint = "Check the folder, the permissions and the free space; finished completions are kept."
+        return unwritable(self.path, error, hint)
+
+
+_BEGINNING = b'{"batchbound_journal": '
+_CHECKSUM = b', "crc32": '
+
+
+def _checked(line: bytes) -> dict[str, object] | None:
+    """Return a line's object, None if its checksum is wrong."""
+    body, found, checksum = line.rpartition(_CHECKSUM)
+    if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
+        return None
+    try:
+        value = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

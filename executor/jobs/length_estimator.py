@@ -1,0 +1,168 @@
+"""Estimate of the remaining work, from the completions seen so far in a run."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+
+UNKNOWN = -1
+"""Value for an unknown number of tokens."""
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole parts, are spread evenly, however many there are."""
+
+AS_PLANNED = 0.02
+"""Relative deviation up to which a length counts as planned."""
+
+
+class Stretch:
+    """
+    The distribution of lengths as multiples of the planned ones: the product-limit estimate (Kaplan-Meier).
+
+    Running completions are censored at their current length. Mass beyond every end lies at the planned length
+    or, past that, beyond the longest: twice as far if none ended, less the more did.
+
+    Parameters
+    ----------
+    ended
+        Length over planned length of each completion that ended.
+    reached
+        The same so far for each running one.
+    """
+
+    def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
+        seen = np.concatenate((ended, reached))
+        last = np.concatenate((np.ones(len(ended), dtype=bool), np.zeros(len(reached), dtype=bool)))
+        order = np.lexsort((~last, seen))
+        at_risk = np.arange(len(seen), 0, -1)
+        surviving = np.cumprod(1 - last[order] / at_risk)
+        before = np.concatenate(([1.0], surviving[:-1]))
+        furthest = float(seen.max(initial=0.0))
+        tail = 1.0 if furthest <= 1 else furthest * (1 + 1 / (1 + len(ended)))
+        self._at = np.append(seen[order], max(tail, furthest))
+        self._mass = np.append(before - surviving, surviving[-1] if len(seen) else 1.0)
+        self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
+
+    def quantile(self, share: FloatArray, reached: FloatArray) -> FloatArray:
+        """Return a quantile of those that are longer than what each has reached; 0 is one not begun."""
+        first = np.searchsorted(self._at, reached, side="right")
+        first = np.minimum(first, len(self._at) - 1)
+        wanted = self._below[first] + share * (self._below[-1] - self._below[first])
+        found = np.searchsorted(self._below[1:], wanted, side="right")
+        lengths: FloatArray = np.maximum(self._at[np.minimum(found, len(self._at) - 1)], reached)
+        return lengths
+
+
+class LengthEstimator:
+    """
+    Requests begun and ended of a plan, and an estimate of the rest from the lengths seen.
+
+    Parameters
+    ----------
+    problem, schedule
+        The plan; requests are taken to begin in its order.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        count = len(problem)
+        self._problem = problem
+        self._order = np.lexsort((np.arange(count), schedule.bin_of))
+        self._first = int(problem.prefill_emits_first_token)
+        self._planned = problem.workload.output_tokens.astype(np.float64)
+        self._begin = np.full(count, UNKNOWN, dtype=np.int64)
+        self._ended = np.zeros(count, dtype=np.bool_)
+        self._tokens = np.full(count, UNKNOWN, dtype=np.int64)
+        self._rounds = 0
+        self._prefill = 0.0
+        self._decoded = 0
+
+    def begun(self, requests: npt.ArrayLike) -> None:
+        """Note requests that are prefilled next."""
+        self._begin[np.asarray(requests, dtype=np.int64)] = self._rounds
+
+    def ran(self, stage: Stage) -> None:
+        """Note a stage."""
+        if stage.kind == "prefill":
+            self._prefill += stage.model_seconds(self._problem.cost)
+        else:
+            self._decoded += stage.tokens
+        self._rounds += stage.rounds
+
+    def ended(self, request: int, tokens: int) -> None:
+        """Note a completion and its tokens, UNKNOWN where none are known."""
+        self._ended[request] = True
+        self._tokens[request] = tokens
+
+    @property
+    def longer(self) -> int:
+        """Running completions beyond their planned lengths."""
+        running = self._running
+        return int(np.count_nonzero(self._reached(running) > self._planned[running] * (1 + AS_PLANNED)))
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether every length seen so far is the planned one."""
+        known = np.flatnonzero(self._tokens > 0)
+        off = np.abs(self._tokens[known] - self._planned[known])
+        return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer
+
+    def seconds_left(self) -> float:
+        """Return the model seconds of the remaining work, if lengths stay distributed as seen."""
+        known, running = np.flatnonzero(self._tokens > 0), self._running
+        reached = np.zeros(len(self._planned))
+        reached[running] = self._reached(running) / self._planned[running]
+        stretch = Stretch(self._tokens[known] / self._planned[known], reached[running])
+        # Spread as they are, not the mean for each: the longest of what is left makes the end.
+        share: FloatArray = np.mod(0.5 + GOLDEN * np.arange(len(reached)), 1.0)
+        lengths: FloatArray = self._planned * stretch.quantile(share, reached)
+        return self._seconds(lengths)
+
+    @property
+    def _waiting(self) -> IntArray:
+        waiting: IntArray = self._order[(self._begin[self._order] == UNKNOWN) & ~self._ended[self._order]]
+        return waiting
+
+    @property
+    def _running(self) -> IntArray:
+        return np.flatnonzero((self._begin != UNKNOWN) & ~self._ended)
+
+    def _reached(self, requests: IntArray) -> FloatArray:
+        reached: FloatArray = (self._rounds - self._begin[requests] + self._first).astype(np.float64)
+        return reached
+
+    def _seconds(self, lengths: FloatArray) -> float:
+        """Return the model seconds of what has not ended, at given lengths, slots taken as they get free."""
+        cost, running, waiting = self._problem.cost, self._running, self._waiting
+        held = self._problem.kv_at_start.astype(np.float64)
+        decoded = np.zeros(len(held))
+        decoded[running] = self._rounds - self._begin[running]
+        left = np.maximum(lengths - self._first - decoded, 0.0)
+        rounds = _rounds(left[running], left[waiting], self._problem.slots)
+        chosen = np.concatenate((running, waiting))
+        each = left[chosen]
+        kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
+        # Stages and idle slots as they were so far: off its plan, a run has others than planned.
+        busy = float(self._decoded) / (self._rounds * self._problem.slots) if self._rounds else 1.0
+        prefill = self._prefill * len(waiting) / max(int(np.count_nonzero(self._begin != UNKNOWN)), 1)
+        slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
+        return float(prefill + cost.decode_base * rounds / max(0.1, busy) + slots)
+
+
+def _rounds(running: FloatArray, waiting: FloatArray, slots: int) -> float:
+    """Return the decode steps until all have ended, each that waits begun as a slot gets free."""
+    ends = sorted(running.tolist())
+    last = ends[-1] if ends else 0.0
+    ends = [0.0] * max(0, slots - len(ends)) + ends
+    heapq.heapify(ends)
+    for rounds in waiting.tolist():
+        end = ends[0] + rounds
+        heapq.heapreplace(ends, end)
+        last = max(last, end)
+    return last

@@ -1,0 +1,163 @@
+"""Parameters of a run as data: journal, watchdog, and patience with servers."""
+
+from __future__ import annotations
+
+import os
+import random
+import tomllib
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ...data.files.disk import InputError, read_text
+from ...data.files.record import record, refuse_unknown
+
+TABLE = "run"
+"""Name of the table in a TOML file."""
+
+OTHER_TABLES = ("search", "bounds")
+"""Tables of the same file that hold the parameters of planning."""
+
+_HINT = "Correct it, or leave it out for the default."
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """
+    Retries of requests, and of servers that fail.
+
+    Parameters
+    ----------
+    attempts
+        Attempts at a request whose server is busy or answers with a 5xx. More attempts outlast longer
+        overloads.
+    timed_out_attempts
+        Attempts at a request that run out of time. More attempts cost that much time each.
+    backoff_seconds
+        Seconds before the second attempt, doubled after each further one; half of it is random. A longer wait
+        spares a busy server and leaves slots empty.
+    longest_backoff_seconds
+        Largest such wait, in seconds.
+    outage_seconds
+        Seconds without any reachable server before the run stops. A larger value outlasts longer restarts.
+    breaks_before_alone
+        Broken connections of a server, with no completion in between, before it gets one request at a time. A
+        larger value costs more attempts until the request that breaks the server is found.
+    breaks_alone
+        Connections that a request breaks alone on its server before it fails.
+    hopeless_requests
+        Failed requests, with no completion before, that stop the run. A larger value tries more of them.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+    """
+
+    attempts: int = 8
+    timed_out_attempts: int = 2
+    backoff_seconds: float = 0.5
+    longest_backoff_seconds: float = 60.0
+    outage_seconds: float = 600.0
+    breaks_before_alone: int = 3
+    breaks_alone: int = 3
+    hopeless_requests: int = 20
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def wait(self, failures: int, rng: random.Random) -> float:
+        """Return the seconds to wait after ``failures`` failures in a row (at least one)."""
+        whole = min(self.longest_backoff_seconds, self.backoff_seconds * 2.0 ** min(failures - 1, 30))
+        return whole * (0.5 + 0.5 * rng.random())
+
+
+@dataclass(frozen=True, slots=True)
+class RunParams:
+    """
+    Parameters of a run, on a model or on servers.
+
+    Parameters
+    ----------
+    journal_sync_seconds
+        Seconds between syncs of the journal. A larger value is faster on slow disks and loses more finished
+        completions at a power failure; a killed process loses none.
+    stall_seconds
+        Seconds without a finished stage before the command gives up. A larger value tolerates longer stages
+        and notices a hung device later.
+    request_seconds
+        Seconds that a server may take for a request. A larger value tolerates longer queues and notices a
+        hung server later.
+    metrics_seconds
+        Seconds between readings of a server's counters. A larger value loads the server less and notices an
+        empty queue later.
+    queue_iterations
+        Iterations for which a server's queue should last. A larger value keeps more requests in flight and
+        leaves fewer of them to reorder.
+    most_in_flight
+        Largest number of completions in flight on a server, as a multiple of the usual number.
+    reorder_share
+        Share of the remaining requests that must complete before the order adapts to the lengths seen. A
+        larger value adapts less often.
+    patience
+        Retries; in a file the table ``[run.patience]``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+    """
+
+    journal_sync_seconds: float = 1.0
+    stall_seconds: float = 1800.0
+    request_seconds: float = 3600.0
+    metrics_seconds: float = 1.0
+    queue_iterations: int = 16
+    most_in_flight: int = 4
+    reorder_share: float = 0.005
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> RunParams:
+        """
+        Return the parameters of the table ``[run]`` of a TOML file; the others keep their defaults.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read, or holds an unknown or impossible parameter.
+        """
+        try:
+            document = tomllib.loads(read_text(Path(path)))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
+        unknown = sorted(set(document) - {TABLE, *OTHER_TABLES})
+        if unknown:
+            hint = f"Its tables are {', '.join((TABLE, *OTHER_TABLES))}."
+            raise InputError(f"has {unknown[0]!r}", file=path, hint=hint)
+        table = document.get(TABLE, {})
+        refuse_unknown(cls, table, file=path, within=TABLE, hint=f"Choose from {_names(cls)}.")
+        if isinstance(table, dict):
+            hint = f"Choose from {_names(Patience)}."
+            refuse_unknown(Patience, table.get("patience"), file=path, within=f"{TABLE}.patience", hint=hint)
+        return record(cls, table, file=path, within=TABLE, hint=_HINT)
+
+
+def _names(kind: type) -> str:
+    return ", ".join(each.name for each in fields(kind))
+
+
+def _check(params: Any) -> None:
+    """Raise ValueError unless whole numbers are at least one, and others finite and above zero."""
+    for each in fields(params):
+        value = getattr(params, each.name)
+        if is_dataclass(value):
+            continue
+        is_whole = each.type == "int"
+        good = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not good or not (1 if is_whole else 0) <= value < float("inf") or value == 0:
+            wanted = "a whole number, at least 1" if is_whole else "a number above 0"
+            raise ValueError(f"{each.name} is {value!r}; it must be {wanted}")

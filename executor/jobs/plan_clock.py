@@ -1,0 +1,157 @@
+"""Progress of a run in its plan, and its predicted end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.bound import gap_above
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+from ...heuristics.simulate import remaining_schedule
+from .length_estimator import LengthEstimator
+
+EACH = 1e-4
+"""Seconds a request between two forecasts; larger costs less time and reacts later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """
+    Progress of a run.
+
+    Parameters
+    ----------
+    done, planned
+        Planned seconds done, those of an earlier, interrupted run among them, and of the whole plan.
+    slowdown
+        Measured seconds for each planned one in this run.
+    left
+        Seconds that what is left takes at that pace.
+    gap
+        How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
+        has left the plan, or nothing is proven.
+    longer
+        Running completions beyond their planned lengths.
+    """
+
+    done: float
+    planned: float
+    slowdown: float
+    left: float
+    gap: float | None
+    longer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """
+    Callbacks of a run.
+
+    Parameters
+    ----------
+    on_stage
+        Called after each stage with its record and the number of requests finished so far.
+    on_begin
+        Called with the requests that are prefilled next, as positions in the plan.
+    """
+
+    on_stage: Callable[[Stage, int], None]
+    on_begin: Callable[[npt.NDArray[np.int64]], None]
+
+    def __call__(self, stage: Stage, finished: int) -> None:
+        """Tell of a stage."""
+        self.on_stage(stage, finished)
+
+
+class PlanClock:
+    """
+    Tells planned seconds by the stages that a run ran and the requests it finished.
+
+    Between two planned ends of requests the clock follows the cost model; a run that finishes requests
+    sooner, as completions end before their caps, is moved on to where the plan would have finished as many.
+    Where completions are longer or shorter than planned, what is left is foretold by the lengths seen so far,
+    of those that ended and of those under way.
+
+    Parameters
+    ----------
+    left
+        Requests that this run serves, ascending; another run has completed the others.
+    bound
+        Proven model seconds of the whole plan, or None.
+    ended
+        Returns the requests that ended since it was last called, as positions in the plan, and the tokens of
+        each, UNKNOWN where there are none; one may be told of a stage late.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        left: npt.ArrayLike,
+        bound: float | None = None,
+        ended: Callable[[], Iterable[tuple[int, int]]] = tuple,
+    ) -> None:
+        kept = np.asarray(left, dtype=np.int64)
+        self._cost, self._bound = problem.cost, bound if len(kept) == len(problem) else None
+        self._planned = schedule.makespan(problem)
+        if len(kept) < len(problem):
+            problem, schedule = remaining_schedule(problem, schedule, kept)
+        self._rest = schedule.makespan(problem)
+        self._before = max(0.0, self._planned - self._rest)
+        self._ends = np.append(np.sort(schedule.finishes(problem)), self._rest)
+        self._at = self._modelled = self._charged = 0.0
+        self._lengths = LengthEstimator(problem, schedule)
+        self._position = {int(request): k for k, request in enumerate(kept)}
+        self._ended, self._due, self._foretold = ended, 0.0, -1.0
+
+    @property
+    def begin(self) -> Standing:
+        """Progress before the first stage."""
+        return Standing(self._before, self._planned, 1.0, self._rest, None)
+
+    def begun(self, requests: npt.ArrayLike) -> None:
+        """Note requests that are prefilled next, as positions in the plan: what is known of their lengths."""
+        self._lengths.begun([self._position[int(request)] for request in np.asarray(requests)])
+
+    def after(self, stage: Stage, finished: int) -> Standing:
+        """Return where the run stands after a stage."""
+        self._modelled += stage.model_seconds(self._cost, overheads=False)
+        self._charged += stage.model_seconds(self._cost)
+        reached = float(self._ends[finished - 1]) if finished else 0.0
+        coming = float(self._ends[min(finished, len(self._ends) - 1)])
+        self._at = max(self._at, min(max(self._modelled, reached), coming))
+        pace = stage.end / self._modelled if self._modelled else 1.0
+        self._learn(stage, pace)
+        if finished == len(self._position):
+            self._at = max(self._at, self._rest)
+        elif not self._lengths.as_planned and self._foretold >= 0:
+            return self._off_plan(stage, pace)
+        slowdown = stage.end / self._at if self._at else 1.0
+        gap = None
+        if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
+            gap = gap_above(self._charged + self._rest - self._at, self._bound)
+        left = max(0.0, slowdown * (self._rest - self._at))
+        return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
+
+    def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
+        """Return the progress of a run with other lengths than planned."""
+        left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
+        done = self._at
+        if longer and stage.end:
+            done = min(done, self._rest * stage.end / (stage.end + left))
+        return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
+
+    def _learn(self, stage: Stage, slowdown: float) -> None:
+        """Note what ended before a stage, foretell the end by that if it is time to, and note the stage."""
+        for request, tokens in self._ended():
+            self._lengths.ended(self._position[request], tokens)
+        if not self._lengths.as_planned and stage.start >= self._due:
+            # Not after each stage: it takes time itself where there are many requests.
+            self._foretold = stage.start + slowdown * self._lengths.seconds_left()
+            self._due = 1.01 * stage.start + EACH * len(self._position)
+        self._lengths.ran(stage)

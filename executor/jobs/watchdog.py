@@ -1,0 +1,45 @@
+"""Watchdog of a run: a device call that hangs raises nothing by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+
+class Watchdog:
+    """
+    Calls ``on_stall`` once after too many seconds without a sign of life.
+
+    The call comes from a thread of its own: the main one may be inside a device call that no exception
+    reaches, so only the end of the process helps.
+    """
+
+    def __init__(self, seconds: float, on_stall: Callable[[], None]) -> None:
+        self._seconds, self._on_stall = seconds, on_stall
+        self._alive_at = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.alive()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def alive(self) -> None:
+        """Note a sign of life."""
+        # Waking the thread for it would cost more than a short stage may.
+        self._alive_at = time.monotonic()
+
+    def _watch(self) -> None:
+        left = self._seconds
+        while not self._over.wait(left):
+            left = self._alive_at + self._seconds - time.monotonic()
+            if left <= 0:
+                self._on_stall()
+                return
