@@ -35,11 +35,11 @@ from rollouts import BASELINE, DATASETS, TRACES, Step
 from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
 from batchbound.data.problem import Problem
 from batchbound.heuristics.queues.queue_policy import QueuedPolicy
-from batchbound.heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.lengths import SHARES, LengthModel, Observed
-from batchbound.heuristics.rollouts.oracles import told_lengths, told_tendencies
-from batchbound.heuristics.rollouts.queues import group_numbers
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.lengths import SHARES, LengthModel, Observed
+from batchbound.heuristics.unknown_lengths.oracles import told_lengths, told_tendencies
+from batchbound.heuristics.unknown_lengths.queues import group_numbers
+from batchbound.heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths
 from batchbound.models.bounds.makespan import best_bound
 
 LONG = 4.0

@@ -44,12 +44,12 @@ from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.rollouts import learned
-from batchbound.heuristics.rollouts.agreement import prompt_scores
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.lengths import NOTHING, Known
-from batchbound.heuristics.rollouts.queues import has_groups
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths import learned
+from batchbound.heuristics.unknown_lengths.agreement import prompt_scores
+from batchbound.heuristics.unknown_lengths.lengths import NOTHING, Known
+from batchbound.heuristics.unknown_lengths.queues import has_groups
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
 from batchbound.planning.unknown_lengths import (

@@ -21,8 +21,8 @@ from ..data.workload import Workload, numbered
 from ..heuristics.loop import Execution
 from ..heuristics.policy import UNTIL_CHANGE, Policy
 from ..heuristics.registry import policy_named
-from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
-from ..heuristics.rollouts.lengths import Known, Observed
+from ..heuristics.unknown_lengths.lengths import Known, Observed
+from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
 from ..models.bounds.makespan import best_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import Tier, choose_tier
@@ -112,9 +112,9 @@ class LLM:
         Costs the scheduling and the report count with; the hybrid paper's by default.
     policy
         Serves calls whose lengths are not stated: a key of
-        :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`. The default, ``learned``, serves them
-        in the order given, and the last by what completions of their prompt have shown of lengths, as far as
-        prompts are seen to differ, in this call and in earlier ones of as many ``max_tokens``.
+        :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`. The default, ``learned``,
+        serves them in the order given. The last ones go by what completions of their prompt have shown of
+        lengths, in this call and in earlier ones of equal ``max_tokens``, as far as prompts differ.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
 from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
 from .queues.queue_policy import Queue, QueuePolicy
-from .rollouts.hidden import hidden_policy
+from .unknown_lengths.registry import hidden_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from ..data.problem import Problem
 from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import read_lengths
 from ..data.workload import Workload
-from ..heuristics.rollouts.agreement import prompt_scores
-from ..heuristics.rollouts.lengths import (
+from ..heuristics.unknown_lengths.agreement import prompt_scores
+from ..heuristics.unknown_lengths.lengths import (
     SHARED_LONGEST,
     SHARES,
     TRUSTS,
@@ -25,7 +25,7 @@ from ..heuristics.rollouts.lengths import (
     Observed,
     normal_scores,
 )
-from ..heuristics.rollouts.queues import group_numbers
+from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
@@ -128,7 +128,7 @@ class History:
         Return the possible correlations of each file's scores with the prediction by the others.
 
         For one file alone the correlation is unknown. If a prompt has several completions, their common part
-        estimates it; else it is any of :data:`~batchbound.heuristics.rollouts.lengths.TRUSTS`.
+        estimates it; else it is any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS`.
         """
         logarithms = self._logarithms(problem)
         numbers, groups = group_numbers(problem)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.costs.cost import FloatArray, IntArray
-from ..heuristics.rollouts.lengths import SHARES
+from ..heuristics.unknown_lengths.lengths import SHARES
 
 STEP_SCALE = 0.25
 """Scale of the half-Cauchy prior of the steps' deviation, in standard deviations of a length's score."""
@@ -180,7 +180,7 @@ class Predictive:
 
     The normal score of a length under the earlier completions' distribution is the sum of the effects of its
     step, its group and its own, a Gaussian copula of three levels (the model of
-    :class:`~batchbound.heuristics.rollouts.lengths.LengthModel` with a step's effect before it):
+    :class:`~batchbound.heuristics.unknown_lengths.lengths.LengthModel` with a step's effect before it):
     :math:`z_{sij} = d_s + g_{si} + e_{sij}`. Every parameter is drawn from its posterior: the distribution by
     the Bayesian bootstrap of groups with a generalised Pareto tail (:class:`Margin`, :class:`Tail`), the
     groups' share of the variance, and the steps' deviation with a half-Cauchy prior (Gelman 2006). So few
@@ -200,7 +200,7 @@ class Predictive:
         Posterior probability of each of :data:`STEP_DEVIATIONS`.
     share
         Posterior probability of each intraclass correlation in
-        :data:`~batchbound.heuristics.rollouts.lengths.SHARES`.
+        :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
     cap
         Largest length, tokens.
     apart

@@ -13,12 +13,12 @@ from ..data.fleet import Fleet
 from ..data.lengths.steps import Way
 from ..data.problem import Problem
 from ..data.trace import Trace
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
-from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
-from ..heuristics.rollouts.oracles import told_lengths
-from ..heuristics.rollouts.queues import group_numbers
-from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
+from ..heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
+from ..heuristics.unknown_lengths.oracles import told_lengths
+from ..heuristics.unknown_lengths.queues import group_numbers
+from ..heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.unknown_lengths.steps import StepsRun, simulate_steps
 from ..models.bounds.fleet import work_bound
 from ..models.bounds.prove import proven_bound
 from .history import History
@@ -45,7 +45,7 @@ def drawn_makespans(
     Return the job's makespan over sampled sets of lengths, exchangeable with the true one.
 
     Each set is longer or shorter by an effect of its own, as steps differ. ``history`` holds at least one
-    workload, ``policy`` is a key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`,
+    workload, ``policy`` is a key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`,
     ``longest`` the cap in decode steps, and ``swap`` the seconds a KV token takes to the host or back (None:
     it cannot be moved).
     """

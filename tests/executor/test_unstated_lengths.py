@@ -21,10 +21,10 @@ from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.models.request_rules import rules_of
 from batchbound.executor.models.tokenizers import end_tokens
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.lengths import Known, Observed
-from batchbound.heuristics.rollouts.steps import StepsRun, serve_steps, simulate_steps
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.lengths import Known, Observed
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
+from batchbound.heuristics.unknown_lengths.steps import StepsRun, serve_steps, simulate_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from batchbound.heuristics.rollouts.agreement import agreed_scores, prompt_scores
+from batchbound.heuristics.unknown_lengths.agreement import agreed_scores, prompt_scores
 
 
 def drawn(loadings: list[float], prompts: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ from builders import UNIT, workload_of
 
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
-from batchbound.heuristics.rollouts.hidden import without_lengths
-from batchbound.heuristics.rollouts.oracles import told_lengths, told_tendencies
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.oracles import told_lengths, told_tendencies
+from batchbound.heuristics.unknown_lengths.registry import without_lengths
 
 LENGTHS = np.array([2, 3, 9, 1, 4, 5])
 PROBLEM = Problem(workload_of([1] * 6, LENGTHS.tolist(), group=[0, 0, 1, 1, 2, 2]), UNIT, 1)

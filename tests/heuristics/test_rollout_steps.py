@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.problem import Problem
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.steps import StepsRun, simulate_steps
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
+from batchbound.heuristics.unknown_lengths.steps import StepsRun, simulate_steps
 
 WAYS = (
     BARRIER,

@@ -16,16 +16,16 @@ from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.heuristics.policy import Step
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
-from batchbound.heuristics.rollouts.learned import WAVES_AT_FIRST
-from batchbound.heuristics.rollouts.lengths import Known, LengthModel, Observed
-from batchbound.heuristics.rollouts.queues import (
+from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.learned import WAVES_AT_FIRST
+from batchbound.heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
+from batchbound.heuristics.unknown_lengths.queues import (
     expected_length,
     group_numbers,
     longest_seen,
     moving_average,
 )
-from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
 
 HIDDEN = ("scouts", "survival", "moving-average", "learned")
 """Policies that may not know a length."""

@@ -14,8 +14,8 @@ from ...data.lengths.steps import BARRIER, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS, HiddenEntry
-from ...heuristics.rollouts.queues import has_groups
+from ...heuristics.unknown_lengths.queues import has_groups
+from ...heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, HiddenEntry
 from ...planning.history import History, earlier_completions
 from ...planning.unknown_lengths import (
     bound_of_runs,

@@ -61,6 +61,7 @@ class GroupQueue:
         self._scouts = scouts
         self._started = np.zeros(len(problem), dtype=np.bool_)
         self._ended: list[int] = []
+        self._seen: Observed | None = None
         self._score: FloatArray | None = None
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
@@ -68,13 +69,19 @@ class GroupQueue:
         waiting = np.flatnonzero(state.waiting)
         waiting = waiting[np.argsort(self._arrival_rank[waiting])]
         observed, changed = self._observed(state)
-        if changed or self._score is None:
-            self._score = self._ranking(observed, self._groups)
+        if changed or self._seen is None:
+            self._seen, self._score = observed, None
         group = self._group[waiting]
-        # What was put back has begun, and goes before all others.
+        # Evicted requests have begun, and go before all others.
         seen = np.bincount(observed.group, minlength=self._groups)
         first = self._started[waiting] | (place_in_group(group) + seen[group] < self._scouts)
-        order = np.lexsort((np.where(first, 0.0, -self._score[group]), ~first))
+        if np.count_nonzero(first) >= min(len(free), len(waiting)):
+            # Scouts fill the slots, so the scores, which take milliseconds, are not needed yet.
+            order = np.flatnonzero(first)
+        else:
+            if self._score is None:
+                self._score = self._ranking(self._seen, self._groups)
+            order = np.lexsort((np.where(first, 0.0, -self._score[group]), ~first))
         requests: list[int] = waiting[order][: len(free)].tolist()
         return requests, free[: len(requests)].tolist()
 

@@ -198,7 +198,7 @@ def _told_apart(steps: FloatArray) -> FloatArray:
     return np.round(steps, 6)
 
 
-class LearnedLengths:
+class SurvivalPolicy:
     """
     Arrival's order with the ski-rental rule, and more where what was seen of lengths says it is worth it.
 
@@ -307,7 +307,7 @@ class LearnedLengths:
 
 def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:
     """
-    Return :class:`LearnedLengths`, or arrival's order where there is nothing that it could learn from.
+    Return :class:`SurvivalPolicy`, or arrival's order where there is nothing that it could learn from.
 
     Nothing is moved unless a group has two requests: of one alone only its own running tells more than was
     predicted, and jobs of such requests took longer with moves (``docs/unknown_lengths.md``).
@@ -315,4 +315,4 @@ def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None
     several = has_groups(problem)
     if known.score is None and not several:
         return QueuePolicy(Ordered(arrival_order(problem)), SkiRental(), Admission(problem, "present"))
-    return LearnedLengths(problem, known, swap if several else None)
+    return SurvivalPolicy(problem, known, swap if several else None)

@@ -7,9 +7,9 @@ import numpy as np
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ..queues.queue_policy import QueuedPolicy
-from .hidden import by_groups
 from .lengths import Observed
 from .queues import group_numbers
+from .registry import by_groups
 
 
 def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
