@@ -19,6 +19,7 @@ from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
+from .files.sources import first_bytes, is_url
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
 from .prompts.columns import PromptColumns, is_header
@@ -48,9 +49,13 @@ class PromptSource:
     tokenizer: str
     columns: PromptColumns | None = None
 
+    def file(self, folder: str | os.PathLike[str]) -> str:
+        """Return the path of the file, given the plan's folder."""
+        return self.path if is_url(self.path) else os.path.join(folder, self.path)
+
     def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
         """Return the same for a plan in another folder than the one it was planned in."""
-        path = relative_path(os.path.join(planned_in, self.path), folder)
+        path = relative_path(self.file(planned_in), folder)
         tokenizer = self.tokenizer
         if tokenizer.startswith("."):
             tokenizer = relative_path(os.path.join(planned_in, tokenizer), folder)
@@ -66,11 +71,7 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
     path
         The file; one that cannot be read is neither.
     """
-    try:
-        with open(path, "rb") as stream:
-            head = stream.read(4096)
-    except OSError:
-        return False
+    head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
         return re.search(rb'"custom_id"\s*:', first) is not None or _is_row(first, more)
@@ -87,7 +88,9 @@ def _is_row(first: bytes, more: bytes) -> bool:
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """Return a path as seen from a folder, with a dot in front."""
+    """Return a path as seen from a folder, with a dot in front; a URL as it is."""
+    if is_url(path):
+        return os.fspath(path)
     seen = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
     return seen if seen.startswith(".") else os.path.join(".", seen)
 

@@ -173,4 +173,4 @@ def prompt_text(record: PromptRecord) -> str:
         return record.prompt
     if record.prompt is not None:
         return " ".join(map(str, record.prompt))
-    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
+    return "\n".join(f"{message.role}: {message.text}" for message in record.messages)

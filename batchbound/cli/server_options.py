@@ -22,7 +22,7 @@ _SERVER_ONLY = {
     "--outage": "outage",
 }
 
-_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column")
+_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 """Options that say how prompts without a plan are taken, by a server as by a model of our own."""
 
 

@@ -145,6 +145,8 @@ class RunOptions:
         Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
     tensor_parallel
         Processes that share each of the model's layers, for an RRA plan of ``search``.
+    any_model
+        Complete every request by the loaded model, whatever model it names.
 
     Raises
     ------
@@ -167,6 +169,7 @@ class RunOptions:
     encode_device: str | None = None
     replan: str | None = None
     tensor_parallel: int = 1
+    any_model: bool = False
 
     def __post_init__(self) -> None:
         _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))

@@ -8,74 +8,28 @@ import fcntl
 import json
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-_DECOMPRESS, _REWRITE = "Decompress it first.", "Write it as Parquet, to a name that ends in .parquet."
+from .errors import InputError as InputError
+from .errors import WriteError as WriteError
+from .errors import shown as shown
+from .sources import first_bytes, reading
+from .sources import refuse_streams as refuse_streams
+
+_REWRITE = "Write it as Parquet, to a name that ends in .parquet."
 _NO_TEXT = {
-    b"\x1f\x8b": ("is compressed (gzip)", _DECOMPRESS),
     b"PK\x03\x04": ("is compressed (zip)", "Decompress it first; save a spreadsheet as CSV."),
-    b"BZh": ("is compressed (bzip2)", _DECOMPRESS),
-    b"\xfd7zXZ": ("is compressed (xz)", _DECOMPRESS),
-    b"\x28\xb5\x2f\xfd": ("is compressed (zstd)", _DECOMPRESS),
     b"ARROW1": ("is an Arrow file", _REWRITE),
     b"FEA1": ("is a Feather file", _REWRITE),
     b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
 }
-"""How files begin that are no text, what they are, and what to do."""
-
-
-_LONGEST_MESSAGE = 1000
-"""Characters beyond which a message is shown by its two ends."""
-
-
-class InputError(ValueError):
-    """
-    What the user gave is wrong: the file, the place in it, the value, and the hint.
-
-    Parameters
-    ----------
-    message
-        What is wrong, with the offending value.
-    file
-        The file it stands in, if any.
-    where
-        The line or field, as a person would look for it ("line 3, field 'custom_id'").
-    hint
-        What to do about it.
-    """
-
-    def __init__(
-        self, message: str, *, file: str | os.PathLike[str] | None = None, where: str = "", hint: str = ""
-    ) -> None:
-        name = "" if file is None else os.fspath(file) or "''"
-        place = ", ".join(part for part in (name, where) if part)
-        if len(message) > _LONGEST_MESSAGE:
-            # It shows a value that has the length of a book.
-            message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
-        text = f"{place}: {message}" if place else message
-        super().__init__(f"{text}. {hint}" if hint else text)
-        self.file = file
-        self.where = where
-        self.hint = hint
-
-
-class WriteError(InputError):
-    """What the user gave is right, but a disk is full or fails: what was written before is kept."""
-
-    FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-    """Errors of the system that say so."""
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+"""Files that hold no text, by their first bytes: name, and the next step."""
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
@@ -84,50 +38,19 @@ def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> Input
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
-def refuse_streams(path: str | os.PathLike[str]) -> None:
-    """
-    Raise InputError if a path leads to what can be read only once: a pipe, a terminal, standard input.
-
-    Of half a stream nothing true can be said, and a pipe opened twice waits for ever.
-    """
-    name, hint = os.fspath(path), "Write what it gives to a file and name that: it is read more than once."
-    if not name:
-        raise InputError("the name is empty", file=path, hint="Check the path.")
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        if name == "-":
-            raise InputError("standard input is not read", file=path, hint=hint) from None
-        return  # its reader says why
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError("is a pipe or a device, no file", file=path, hint=hint)
-
-
 def read_text(path: str | os.PathLike[str]) -> str:
-    """
-    Return the UTF-8 text of a file.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, unreadable, compressed or not UTF-8 text.
-    """
-    refuse_streams(path)
+    """Return the UTF-8 text of a file, decompressed; InputError if it cannot be read or is no text."""
+    head = first_bytes(path, 8)
+    for magic, (what, hint) in _NO_TEXT.items():
+        if head.startswith(magic):
+            raise InputError(what, file=path, hint=hint)
     try:
-        with open(path, "rb") as stream:
-            head = stream.read(8)
-        for magic, (what, hint) in _NO_TEXT.items():
-            if head.startswith(magic):
-                raise InputError(what, file=path, hint=hint)
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError("no such file", file=path, hint="Check the path.") from None
+        with reading(path) as stream, TextIOWrapper(stream, encoding="utf-8-sig") as lines:
+            text = lines.read()
     except UnicodeDecodeError as error:
         raise InputError(
             f"not UTF-8 text (byte {error.start})", file=path, hint="Save the file as UTF-8."
         ) from None
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None
     if "\0" in text:
         where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
         raise InputError("not text (a zero byte)", file=path, where=where, hint="Write it again as text.")

@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from .disk import InputError, refuse_streams
+from .errors import InputError
+from .sources import first_bytes, is_url, refuse_streams
 
 KINDS = {
     "batchbound_plan": "a plan",
@@ -73,8 +74,7 @@ def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
 
 def _kind_of(path: str | os.PathLike[str]) -> str:
     refuse_streams(path)
-    if not Path(path).is_file():
+    if not (is_url(path) or Path(path).is_file()):
         return ""
-    with open(path, "rb") as stream:
-        found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', stream.read(200))
+    found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', first_bytes(path, 200))
     return found[1].decode() if found else ""

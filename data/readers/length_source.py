@@ -133,6 +133,9 @@ class LengthSource:
             self._of_history(prompts) if self.kind == "history" else self._choose(ids, caps, known, names)
         )
         missing = [i for i, length in enumerate(lengths) if length is None]
+        if missing and self.kind == "cap":
+            others = "" if len(missing) == 1 else f" and {len(missing) - 1:,} others"
+            raise InputError(f"no max_tokens in {ids[missing[0]]!r}{others}", hint=_MEND["cap"])
         if missing:
             raise InputError(
                 f"{len(missing)} of {len(ids)} requests have no completion length, first {ids[missing[0]]!r}",
@@ -216,7 +219,7 @@ def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -
 _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, completions:FILE or"
     " quantile:Q:FILE.",
-    "cap": "Give each request a max_tokens, plan with --longest-completion, or choose constant:N,"
+    "cap": "Add --longest-completion 1024, give each request a max_tokens, or choose lengths constant:N,"
     " completions:FILE or quantile:Q:FILE.",
     "completions": "The file must hold a completion of every request; for an estimate choose"
     " quantile:Q:FILE.",
