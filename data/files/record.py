@@ -209,7 +209,7 @@ def _types(value: list[Any]) -> set[type]:
 _ENTRIES: dict[Any, tuple[set[type], str]] = {
     np.int64: ({int}, "whole numbers"),
     np.float64: ({int, float, type(None)}, "numbers"),
-    np.str_: ({str}, "texts"),
+    np.object_: ({str}, "texts"),
 }
 
 

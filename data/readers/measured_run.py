@@ -172,7 +172,9 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     rows = _requests(folder / "requests.jsonl")
     queued, first, last = np.array([(row.queued_ts, row.first_token_ts, row.last_token_ts) for row in rows]).T
     workload = Workload(
-        ids=np.array([str(row.request_id or f"request-{at}") for at, row in enumerate(rows)]),
+        ids=np.array(
+            [str(row.request_id or f"request-{at}") for at, row in enumerate(rows)], dtype=np.object_
+        ),
         input_tokens=np.array([row.input_toks for row in rows]),
         output_tokens=np.array([row.output_toks for row in rows]),
         arrival=queued - queued.min(),

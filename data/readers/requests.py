@@ -164,7 +164,12 @@ def _read_prompts(
                 "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
             )
     try:
-        workload = Workload(np.array(names), np.array(inputs, dtype=np.int64), outputs, group=_alike(records))
+        workload = Workload(
+            np.array(names, dtype=np.object_),
+            np.array(inputs, dtype=np.int64),
+            outputs,
+            group=_alike(records),
+        )
         workload = workload.with_shared_prompts()
     except WorkloadError as error:
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
