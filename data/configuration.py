@@ -39,11 +39,6 @@ class PlannedConfiguration:
         Requests a second expected, in the steady state.
     reference
         How fast the machine was that was profiled; None if unknown.
-
-    Raises
-    ------
-    ValueError
-        If there is no such strategy.
     """
 
     strategy: str
@@ -66,7 +61,7 @@ class PlannedConfiguration:
 
     @property
     def handed_over(self) -> bool:
-        """Whether one worker encodes for another that decodes (WAA)."""
+        """True if one worker encodes for another that decodes (WAA)."""
         return self.strategy != "RRA"
 
     @property

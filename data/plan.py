@@ -63,14 +63,7 @@ class PromptSource:
 
 
 def holds_requests(path: str | os.PathLike[str]) -> bool:
-    """
-    Tell whether a file is a batch of requests or a table, and no plan, by how it begins.
-
-    Parameters
-    ----------
-    path
-        The file; one that cannot be read is neither.
-    """
+    """Return whether a file is a batch of requests or a table, and no plan, by its first lines."""
     head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
@@ -118,7 +111,7 @@ class Provenance:
 @dataclass(frozen=True, slots=True)
 class Maker:
     """
-    How a schedule came to be.
+    Origin of a schedule.
 
     Parameters
     ----------
@@ -224,7 +217,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan is above the bound, as a fraction of it; None without one above zero."""
+        """The makespan's excess over the bound, as a fraction of the bound; None without one above zero."""
         return gap_above(self.makespan, None if self.bound is None else self.bound.proven)
 
     def _refuse_several(self) -> None:
@@ -237,14 +230,14 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def schedule_digest(self) -> str:
-        """Return the SHA-256 of the requests and who serves them when, by which a trace names its plan."""
+        """Return the SHA-256 of the requests and their schedule, by which a trace names its plan."""
         work = self.workload
         columns = work.ids, work.input_tokens, work.output_tokens
         text = json.dumps([plain(self.shares), *(column.tolist() for column in columns)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to ``path``, whole or not at all."""
+        """Write the plan to ``path`` atomically."""
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -306,7 +299,7 @@ _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shar
 
 def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
     """Take out of a workload's plain columns those of defaults alone, and of a maker an empty message."""
-    # Plans of before have none, and keep the digest by which their runs go on.
+    # Older plans have none, and keep the digest by which their runs resume.
     if not maker["message"]:
         del maker["message"]
     for name, default in _DEFAULTS.items():

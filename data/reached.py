@@ -1,4 +1,4 @@
-"""What an execution configuration reached in a run, beside what was planned of it."""
+"""Latency and throughput of a configuration in a run, next to the planned ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reached:
 
     @property
     def bound_met(self) -> bool | None:
-        """Whether the measured latency is within the bound; None without one."""
+        """True if the measured latency is within the bound; None without one."""
         return None if self.latency_bound is None else self.latency <= self.latency_bound
 
     def to_json(self) -> dict[str, object]:

@@ -63,7 +63,7 @@ class Request:
     deadline
         Seconds after the job's start; infinite for none.
     shared_tokens
-        Tokens that the prompts of its group begin with alike and that are computed once for several of them,
+        Common first tokens of its group's prompts, which are computed once for several of them,
         fewer than the prompt's: the last token of a prompt gives the completion's first. 0 where nothing is
         shared.
     """
@@ -236,7 +236,7 @@ class Workload:
 
     def with_shared_prompts(self) -> Workload:
         """
-        Return the same requests, with the whole prompt shared in each group whose prompts are as long.
+        Return the same requests, with the whole prompt shared in each group of prompts of one length.
 
         All but the last token, that is, which every request computes for itself.
         """
@@ -286,7 +286,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which no UTF-8 file holds."""
 
 _MISSING = ("None", "nan", "<NA>", "NaT")
-"""How what stands for a missing value is written."""
+"""Texts of missing values."""
 
 
 def _seconds(values: npt.ArrayLike, name: str) -> FloatArray:

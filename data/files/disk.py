@@ -1,4 +1,4 @@
-"""Reading and writing files so that a mistake is named and nothing is left half-written."""
+"""Read and write files with named mistakes, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -58,14 +58,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
-    """
-    Return the one JSON object a file holds.
-
-    Raises
-    ------
-    InputError
-        If the file is unreadable, is not JSON, or holds something else than an object.
-    """
+    """Return the one JSON object a file holds."""
     value = parsed_json(read_text(path), path)
     if not isinstance(value, dict):
         raise InputError("not a JSON object", file=path, hint="Write it again.")
@@ -75,21 +68,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
 def parsed_json(
     text: str, path: str | os.PathLike[str], *, line: int = 0, hint: str = "Write it again."
 ) -> object:
-    """
-    Return the value of a JSON text, every number in it finite and every integer of at most 64 bits.
-
-    Parameters
-    ----------
-    path, line
-        The file it stands in, and its line counted from one; 0 where the file is one value.
-    hint
-        What to do about a damaged file.
-
-    Raises
-    ------
-    InputError
-        If it is not JSON, or holds what JSON or this program has no number for.
-    """
+    """Return the value of a JSON text, every number in it finite and every integer of at most 64 bits."""
     where = f"line {line}" if line else ""
     try:
         value = msgspec.json.decode(text)
@@ -105,21 +84,9 @@ def parsed_json(
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
     """
-    Yield a stream whose content becomes ``path``, or the file that it links to, whole or not at all.
+    Yield a stream that becomes ``path``, or the file that it links to, only when it is complete.
 
-    What a process that was killed left of the same file is removed.
-
-    Parameters
-    ----------
-    path
-        The file to write; replaced if it exists.
-    binary
-        Yield a stream of bytes instead of text.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written (no such folder, no permission, full disk).
+    Remains of a killed process are removed.
     """
     # Else a link to a larger disk would be replaced by the file itself.
     target, temporary = Path(os.path.realpath(path)), ""
@@ -145,10 +112,10 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 
 def _locked_beside(target: Path) -> tuple[int, str]:
-    """Return a new file beside ``target``, locked until it is closed, and its name."""
+    """Return a new file next to ``target``, locked until it is closed, and its name."""
     while True:
         handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
-        with contextlib.suppress(OSError):  # nobody removes it where nothing can be locked
+        with contextlib.suppress(OSError):  # without locks no other process removes it
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
@@ -157,7 +124,7 @@ def _locked_beside(target: Path) -> tuple[int, str]:
 
 
 def _discard_dead(target: Path) -> None:
-    """Delete what a killed process left as it wrote ``target``: what nobody holds a lock of."""
+    """Delete unfinished files of ``target`` that no process has locked."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for name in filter(pattern.fullmatch, os.listdir(target.parent)):
         with contextlib.suppress(OSError):
@@ -170,7 +137,7 @@ def _discard_dead(target: Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
-    """Write ``value`` as JSON to ``path``, whole or not at all."""
+    """Write ``value`` as JSON to ``path`` atomically."""
     # As one text: written piece by piece, a plan of a million requests takes ten times as long.
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as stream:
@@ -192,7 +159,7 @@ def _why_not_json(text: str) -> tuple[str, str]:
 
 
 _PARTIAL = ".partial"
-"""How the names of files end that are being written."""
+"""Suffix of files that are being written."""
 
 _LONG = re.compile(r"\d{19}")
 

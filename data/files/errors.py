@@ -11,18 +11,18 @@ _LONGEST_MESSAGE = 1000
 
 class InputError(ValueError):
     """
-    What the user gave is wrong: the file, the place in it, the value, and the hint.
+    A mistake in the input: the file, the place in it, the value, and the hint.
 
     Parameters
     ----------
     message
-        What is wrong, with the offending value.
+        The mistake, with the offending value.
     file
         The file it stands in, if any.
     where
         The line or field, as a person would look for it ("line 3, field 'custom_id'").
     hint
-        What to do about it.
+        The next step.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InputError(ValueError):
 
 
 class WriteError(InputError):
-    """What the user gave is right, but a disk is full or fails: what was written before is kept."""
+    """A disk is full or fails; the input is right, and earlier output is kept."""
 
     FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
     """Errors of the system that say so."""

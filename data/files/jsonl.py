@@ -11,18 +11,11 @@ from .disk import InputError, read_text
 from .sources import local_file, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
-"""What makes lines of JSON that begins so."""
+"""Commands that make lines of JSON, by how it begins."""
 
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """
-    Yield each line's number, counted from one, and its object; blank lines are passed over.
-
-    Raises
-    ------
-    InputError
-        If the file is unreadable or empty, or a line is not a JSON object.
-    """
+    """Yield each line's number, counted from one, and its object; blank lines are passed over."""
     empty, decode = True, json.JSONDecoder().raw_decode
     for number, line in enumerate(_lines(read_text(path)), start=1):
         if not line.strip():

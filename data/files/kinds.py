@@ -1,4 +1,4 @@
-"""Which of our own files a file is, so that one in another's place can be named."""
+"""Kinds of our own files, for errors about one in another's place."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KINDS = {
     "batchbound_cost": "a cost model",
     "batchbound_layer_profile": "a layer profile",
 }
-"""What a file is whose first field has this name."""
+"""Kinds of our files by the name of their first field."""
 
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
     "batchbound_fleet_plan": "Give the file of requests that it was made of.",
     "batchbound_steps_plan": "It has no schedule: its policy decides as completions end.",
-    "batchbound_steps_progress": "`batchbound run` reads it beside its plan.",
+    "batchbound_steps_progress": "`batchbound run` reads it next to its plan.",
     "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",
     "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
@@ -40,18 +40,7 @@ _HINTS = {
 
 
 def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collection[str] = ()) -> None:
-    """
-    Raise InputError if a file is one of ours, of a kind that is not taken here.
-
-    Parameters
-    ----------
-    path
-        The file; one that is not there or is a folder is left to its reader.
-    wanted
-        What it should have been, as the error says: ``no plan``.
-    taken
-        Names in :data:`KINDS` that may stand here.
-    """
+    """Raise InputError if a file is one of our kinds that is not in ``taken``."""
     name = _kind_of(path)
     if name in KINDS and name not in taken:
         hint = _HINTS.get(name, "Give another file.")
@@ -59,16 +48,7 @@ def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collect
 
 
 def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
-    """
-    Return whether a file is one of ours, of a kind.
-
-    Parameters
-    ----------
-    path
-        The file; one that is not there or is a folder is none.
-    kind
-        A name in :data:`KINDS`.
-    """
+    """Return whether a file is one of ours, of a kind."""
     return _kind_of(path) == kind
 
 

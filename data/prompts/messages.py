@@ -12,7 +12,7 @@ from typing import Any
 from ..files.disk import shown
 
 _WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
-"""How a conversation begins that was written as text, as CSV does."""
+"""Beginning of a conversation written as text, as in CSV."""
 
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
@@ -115,14 +115,7 @@ def _parsed_list(text: str) -> Any:
 
 
 def written_conversation(text: str) -> list[Any] | None:
-    """
-    Return the conversation that a text is as JSON or as Python writes it; None for any other text.
-
-    Raises
-    ------
-    ValueError
-        If a text begins as a conversation and is none.
-    """
+    """Return the conversation that a text is as JSON or as Python writes it; None for any other text."""
     if not _WRITTEN.match(text):
         return None
     for parse in (json.loads, ast.literal_eval):
@@ -156,14 +149,7 @@ def is_sharegpt(given: object) -> bool:
 
 
 def sharegpt_prompt(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """
-    Return the prompt of a ShareGPT conversation: its system message, and the first human turn.
-
-    Raises
-    ------
-    ValueError
-        If no human turn comes before a reply, or a role is not known.
-    """
+    """Return the prompt of a ShareGPT conversation: its system message, and the first human turn."""
     prompt: list[dict[str, Any]] = []
     for turn in turns:
         role = _SHAREGPT_ROLES.get(str(turn["from"]))

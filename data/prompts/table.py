@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
-"""How the hub names the files of a split."""
+"""Names of the files of a split on the hub."""
 
 _LONGEST_HEADER = 4096
 

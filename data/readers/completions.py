@@ -35,22 +35,7 @@ def answer_line(
     created: int = 0,
     logprobs: dict[str, object] | None = None,
 ) -> dict[str, object]:
-    """
-    Return the output line of a finished request.
-
-    Parameters
-    ----------
-    record
-        The request completed, or one of the completions it asks for.
-    prompt_tokens, completion_tokens
-        Tokens read and written.
-    finish_reason
-        ``stop`` or ``length``.
-    created
-        When the completion was finished, in seconds since 1970.
-    logprobs
-        Log-probabilities of its tokens, as the endpoint gives them.
-    """
+    """Return the output line of a finished request."""
     name = _name(record.custom_id)
     chat = record.url == CHAT
     said: dict[str, object] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -81,7 +66,7 @@ def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> 
     """
     Return the one output line of a request with several completions, given the line of each in order.
 
-    ``samples`` consecutive completions are of one prompt (all by default), whose tokens count once. A line
+    ``samples`` consecutive completions are of one prompt (all by default), and its tokens count once. A line
     holds the completions that succeeded, and the error of the first that failed.
     """
     done = [line["response"] for line in lines if line["response"] is not None]
@@ -217,14 +202,7 @@ def _text(value: object) -> str | None:
 
 
 def is_parquet_name(path: str | os.PathLike[str]) -> bool:
-    """
-    Return whether completions are written to a file as a table, by its suffix.
-
-    Raises
-    ------
-    InputError
-        If the suffix is that of another kind of table.
-    """
+    """Return whether completions are written to a file as a table, by its suffix."""
     suffix = Path(path).suffix.lower()
     if suffix in (".csv", ".tsv", ".xlsx", ".arrow"):
         hint = "Name a .jsonl or a .parquet file."
@@ -233,16 +211,7 @@ def is_parquet_name(path: str | os.PathLike[str]) -> bool:
 
 
 def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str, Any]]) -> None:
-    """
-    Write output lines whole or not at all: as OpenAI's JSON lines, or as a Parquet table by the suffix.
-
-    Parameters
-    ----------
-    path
-        The file; the table has the columns of :class:`BatchCompletion`.
-    lines
-        In the order of the requests.
-    """
+    """Write output lines atomically: as OpenAI's JSON lines, or as a Parquet table by the suffix."""
     if not is_parquet_name(path):
         with atomic_write(path) as stream:
             for line in lines:
@@ -282,14 +251,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
 
 
 def is_output(path: str | os.PathLike[str]) -> bool:
-    """
-    Return whether a file is no table of lengths: OpenAI batch output, a Parquet table of it, or a trace.
-
-    Raises
-    ------
-    InputError
-        If it is no Parquet file, for all that its name says.
-    """
+    """Return whether a file is batch output, a Parquet table of it, or a trace, and no table of lengths."""
     if not is_table(path):
         return True
     if Path(path).suffix.lower() != ".parquet":
@@ -301,21 +263,7 @@ def is_output(path: str | os.PathLike[str]) -> bool:
 
 
 def lengths_by_name(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
-    """
-    Return how long completions are that have ended, tokens by name.
-
-    Parameters
-    ----------
-    path
-        A table of lengths, the trace of a run, or its output as of :func:`read_answer_lengths`.
-    apart
-        As there.
-
-    Raises
-    ------
-    InputError
-        If the file is none of these, or no completion in it has ended.
-    """
+    """Return the lengths of finished completions, tokens by name, from a table, a trace or an output file."""
     if is_of_kind(path, "batchbound_trace"):
         trace = Trace.load(path)
         ended = np.flatnonzero(~np.isnan(trace.finished)).tolist()
@@ -332,20 +280,9 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
     """
     Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
 
-    Lines that report an error are passed over; an empty completion counts as the one token that ends it.
-
-    Parameters
-    ----------
-    path
-        OpenAI batch output, or the Parquet table that a run writes.
-    apart
-        Name each completion of a request where its ``token_ids`` are told, and refuse a request of which only
-        the tokens of all are stated; else they count as their mean, by the request's name.
-
-    Raises
-    ------
-    InputError
-        If the file is not one of completions, one does not state its ``usage``, or none does.
+    Lines with an error are skipped; an empty completion counts as the one token that ends it.
+    ``apart`` names each completion of a request by its ``token_ids``, and refuses a request that states only
+    their sum; by default they count as their mean.
     """
     lengths: dict[str, int] = {}
     rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path, apart=apart)

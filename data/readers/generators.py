@@ -45,23 +45,7 @@ class Generator:
 
 
 def generate(name: str, seed: int, count: int | None = None) -> Workload:
-    """
-    Return a workload drawn from published statistics.
-
-    Parameters
-    ----------
-    name
-        A key of :data:`GENERATORS`.
-    seed
-        Of the draw; the same seed gives the same workload.
-    count
-        Requests; the generator's own number by default.
-
-    Raises
-    ------
-    InputError
-        If the name is unknown, the seed negative or the count below one or above :data:`MOST_REQUESTS`.
-    """
+    """Return a workload drawn from published statistics."""
     generator = GENERATORS.get(name)
     if generator is None:
         near = get_close_matches(name, GENERATORS, n=1)

@@ -46,7 +46,7 @@ class PromptRecord:
     max_tokens_field
         Which of the two states it.
     output_tokens
-        The completion's length where the line pins it by ``output_tokens`` beside ``body``, or None.
+        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
     each_output_tokens
         The lengths of its completions where the line pins them by a list of ``n``; else empty.
     model
@@ -113,13 +113,8 @@ def read_batch(
     """
     Return the requests of an OpenAI batch file or of a table, in file order.
 
-    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
-
-    Raises
-    ------
-    InputError
-        If a line is not a request that can be answered: with the file, the line, the field, the value and
-        the hint.
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. InputError names the
+    line, the field, the value and the hint.
     """
     records = [
         (number, _Line(path, number, entry).record()) for number, entry in batch_entries(path, columns)
@@ -129,14 +124,7 @@ def read_batch(
 
 
 def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]) -> None:
-    """
-    Refuse two requests of one ``custom_id``, by which their completions are told apart.
-
-    Raises
-    ------
-    InputError
-        At the second of them.
-    """
+    """Refuse a ``custom_id`` that names two requests."""
     line_of: dict[str, int] = {}
     for number, custom_id in ids:
         first = line_of.setdefault(custom_id, number)
@@ -152,14 +140,7 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
 def each_sample(
     records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
 ) -> tuple[PromptRecord, ...]:
-    """
-    Return a record for each completion of each request, those of one request side by side.
-
-    Raises
-    ------
-    InputError
-        If a request is called as a completion of another.
-    """
+    """Return a record for each completion, in order; InputError if two have the same name."""
     if all(record.completions == 1 for record in records):
         return tuple(records)
     answers = [answer for record in records for answer in _each(record)]
@@ -193,7 +174,7 @@ def model_names(spec: str) -> tuple[str, ...]:
 def refuse_other_models(
     records: Sequence[PromptRecord], served: Sequence[str], path: str | os.PathLike[str] | None = None
 ) -> None:
-    """Raise InputError at the first request whose ``model`` is none of the names served."""
+    """Raise InputError at the first request with a ``model`` that is not served."""
     other = next((one for one in records if one.model is not None and one.model not in served), None)
     if other is None:
         return

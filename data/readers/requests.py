@@ -77,9 +77,9 @@ def read_workload(
         Where the completions' lengths come from, as :meth:`.LengthSource.parse` reads it. By default
         ``known`` where every request carries its own, else ``cap``.
     count_tokens
-        Gives the prompts' lengths; needed for a batch file whose prompts are text.
+        Gives the prompts' lengths; needed for a batch file with text.
     drop_unanswered
-        Leave out the rows of a table whose completion has no token.
+        Leave out the rows of a table without a completion.
     longest
         Most tokens of any completion, whatever its request allows; None for no such limit.
     columns
@@ -126,7 +126,7 @@ def nothing_to_drop(source: str) -> InputError:
 
 
 def _drawn(spec: str) -> Workload | None:
-    """Return the workload that a generator's name and seed stand for, or None if ``spec`` is a file."""
+    """Return the workload of a generator's name and seed, or None if ``spec`` is a file."""
     if Path(spec).exists():
         return None
     name, *numbers = spec.split(":")
@@ -161,7 +161,7 @@ def _read_prompts(
             where = f"line {records[inputs.index(0)].line}"
             hint = "Name the model, so that its tokenizer can count the prompts' tokens."
             raise InputError(
-                "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
+                "the prompt is text, and its tokens are unknown", file=path, where=where, hint=hint
             )
     try:
         workload = Workload(

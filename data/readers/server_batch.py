@@ -36,7 +36,7 @@ class ServerRequest:
     body
         What is sent, untouched: the server judges its fields.
     output_tokens
-        The completion's length where the line states it by ``output_tokens`` beside ``body``, or None.
+        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
     """
 
     custom_id: str
@@ -69,7 +69,7 @@ class ServerRequest:
 
     @property
     def expected_tokens(self) -> int | None:
-        """Tokens that the completion is said to have, or may have at most, or None."""
+        """Tokens that the completion has as stated, or at most, or None."""
         return self.output_tokens or self.max_tokens
 
     @property
@@ -94,13 +94,7 @@ def read_server_batch(
     """
     Return the requests of an OpenAI batch file or of a table, with bodies that a server will judge.
 
-    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
-
-    Raises
-    ------
-    InputError
-        If a line cannot be sent: no ``custom_id`` of its own, no body, another endpoint, a streamed answer,
-        or a length that is no number of tokens.
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides.
     """
     requests = [
         (number, _Line(path, number).request(entry))

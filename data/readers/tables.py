@@ -152,8 +152,8 @@ def read_lengths(
     The table is CSV, Parquet, JSON lines, a JSON array, or a result of a serving benchmark. Its columns are
     those named or of one of :data:`FORMATS`, and optionally an id, ``group`` (numbers or names),
     ``priority``, ``deadline`` (seconds), and ``shared_tokens`` (common first tokens of a group's prompts).
-    ``drop_unanswered`` leaves out rows whose completion has no token; without ``need_output`` each completion
-    has one. InputError names the line, the column, the value and the hint.
+    ``drop_unanswered`` leaves out rows without a completion; without ``need_output`` each completion has one
+    token. InputError names the line, the column, the value and the hint.
     """
     frame = read_table(path, drop_unanswered=drop_unanswered, need_output=need_output, named=named)
     return Workload.from_frame(frame)
@@ -203,28 +203,12 @@ def read_table(
 
 
 def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
-    """
-    Return the values of one column of a table of lengths, as texts, in the order of its rows.
-
-    Raises
-    ------
-    NoColumnError
-        If the table has no such column.
-    InputError
-        If a row has no value in it.
-    """
+    """Return the values of one column of a table of lengths, as texts, in the order of its rows."""
     return _column(path, name)[1]
 
 
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
-    """
-    Return the step of each row by the column that says it, counted from zero, shape (rows,).
-
-    Raises
-    ------
-    InputError
-        As :func:`read_column`, or if a step comes again after another one.
-    """
+    """Return the step of each row by the column that says it, counted from zero, shape (rows,)."""
     table, labels = _column(path, name)
     steps = numbered(labels)
     back = np.flatnonzero(np.diff(steps) < 0)
@@ -249,14 +233,7 @@ def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]
 def _values(
     table: _Table, layout: TableFormat, names: Mapping[str, str], *, no_output: float | None
 ) -> dict[str, pd.Series[float]]:
-    """
-    Return the numbers of a table by the workload's columns, whose names in the table are given.
-
-    Parameters
-    ----------
-    no_output
-        What a completion without a length counts as; None where it is refused.
-    """
+    """Return the numbers of a table by the workload's columns; ``no_output`` replaces missing lengths."""
     import pandas as pd
 
     found: dict[str, pd.Series[float]] = {}
@@ -456,10 +433,10 @@ def _read_json(
             name: whole[name] for name in ("input_lens", "output_lens", "start_times") if name in whole
         }
         count = len(whole["input_lens"])
-        for name, values in columns.items():
-            if not isinstance(values, list) or len(values) != count:
+        for field, column in columns.items():
+            if not isinstance(column, list) or len(column) != count:
                 message = f"has not one value for each of the {count} requests"
-                raise InputError(message, file=path, where=f"field '{name}'", hint="Write the file again.")
+                raise InputError(message, file=path, where=f"field '{field}'", hint="Write the file again.")
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
     numbers = list[int]()
