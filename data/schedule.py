@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import FloatArray, IntArray
+from .costs.cost import CostModel, FloatArray, IntArray
 from .prefix_cache import computed_tokens
 from .problem import MOST_ROUNDS, Problem
 
@@ -118,8 +118,9 @@ class Schedule:
 
     def without_idle_rounds(self, problem: Problem) -> Schedule:
         """Return the same schedule without the decode steps in which no slot decodes."""
-        decoding = _starts(np.minimum(self.active(problem), 1))
-        return Schedule(self.bin_of, self.slot_of, np.diff(decoding[self.starts]))
+        runs = self._runs(problem)
+        decoding = _starts(np.diff(runs.times) * (runs.active > 0))
+        return Schedule(self.bin_of, self.slot_of, np.diff(decoding[runs.at(self.starts)]))
 
     @property
     def bins(self) -> int:
@@ -145,10 +146,8 @@ class Schedule:
 
     def changes(self, problem: Problem) -> int:
         """Return the number of bursts of decode steps over the same slots, arrivals apart."""
-        first, last = self._round_spans(problem)
-        begins = np.unique(np.concatenate((first, last)))
-        begins = begins[begins < self._total]
-        return int(np.count_nonzero(self.active(problem)[begins]))
+        runs = self._runs(problem)
+        return int(np.count_nonzero(runs.changed & (runs.active > 0)))
 
     def kv_tokens(self, problem: Problem) -> IntArray:
         """Return the tokens of KV cache held in each step, shape (decode steps,)."""
@@ -167,19 +166,20 @@ class Schedule:
         decode
             Shape (decode steps,).
         """
-        prefill = problem.cost.prefill_seconds(self.stage_tokens(problem))
-        prefill[np.bincount(self.bin_of, minlength=self.bins) == 0] = 0.0
         decode = problem.cost.decode_seconds(self.active(problem), self.kv_tokens(problem))
-        return prefill, decode
+        return self._prefill_seconds(problem), decode
 
     def finishes(self, problem: Problem) -> FloatArray:
         """Return the seconds at which each request is done, arrivals left aside, shape (requests,)."""
-        prefill, decode = self.stage_seconds(problem)
+        runs = self._runs(problem)
         _, last = self._round_spans(problem)
         # A stage at a request's last decode step runs after it; its own stage always runs before.
         stages = np.maximum(np.searchsorted(self.starts[:-1], last), self.bin_of + 1)
-        decoded, prefilled = (np.append(0.0, np.cumsum(seconds)) for seconds in (decode, prefill))
-        done: FloatArray = decoded[last] + prefilled[stages]
+        decoded, prefilled = (
+            np.append(0.0, np.cumsum(seconds))
+            for seconds in (runs.seconds(problem.cost), self._prefill_seconds(problem))
+        )
+        done: FloatArray = decoded[runs.at(last)] + prefilled[stages]
         return done
 
     def makespan(self, problem: Problem) -> float:
@@ -188,12 +188,13 @@ class Schedule:
 
         A bin that prefills a request which has not arrived waits for it.
         """
-        prefill, decode = self.stage_seconds(problem)
+        runs, prefill = self._runs(problem), self._prefill_seconds(problem)
+        decode = runs.seconds(problem.cost)
         if not problem.workload.arrival.any():
             return float(prefill.sum() + decode.sum())
         ready = np.zeros(self.bins)
         np.maximum.at(ready, self.bin_of, problem.workload.arrival)
-        before = np.concatenate(([0.0], np.cumsum(decode)))[self.starts]
+        before = np.append(0.0, np.cumsum(decode))[runs.at(self.starts)]
         time = 0.0
         for k, work in enumerate(prefill + np.diff(before)):
             time = max(time, float(ready[k])) + float(work)
@@ -329,12 +330,75 @@ class Schedule:
         first = self.starts[self.bin_of]
         return first, first + problem.rounds
 
+    def _prefill_seconds(self, problem: Problem) -> FloatArray:
+        seconds = problem.cost.prefill_seconds(self.stage_tokens(problem))
+        seconds[np.bincount(self.bin_of, minlength=self.bins) == 0] = 0.0
+        return seconds
+
+    def _runs(self, problem: Problem) -> _Runs:
+        """Return the runs of decode steps between stages, starts and ends of requests."""
+        first, last = self._round_spans(problem)
+        end = self._total
+        spans = np.minimum(np.concatenate((first, last)), end)
+        points = np.concatenate((spans, self.starts))
+        # Sorting costs more than an array of the steps, unless few requests take many.
+        if end <= _STEPS_PER_POINT * len(points):
+            there = np.bincount(points) > 0
+            times, place = np.flatnonzero(there), (np.cumsum(there) - 1)[spans]
+        else:
+            times = np.unique(points)
+            place = np.searchsorted(times, spans)
+        begin, stop = place[: len(first)], place[len(first) :]
+        size = len(times)
+        held = problem.kv_at_start - first
+        active = np.cumsum(np.bincount(begin, minlength=size) - np.bincount(stop, minlength=size))[:-1]
+        change = np.bincount(begin, held, size) - np.bincount(stop, held, size)
+        # A request holds a token more in each step.
+        middle = (times[:-1] + times[1:] - 1) / 2
+        changed = np.bincount(place, minlength=size)[:-1] > 0
+        return _Runs(times, active, np.cumsum(change)[:-1] + active * middle, changed)
+
     def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
         """Return the sum of weights, or the number, of requests in each step, shape (decode steps,)."""
         first, last = self._round_spans(problem)
         size = max(self._total, int(last.max())) + 1
         change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
         return np.cumsum(change)[: self._total]
+
+
+_STEPS_PER_POINT = 8
+"""Decode steps per start or end up to which a job's steps fit an array; larger takes memory, not time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """
+    Runs of decode steps in which the same requests decode.
+
+    Parameters
+    ----------
+    times
+        Decode steps before each run, and in all, ascending, shape (runs + 1,).
+    active
+        Slots that decode, shape (runs,).
+    kv_tokens
+        Mean tokens of KV cache held in a step, shape (runs,).
+    changed
+        Whether a request starts or ends as the run begins, shape (runs,).
+    """
+
+    times: IntArray
+    active: IntArray
+    kv_tokens: FloatArray
+    changed: npt.NDArray[np.bool_]
+
+    def seconds(self, cost: CostModel) -> FloatArray:
+        """Return the seconds of each run: a step's cost is linear in the tokens held."""
+        return np.diff(self.times) * cost.decode_seconds(self.active, self.kv_tokens)
+
+    def at(self, steps: IntArray) -> IntArray:
+        """Return the run that begins at each of these steps."""
+        return np.searchsorted(self.times, steps)
 
 
 def _starts(rounds: IntArray) -> IntArray:

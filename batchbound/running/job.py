@@ -26,7 +26,7 @@ from ..data.readers.openai_batch import (
     read_batch,
     refuse_other_models,
 )
-from ..data.readers.request_fields import FieldError
+from ..data.prompts.messages import FieldError
 from ..data.readers.sampling import Sampling, refuse_unused
 from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions

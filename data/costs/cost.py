@@ -105,8 +105,10 @@ class CostModel:
     @overload
     def decode_seconds(self, active: int, kv_tokens: int = 0) -> float: ...
     @overload
-    def decode_seconds(self, active: IntArray, kv_tokens: IntArray) -> FloatArray: ...
-    def decode_seconds(self, active: int | IntArray, kv_tokens: int | IntArray = 0) -> float | FloatArray:
+    def decode_seconds(self, active: IntArray, kv_tokens: IntArray | FloatArray) -> FloatArray: ...
+    def decode_seconds(
+        self, active: int | IntArray, kv_tokens: int | IntArray | FloatArray = 0
+    ) -> float | FloatArray:
         """
         Return the seconds of one decode step.
 

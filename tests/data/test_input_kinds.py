@@ -207,7 +207,7 @@ TRACE = {"input_length": 5, "output_length": 3}
 def test_the_unit_of_a_timestamp_follows_from_the_trace(write: Write) -> None:
     def arrivals(mark: Mapping[str, object]) -> list[float]:
         path = write(*({**TRACE, **mark, "timestamp": seconds} for seconds in (61.25, 121.25)))
-        return read_lengths(path).arrival.tolist()
+        return [float(each) for each in read_lengths(path).arrival]
 
     assert arrivals({"chat_id": 7, "parent_chat_id": -1, "hash_ids": [1]}) == [61.25, 121.25]
     assert arrivals({"hash_ids": [1]}) == [0.06125, 0.12125]

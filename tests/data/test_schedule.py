@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -509,3 +510,37 @@ def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
     # A stage that is free, and nothing to decode.
     free = problem_of([3], [1], 1, CostModel(0.0, 0.0, 1.0, 0.0), prefill_emits_first_token=True)
     assert schedule_of([0], [0], [0]).utilization(free) == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.integers(0, 5), st.booleans())
+def test_figures_of_runs_of_steps_are_those_of_single_steps(
+    lengths: list[int], between: int, emits: bool
+) -> None:
+    cost = CostModel(0.1, 0.01, 0.02, 0.003, decode_per_kv_token=1e-4)
+    problem = problem_of(
+        [3] * len(lengths), lengths, len(lengths), cost=cost, prefill_emits_first_token=emits
+    )
+    half = len(lengths) // 2
+    bins = np.arange(len(lengths)) >= half
+    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), [between, int(problem.rounds.max())])
+    prefill, decode = schedule.stage_seconds(problem)
+    active = schedule.active(problem)
+    assert schedule.makespan(problem) == pytest.approx(prefill.sum() + decode.sum(), rel=1e-12)
+    assert schedule.without_idle_rounds(problem).rounds.sum() == np.count_nonzero(active)
+    first = schedule.starts[schedule.bin_of]
+    points = np.unique(np.concatenate((first, first + problem.rounds)))
+    assert schedule.changes(problem) == np.count_nonzero(active[points[points < len(active)]])
+
+
+def test_a_completion_of_many_steps_takes_no_memory_for_each() -> None:
+    problem = problem_of([10, 10], [99_000_000, 5], 2)
+    schedule = schedule_of([0, 0], [0, 1], [99_000_000])
+    tracemalloc.start()
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) > 1e6
+    schedule.finishes(problem)
+    schedule.without_idle_rounds(problem)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1e6

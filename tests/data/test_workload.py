@@ -131,7 +131,7 @@ def test_one_long_name_among_many_takes_no_room_for_the_others() -> None:
     names = [f"r{k}" for k in range(20_000)]
     names[7] = "x" * 40_000
     tracemalloc.start()
-    work = Workload(np.array(names, dtype=np.object_), np.ones(20_000), np.ones(20_000))
+    work = Workload(np.array(names, dtype=np.object_), np.ones(20_000, int), np.ones(20_000, int))
     part = work.select(np.arange(10))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
