@@ -21,7 +21,7 @@ Groups = Literal["any", "together", "spread"]
 @dataclass(frozen=True, slots=True)
 class Replica:
     """
-    One engine of a fleet: what its stages cost, what it has room for, and what it is busy with.
+    One engine of a fleet: its costs, its limits, and the time until it is free.
 
     Parameters
     ----------

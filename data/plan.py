@@ -63,7 +63,7 @@ class PromptSource:
 
 
 def holds_requests(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a batch of requests or a table, and no plan, by its first lines."""
+    """Return whether a file is a batch of requests or a table, by its first lines."""
     head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
@@ -72,7 +72,7 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_row(first: bytes, more: bytes) -> bool:
-    """Return whether a line is one of a table in JSON lines: an object, none of ours, before others."""
+    """Return whether a line is a row of a table in JSON lines, and not a file of ours."""
     try:
         value = json.loads(first) if more.startswith(b"{") else None
     except (ValueError, RecursionError):
@@ -298,7 +298,7 @@ _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shar
 
 
 def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
-    """Take out of a workload's plain columns those of defaults alone, and of a maker an empty message."""
+    """Remove a workload's columns of defaults, and a maker's empty message."""
     # Older plans have none, and keep the digest by which their runs resume.
     if not maker["message"]:
         del maker["message"]
@@ -308,7 +308,7 @@ def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
 
 
 def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a plan file of version 1, of one machine or of a fleet, as those of version 2."""
+    """Return the fields of a plan file of version 1 as those of version 2."""
     fleet = "batchbound_fleet_plan" in value
     if value.get("batchbound_fleet_plan" if fleet else "batchbound_plan") != 1:
         return value

@@ -208,7 +208,7 @@ class Report:
     @property
     def run_gap(self) -> float | None:
         """
-        How far the run is above its bound, as a fraction of it: in model seconds of what the run did.
+        The run's excess over its bound, as a fraction of the bound, in model seconds of its stages.
 
         None without a bound for what this run served, at the lengths that came out.
         """

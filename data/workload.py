@@ -321,14 +321,14 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
 
 
 def numbered(labels: Iterable[Hashable]) -> IntArray:
-    """Return a number for each label, the same for the same, counted from zero as they first appear."""
+    """Return a number for each label, from zero in the order of first appearance."""
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def numbered_rows(*columns: IntArray) -> IntArray:
     """
-    Return a number for each row of some columns, the same for the same, in the order of the rows.
+    Return a number for each row of some columns, equal for equal rows, ascending with them.
 
     ``numpy.unique`` along an axis does as much, but turns an interrupt into a TypeError.
     """

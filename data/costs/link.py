@@ -97,5 +97,5 @@ def usual_link(device: str) -> Link | None:
 
 
 def _beginnings(device: str) -> list[str]:
-    """Return a name's first word, its first two, and so on to the whole name, without what is between."""
+    """Return a name's first word, its first two, and so on, without separators."""
     return list(accumulate(re.findall(r"[a-z0-9]+", device.lower())))

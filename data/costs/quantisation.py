@@ -24,7 +24,7 @@ _ATTENTION = ("self_attn", "attention", "attn")
 
 def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float, int]:
     """
-    Return the bytes of a weight of the feed-forward part and of attention, and the bits that are multiplied.
+    Return the bytes of a feed-forward and of an attention weight, and the bits multiplied.
 
     The bytes are 0 where nothing is quantised; methods that keep weights alone multiply in 16 bits.
     """

@@ -33,7 +33,7 @@ _NO_TEXT = {
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
-    """Return the error that a file cannot be written, by whether the disk is at fault or the input."""
+    """Return the error for a file that cannot be written, by its cause: disk or input."""
     kind = WriteError if error.errno in WriteError.FULL else InputError
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
@@ -68,7 +68,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
 def parsed_json(
     text: str, path: str | os.PathLike[str], *, line: int = 0, hint: str = "Write it again."
 ) -> object:
-    """Return the value of a JSON text, every number in it finite and every integer of at most 64 bits."""
+    """Return the value of a JSON text with finite numbers and integers of at most 64 bits."""
     where = f"line {line}" if line else ""
     try:
         value = msgspec.json.decode(text)
@@ -146,7 +146,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
 
 
 def _why_not_json(text: str) -> tuple[str, str]:
-    """Return what is wrong with a text that is not JSON, and the line if it is known."""
+    """Return the mistake in a text that is not JSON, and its line if known."""
     if not text.strip():
         return "the file is empty", ""
     try:

@@ -59,7 +59,7 @@ class LengthRepair:
         return found
 
     def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
-        """Return how much the mean of each group that was seen tells of its own shift, from 0 to 1."""
+        """Return the weight of each group's mean in the estimate of its shift, from 0 to 1."""
         within = self._squares - float((total**2 / count).sum())
         between = float((count * (total / count - shift) ** 2).sum())
         # One completion a group tells nothing of the spread within: then all of it is taken to be between.

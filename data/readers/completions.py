@@ -56,7 +56,7 @@ def answer_line(
 
 
 def error_line(record: PromptRecord, code: str, message: str) -> dict[str, object]:
-    """Return the output line of a request that could not be completed, with a code and a sentence on why."""
+    """Return the output line of a failed request, with a code and a reason."""
     name = _name(record.custom_id)
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
@@ -190,7 +190,7 @@ _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
 
 def _whole(value: object) -> int | None:
-    """Return a number as a column of 64 bits holds it, None for anything else that a server may say."""
+    """Return a whole number of 64 bits, None for any other value."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and abs(value) < 2**63 else None
@@ -251,7 +251,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
 
 
 def is_output(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is batch output, a Parquet table of it, or a trace, and no table of lengths."""
+    """Return whether a file is batch output or a trace, and no table of lengths."""
     if not is_table(path):
         return True
     if Path(path).suffix.lower() != ".parquet":

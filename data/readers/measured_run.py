@@ -20,7 +20,7 @@ _HINT = "Correct the value, or leave it out."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A line of ``requests.jsonl``: tokens, and when it was queued and had its first and its last token."""
+    """A line of ``requests.jsonl``: tokens, and times of queueing, first and last token."""
 
     input_toks: Positive
     output_toks: Positive

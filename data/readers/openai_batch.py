@@ -166,7 +166,7 @@ def _each(record: PromptRecord) -> Iterator[PromptRecord]:
 
 
 def model_names(spec: str) -> tuple[str, ...]:
-    """Return the names of a loaded model in requests: as it was loaded, and the last part of that."""
+    """Return the names that requests may give a loaded model: its spec, and the last part of it."""
     last = os.path.basename(os.path.normpath(spec)).removeprefix("tiny:")
     return tuple(dict.fromkeys((spec, last)))
 
@@ -265,7 +265,7 @@ class _Line(BatchLine):
         )
 
     def check_last(self, messages: Sequence[Message], template: Mapping[str, Any]) -> None:
-        """Raise InputError if the last turn is the assistant's and is not to be continued, or the reverse."""
+        """Raise InputError if the last message is the assistant's without continuation, or the reverse."""
         continued = template.get("continue_final_message", False)
         if not messages or continued == (messages[-1].role == "assistant"):
             return

@@ -120,7 +120,7 @@ def read_workload(
 
 
 def nothing_to_drop(source: str) -> InputError:
-    """Return what to raise where rows without a completion are to be left out of what has none."""
+    """Return the error of --drop-unanswered for an input other than a table of lengths."""
     hint = "Leave --drop-unanswered (drop_unanswered=True) out."
     return InputError("only tables of lengths have rows without a completion", file=source, hint=hint)
 

@@ -92,7 +92,7 @@ _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_t
 @dataclass(frozen=True, slots=True)
 class LengthColumns:
     """
-    Columns of lengths that are named as no layout names them, and the run of a benchmark's file.
+    Columns of lengths by other names than a known layout's, and the run of a benchmark's file.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def _values(
 def _refused(
     error: WorkloadError, table: _Table, frame: pd.DataFrame, names: Mapping[str, str]
 ) -> InputError:
-    """Return what is wrong with a workload's columns in the words of the table: its rows and columns."""
+    """Return a workload's error in terms of the table's rows and columns."""
     column = names.get(error.column, error.column)
     if error.row is None:
         return InputError(error.reason, file=table.path, where=f"column '{column}'")
