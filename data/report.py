@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
 from .bound import gap_above
+from .configuration import Reached
 from .costs.calibration import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, schema
-from .reached import Reached
 
 DECODE: Final = "decode"
 PREFILL: Final = "prefill"

@@ -6,8 +6,7 @@ import argparse
 
 import numpy as np
 
-from ..data.configuration import PlannedConfiguration
-from ..data.reached import Reached
+from ..data.configuration import PlannedConfiguration, Reached
 from ..data.trace import Trace
 from ..models.exegpt.length_drift import LengthDrift
 from .inputs import positive

@@ -17,6 +17,7 @@ from ..data.files.disk import InputError
 from ..data.files.sources import local_file
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.plan import Plan, PromptSource, Provenance
+from ..data.prompts.messages import FieldError
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import (
@@ -26,7 +27,6 @@ from ..data.readers.openai_batch import (
     read_batch,
     refuse_other_models,
 )
-from ..data.prompts.messages import FieldError
 from ..data.readers.sampling import Sampling, refuse_unused
 from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions
