@@ -1,4 +1,4 @@
-"""What is read and written: requests, costs, problems, schedules, bounds, plans, traces and their files."""
+"""Data that is read and written: requests, costs, problems, schedules, bounds, plans, traces, files."""
 
 from .bound import Bound
 from .costs.cost import CostModel

@@ -11,22 +11,7 @@ PROVEN_WITHIN = 1e-9
 
 
 def gap_above(value: float | None, bound: float | None) -> float | None:
-    """
-    Return how far a value is above a bound, as a fraction of the bound's size: the one definition of a gap.
-
-    Parameters
-    ----------
-    value
-        Seconds of a makespan, or the objective of a linear model, which may be negative; None without one.
-    bound
-        What is proven, or None where nothing is.
-
-    Returns
-    -------
-    float or None
-        Zero for a difference within :data:`PROVEN_WITHIN`; None without a value, or without a bound to take
-        a fraction of: none, zero, or too near to it.
-    """
+    """Return the gap: a value's excess over a bound, as a fraction of the bound's size."""
     if value is None or not bound:
         return None
     gap = (value - bound) / abs(bound)
@@ -77,7 +62,7 @@ class Bound:
         Raises
         ------
         ValueError
-            If the bound is not valid, or none at all, so that there is no gap to it.
+            If the bound is not valid, or there is none.
         """
         gap = gap_above(makespan, self.proven)
         if gap is None:

@@ -1,4 +1,4 @@
-"""An execution configuration in a plan: what is run, and what is expected of it."""
+"""Execution configurations (ExeGPT): as planned, and as reached in a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from .costs.reference_time import ReferenceTime
+from .files.record import plain
 
 STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 
@@ -39,11 +40,6 @@ class PlannedConfiguration:
         Requests a second expected, in the steady state.
     reference
         How fast the machine was that was profiled; None if unknown.
-
-    Raises
-    ------
-    ValueError
-        If there is no such strategy.
     """
 
     strategy: str
@@ -66,7 +62,7 @@ class PlannedConfiguration:
 
     @property
     def handed_over(self) -> bool:
-        """Whether one worker encodes for another that decodes (WAA)."""
+        """True if one worker encodes for another that decodes (WAA)."""
         return self.strategy != "RRA"
 
     @property
@@ -79,3 +75,46 @@ class PlannedConfiguration:
         """
         batch = self.decode_batch or self.encode_batch * self.iterations
         return 2 * math.ceil(max(batch, 1.0) + self.encode_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """
+    A configuration's steady state, planned and measured.
+
+    Parameters
+    ----------
+    planned_throughput, throughput
+        Requests a second.
+    planned_latency, latency
+        Seconds from the start of a request's encoding to its last token: planned of the 99th-percentile
+        length, measured as the 99th percentile.
+    latency_bound
+        Seconds; None for no bound.
+    requests
+        That joined in the steady state.
+    slowdown
+        How many times slower the machine was than while it was profiled; None if unknown.
+    """
+
+    planned_throughput: float
+    throughput: float
+    planned_latency: float
+    latency: float
+    latency_bound: float | None
+    requests: int
+    slowdown: float | None
+
+    @property
+    def error(self) -> float:
+        """Planned throughput over the measured one, minus one."""
+        return self.planned_throughput / self.throughput - 1
+
+    @property
+    def bound_met(self) -> bool | None:
+        """True if the measured latency is within the bound; None without one."""
+        return None if self.latency_bound is None else self.latency <= self.latency_bound
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as plain JSON values, with those derived from them."""
+        return {**plain(self), "error": self.error, "bound_met": self.bound_met}

@@ -1,4 +1,4 @@
-"""What a plan is expected to take when its lengths are predictions, and how it is then followed."""
+"""Expected makespan of a plan with predicted lengths, and the way to follow it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from .lengths.remaining import RemainingLengths
 
 Follow = Literal["schedule", "longest-first", "as-given", "shortest-first"]
-"""What a run follows: the schedule, or an online queue in one of three orders."""
+"""The schedule, or an online queue in one of three orders."""
 
 
 @dataclass(frozen=True, slots=True)

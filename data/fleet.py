@@ -15,13 +15,13 @@ from .schedule import Schedule, Violation
 from .workload import Workload
 
 Groups = Literal["any", "together", "spread"]
-"""Whether completions to one prompt go anywhere, to one replica, or to as many replicas as there are."""
+"""Placement of the completions of one prompt: anywhere, on one replica, or on as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """
-    One engine of a fleet: what its stages cost, what it has room for, and what it is busy with.
+    One engine of a fleet: its costs, its limits, and the time until it is free.
 
     Parameters
     ----------
@@ -33,12 +33,6 @@ class Replica:
         Seconds until it is free of what it works on already.
     prefix_cache
         As of :class:`~batchbound.data.problem.Problem`.
-
-    Raises
-    ------
-    ValueError
-        If a limit is no whole number, below one or ``prefix_cache`` below zero, there are more slots than
-        :data:`~batchbound.data.problem.MOST_SLOTS`, or ``busy`` is negative.
     """
 
     cost: CostModel
@@ -73,13 +67,6 @@ class Fleet:
         At least one; every request must fit each of them.
     prefill_emits_first_token
         As of :class:`~batchbound.data.problem.Problem`.
-
-    Raises
-    ------
-    ValueError
-        If there is no replica.
-    ProblemError
-        If a request alone exceeds a replica's limit.
     """
 
     workload: Workload
@@ -109,7 +96,7 @@ class Fleet:
 
     @property
     def kv_token_rounds(self) -> IntArray:
-        """Tokens of keys and values each request reads over all its rounds, shape (requests,)."""
+        """Tokens of KV cache that each request reads over all its decode steps, shape (requests,)."""
         rounds = self.rounds
         at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
         read: IntArray = rounds * at_start + rounds * (rounds - 1) // 2
@@ -176,16 +163,7 @@ class FleetSchedule:
         return max(self.finishes(fleet))
 
     def check(self, fleet: Fleet, groups: Groups = "any") -> Violation | None:
-        """
-        Return the first rule this schedule breaks, a request left out included, or None.
-
-        Parameters
-        ----------
-        fleet
-            The job and its replicas.
-        groups
-            Where the requests of a group must go.
-        """
+        """Return the first rule this schedule breaks, a request left out included, or None."""
         if self.replica_of.shape != (len(fleet),):
             what = f"replica_of has shape {self.replica_of.shape} for {len(fleet)} requests"
             return Violation("every request is scheduled", what)

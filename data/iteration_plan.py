@@ -37,10 +37,10 @@ class PlannedShare:
     requests
         Positions of its requests, first to begin first, shape (requests of the share,).
     order
-        How the order came to be, in words.
+        Origin of the order, in words.
     in_flight
-        Completions to keep under way at a time: as many as the engine takes, and a few that wait in its
-        queue; fewer than the engine takes where keys and values are better used so.
+        Completions to keep in progress at a time: as many as the engine takes, and a few that wait in its
+        queue; fewer than the engine takes where the KV cache is used better so.
     predicted
         What the engine makes of it, or None for a job too large to simulate.
     """
@@ -53,7 +53,7 @@ class PlannedShare:
 
     @property
     def held_back(self) -> int | None:
-        """Completions that the client keeps under way, fewer than the engine takes; None if it does not."""
+        """Completions that the client keeps in progress, fewer than the engine takes; None if it does not."""
         return self.in_flight if self.in_flight < self.limits.sequences else None
 
 
@@ -97,7 +97,7 @@ class IterationPlan:
     bound
         Iterations that no order, on no share of the requests, goes below.
     proven
-        Limits that the bound holds for: those of all engines together, without what nobody stated of them.
+        Limits that the bound holds for: the stated ones, of all engines together.
     maker
         How the order was found.
     counted
@@ -112,7 +112,7 @@ class IterationPlan:
     provenance
         Where lengths, costs and prompts come from.
     assumptions
-        What nobody stated and the bound takes for granted, in sentences.
+        Assumptions of the bound that no one stated, in sentences.
     """
 
     JSON_HEADER: ClassVar = (KIND, 1)
@@ -182,17 +182,17 @@ class IterationPlan:
 
     @property
     def gap(self) -> float | None:
-        """How far the predicted iterations are above the bound, as a fraction of it."""
+        """Excess of the predicted iterations over the bound, as a fraction of the bound."""
         return gap_above(self.iterations, self.bound.iterations)
 
     @property
     def seconds_gap(self) -> float | None:
-        """How far the predicted seconds are above those proven, as a fraction of them; None without."""
+        """Excess of the predicted seconds over the proven ones, as a fraction of these; None without."""
         return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
 
     @property
     def proven_optimal(self) -> bool:
-        """Whether no order takes less: seconds where there is a cost, else iterations."""
+        """True if no order takes less: seconds where there is a cost, else iterations."""
         if self.least_seconds is not None:
             return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
                 1 + PROVEN_WITHIN
@@ -238,9 +238,9 @@ class IterationPlan:
             return Violation("cost", "seconds are proven at no cost")
         seconds, least = self.seconds, self.least_seconds.seconds
         if not math.isfinite(least) or least < 0:
-            return Violation("seconds", f"{least} are said to be the least")
+            return Violation("seconds", f"{least} is no least time")
         if seconds is not None and seconds < least * (1 - PROVEN_WITHIN):
-            return Violation("seconds", f"{seconds} are predicted, and {least} said to be the least")
+            return Violation("seconds", f"{seconds} are predicted, below the least, {least}")
         for share in self.shares:
             tighter = _tighter(self.least_seconds.limits, [share.limits])
             if tighter is not None:
@@ -250,7 +250,7 @@ class IterationPlan:
         return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to ``path``, whole or not at all."""
+        """Write the plan to ``path`` atomically."""
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -278,16 +278,7 @@ class IterationPlan:
 
 
 def least_known(output: IntArray, limits: EngineLimits) -> Sequences:
-    """
-    Return what engines compute at least of prompts whose tokens nobody counted: one of each.
-
-    Parameters
-    ----------
-    output
-        Tokens of each completion, shape (requests,).
-    limits
-        Of the engines: where keys and values may run out, whoever holds how much is not known either.
-    """
+    """Return the least that engines compute of prompts without counted tokens: one token of each."""
     return Sequences(np.ones_like(output), output, exact=limits.kv_tokens is None)
 
 
@@ -309,12 +300,5 @@ def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan | IterationPlan:
-    """
-    Return the plan that a file holds, of either kind.
-
-    Raises
-    ------
-    InputError
-        If it holds none, or one that contradicts itself.
-    """
+    """Return the plan that a file holds, of either kind."""
     return IterationPlan.load(path) if is_of_kind(path, KIND) else Plan.load(path)

@@ -23,11 +23,11 @@ class EngineLimits:
     Parameters
     ----------
     sequences
-        Most requests under way (vLLM's ``max_num_seqs``): the slots.
+        Most requests in progress (vLLM's ``max_num_seqs``): the slots.
     batched_tokens
         Most tokens computed in an iteration, of prompts and of completions (``max_num_batched_tokens``).
     kv_tokens
-        Tokens of keys and values; None for as many as anyone asks for.
+        Tokens of KV cache; None for no limit.
     block_tokens
         Tokens of a block of them.
 
@@ -51,7 +51,7 @@ class EngineLimits:
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of keys and values, None for as many as anyone asks for."""
+        """Blocks of KV cache, None for no limit."""
         return None if self.kv_tokens is None else self.kv_tokens // self.block_tokens
 
 
@@ -76,11 +76,6 @@ class Sequences:
     exact
         Whether each row has the length it had; False where only the sum over a prompt's completions is known,
         and rows share it evenly.
-
-    Raises
-    ------
-    ValueError
-        If there is no sequence, the shapes disagree, or a number is out of range.
     """
 
     prompt: IntArray
@@ -113,7 +108,7 @@ class Sequences:
 
     def rows(self, limits: EngineLimits) -> IntArray:
         """
-        Return the iterations in which each sequence is under way at least, shape (sequences,).
+        Return the least number of iterations of each sequence, shape (sequences,).
 
         It draws at most one token an iteration, and the first not before the last chunk of its prompt: of
         what no other row may have computed for it.
@@ -123,7 +118,7 @@ class Sequences:
         return rows
 
     def may_run_short(self, limits: EngineLimits) -> bool:
-        """Return whether keys and values can run out, so that an engine has to put requests back."""
+        """Return whether the KV cache can run out, so that an engine has to preempt requests."""
         if limits.blocks is None:
             return False
         peak = -(-(self.prompt + self.output - 1) // limits.block_tokens)
@@ -133,7 +128,7 @@ class Sequences:
 def sequences_of(
     prompt: IntArray, output: IntArray, cached: IntArray | None, shared: IntArray | None
 ) -> Sequences:
-    """Return sequences, all their prompts computed in full where nothing is said to be cached or shared."""
+    """Return sequences; prompts are computed in full by default."""
     found = Sequences(prompt, output)
     found = found if cached is None else replace(found, cached=cached, shared=cached)
     return found if shared is None else replace(found, shared=shared)
@@ -181,11 +176,11 @@ class Predicted:
     iterations
         Until the last token.
     preemptions
-        Requests put back for want of keys and values.
+        Requests preempted for lack of KV cache.
     tokens
-        Computed in all, those of requests put back again and again.
+        Computed in all, with those computed again after a preemption.
     seconds
-        Until the last token; None where nobody says what an iteration costs.
+        Until the last token; None without a cost of an iteration.
     """
 
     iterations: Count

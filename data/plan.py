@@ -19,6 +19,7 @@ from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
+from .files.sources import first_bytes, is_url
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
 from .prompts.columns import PromptColumns, is_header
@@ -48,9 +49,13 @@ class PromptSource:
     tokenizer: str
     columns: PromptColumns | None = None
 
+    def file(self, folder: str | os.PathLike[str]) -> str:
+        """Return the path of the file, given the plan's folder."""
+        return self.path if is_url(self.path) else os.path.join(folder, self.path)
+
     def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
         """Return the same for a plan in another folder than the one it was planned in."""
-        path = relative_path(os.path.join(planned_in, self.path), folder)
+        path = relative_path(self.file(planned_in), folder)
         tokenizer = self.tokenizer
         if tokenizer.startswith("."):
             tokenizer = relative_path(os.path.join(planned_in, tokenizer), folder)
@@ -58,19 +63,8 @@ class PromptSource:
 
 
 def holds_requests(path: str | os.PathLike[str]) -> bool:
-    """
-    Tell whether a file is a batch of requests or a table, and no plan, by how it begins.
-
-    Parameters
-    ----------
-    path
-        The file; one that cannot be read is neither.
-    """
-    try:
-        with open(path, "rb") as stream:
-            head = stream.read(4096)
-    except OSError:
-        return False
+    """Return whether a file is a batch of requests or a table, by its first lines."""
+    head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
         return re.search(rb'"custom_id"\s*:', first) is not None or _is_row(first, more)
@@ -78,7 +72,7 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_row(first: bytes, more: bytes) -> bool:
-    """Return whether a line is one of a table in JSON lines: an object, none of ours, before others."""
+    """Return whether a line is a row of a table in JSON lines, and not a file of ours."""
     try:
         value = json.loads(first) if more.startswith(b"{") else None
     except (ValueError, RecursionError):
@@ -87,7 +81,9 @@ def _is_row(first: bytes, more: bytes) -> bool:
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """Return a path as seen from a folder, with a dot in front."""
+    """Return a path as seen from a folder, with a dot in front; a URL as it is."""
+    if is_url(path):
+        return os.fspath(path)
     seen = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
     return seen if seen.startswith(".") else os.path.join(".", seen)
 
@@ -115,7 +111,7 @@ class Provenance:
 @dataclass(frozen=True, slots=True)
 class Maker:
     """
-    How a schedule came to be.
+    Origin of a schedule.
 
     Parameters
     ----------
@@ -221,7 +217,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan is above the bound, as a fraction of it; None without one above zero."""
+        """The makespan's excess over the bound, as a fraction of the bound; None without one above zero."""
         return gap_above(self.makespan, None if self.bound is None else self.bound.proven)
 
     def _refuse_several(self) -> None:
@@ -234,14 +230,14 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def schedule_digest(self) -> str:
-        """Return the SHA-256 of the requests and who serves them when, by which a trace names its plan."""
+        """Return the SHA-256 of the requests and their schedule, by which a trace names its plan."""
         work = self.workload
         columns = work.ids, work.input_tokens, work.output_tokens
         text = json.dumps([plain(self.shares), *(column.tolist() for column in columns)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to ``path``, whole or not at all."""
+        """Write the plan to ``path`` atomically."""
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -302,8 +298,8 @@ _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shar
 
 
 def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
-    """Take out of a workload's plain columns those of defaults alone, and of a maker an empty message."""
-    # Plans of before have none, and keep the digest by which their runs go on.
+    """Remove a workload's columns of defaults, and a maker's empty message."""
+    # Older plans have none, and keep the digest by which their runs resume.
     if not maker["message"]:
         del maker["message"]
     for name, default in _DEFAULTS.items():
@@ -312,7 +308,7 @@ def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
 
 
 def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a plan file of version 1, of one machine or of a fleet, as those of version 2."""
+    """Return the fields of a plan file of version 1 as those of version 2."""
     fleet = "batchbound_fleet_plan" in value
     if value.get("batchbound_fleet_plan" if fleet else "batchbound_plan") != 1:
         return value

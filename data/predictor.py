@@ -14,7 +14,7 @@ from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
 
 COVERAGE = 0.9
-"""Share of completions whose length the intervals are meant to hold."""
+"""Share of completions with a length inside their interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +28,6 @@ class Examples:
         The texts; several completions to one prompt are several examples of one text.
     lengths
         Tokens of each completion, at least one, shape (examples,).
-
-    Raises
-    ------
-    ValueError
-        If there is none, the columns differ in length, or a length is below one.
     """
 
     prompts: tuple[str, ...]
@@ -40,9 +35,9 @@ class Examples:
 
     def __post_init__(self) -> None:
         if not self.prompts or len(self.prompts) != len(self.lengths):
-            raise ValueError(f"{len(self.prompts)} prompts and {len(self.lengths)} lengths of answers")
+            raise ValueError(f"{len(self.prompts)} prompts and {len(self.lengths)} lengths of completions")
         if self.lengths.min() < 1:
-            raise ValueError(f"the answer {int(self.lengths.argmin())} is of no token")
+            raise ValueError(f"completion {int(self.lengths.argmin())} has no token")
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -168,9 +163,9 @@ def bucket_of(lengths: IntArray, longest: int, buckets: int) -> IntArray:
 
 
 def prompt_text(record: PromptRecord) -> str:
-    """Return what a request says, as a predictor reads it."""
+    """Return the text of a request for a predictor."""
     if isinstance(record.prompt, str):
         return record.prompt
     if record.prompt is not None:
         return " ".join(map(str, record.prompt))
-    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
+    return "\n".join(f"{message.role}: {message.text}" for message in record.messages)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 class PrefixCache:
     """
-    The shared prompts whose keys and values are kept as a job runs: the one rule of what a stage computes.
+    Shared prompts kept in KV cache while a job runs; the only rule for the tokens of a stage.
 
-    A stage computes what its requests have for themselves, and each prompt they share once, unless that is
-    kept from an earlier stage. What was computed is kept for the requests of its group that have yet to
-    begin, if it fits beside what is kept already (the first group of the workload first), and dropped as the
-    last of them begins. What did not fit is computed again in the next stage that needs it.
+    A stage computes each request's own tokens, and each shared prompt once unless an earlier stage kept it. A
+    computed prompt is kept for later requests of its group if it fits next to those kept already (the first
+    group of the workload first). It is dropped when the last of them begins. A prompt that did not fit is
+    computed again in the next stage that needs it.
 
     Parameters
     ----------
@@ -40,14 +40,7 @@ class PrefixCache:
         """Tokens of shared prompts that are kept."""
 
     def begin(self, requests: IntArray) -> int:
-        """
-        Return the tokens that a stage computes, and keep and drop shared prompts as it does.
-
-        Parameters
-        ----------
-        requests
-            The requests that begin in the stage, none of which has begun before.
-        """
+        """Return the tokens that a stage computes, and keep and drop shared prompts as it does."""
         own = int(self._own[requests].sum())
         if not len(self._tokens):
             return own
@@ -55,16 +48,7 @@ class PrefixCache:
         return own + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
 
     def begin_prefixes(self, prefixes: IntArray, counts: IntArray) -> int:
-        """
-        Return the tokens of shared prompts that a stage computes, and keep and drop them as it does.
-
-        Parameters
-        ----------
-        prefixes
-            The shared prompts that its requests begin with, ascending.
-        counts
-            How many of its requests begin with each.
-        """
+        """Return the tokens of shared prompts that a stage computes, and keep and drop them as it does."""
         self._to_begin[prefixes] -= counts
         new = [prefix for prefix in prefixes.tolist() if prefix not in self._kept]
         for prefix in self._kept.intersection(prefixes.tolist()):
@@ -93,14 +77,7 @@ class PrefixCache:
         return int(self._prefix_of[request]) in self._kept
 
     def computed(self, requests: IntArray) -> IntArray:
-        """
-        Return the tokens that a stage would compute of the first of these requests, of the first two, and on.
-
-        Parameters
-        ----------
-        requests
-            Requests that have not begun, shape (requests,).
-        """
+        """Return the tokens that a stage would compute of the first request, of the first two, and so on."""
         tokens = self._own[requests]
         if len(self._tokens):
             prefix = self._prefix_of[requests]
@@ -112,23 +89,14 @@ class PrefixCache:
 
 
 def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
-    """Return the tokens of shared prompts to keep where nothing is said: a share of what slots can hold."""
+    """Return the default number of tokens of shared prompts to keep: a share of what the slots can hold."""
     if not workload.shared_tokens.any():
         return 0
     return int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
 
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
-    """
-    Return the prompt tokens that the prefill stage of each bin computes, shape (bins,).
-
-    Parameters
-    ----------
-    bin_of
-        The bin in which each request begins, shape (requests,).
-    bins
-        Number of bins, carried out in order.
-    """
+    """Return the prompt tokens that the prefill stage of each bin computes, shape (bins,)."""
     tokens = np.bincount(bin_of, weights=problem.own_tokens, minlength=bins).astype(np.int64)
     prefix = problem.prefix_of
     shared = np.flatnonzero(prefix >= 0)
@@ -153,24 +121,12 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
 
 def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tuple[IntArray, IntArray]:
     """
-    Return what an engine that keeps prompts may find computed of each: cached, and shared.
+    Return the tokens of each prompt that a prefix cache may hold at most: cached, and shared.
 
-    In lexical order a prompt has in common with all before it what it has with the one before it: so much is
-    cached at most, and the rest of all prompts together are different tokens, which somebody computes.
-    Whichever comes first, a prompt shares what it has in common with either neighbour. The last token of a
-    prompt is always computed. Of equal prompts that with the longest completion counts as the first.
-
-    Parameters
-    ----------
-    prompts
-        Token ids of each.
-    output
-        Tokens of each completion, shape (requests,).
-
-    Returns
-    -------
-    tuple
-        Tokens cached at most, and tokens shared, each of shape (requests,), as of :class:`.Sequences`.
+    In lexical order, the longest prefix that a prompt has in common with any earlier one is that with its
+    predecessor. At most this prefix is cached; the rest of all prompts are different tokens, each computed
+    once. In any other order, a prompt shares at most its prefix with either neighbour. The last token of a
+    prompt is always computed. Among equal prompts, the one with the longest completion is the first.
     """
     rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
     # Most significant byte first, bytes are in the order of the numbers.

@@ -24,7 +24,7 @@ LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_c
 
 class ProblemError(ValueError):
     """
-    A request cannot be served at all under the problem's limits.
+    Error for a request that exceeds the problem's limits by itself.
 
     Parameters
     ----------
@@ -57,14 +57,7 @@ def settle_limits(limits: Any) -> None:
 
 
 def limit_of(name: str, value: SupportsIndex, least: int) -> int:
-    """
-    Return a limit as a Python integer.
-
-    Raises
-    ------
-    ValueError
-        If it is no whole number, or less than ``least``.
-    """
+    """Return a limit as a Python integer."""
     number = None
     # True counts as 1 in Python, and is no limit.
     if not isinstance(value, bool):
@@ -91,17 +84,17 @@ class Problem:
     slots
         Requests that can be in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
-        Most tokens of keys and values that running requests hold at any moment, or None for no limit. What
-        requests share is held by each of them; what is kept for those to come is counted apart.
+        Most tokens of KV cache that running requests hold at any moment, or None for no limit. Each request
+        holds the prompt that it shares; prompts kept for later requests are counted apart.
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
         Most tokens of prompt and completion together, or None for no limit.
     prefill_emits_first_token
         Whether a prefill stage already yields the first token, as engines do, so that a request of ``n``
-        tokens takes ``n - 1`` decode steps. The hybrid paper counts ``n`` rounds: False.
+        tokens takes ``n - 1`` decode steps. The hybrid paper counts ``n`` decode steps: False.
     prefix_cache
-        Most tokens of shared prompts that are kept between prefill stages, beside the KV capacity, as
+        Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity, as
         :class:`~batchbound.data.prefix_cache.PrefixCache` says. With 0, a shared prompt is computed once in
         each stage that needs it.
 
@@ -158,12 +151,12 @@ class Problem:
         if over.size:
             request = int(over[0])
             name = str(self.workload.ids[request])
-            # The one is taken from the other where a user states both.
+            # Users state both limits together.
             kept = self.prefix_cache if limit == "kv_capacity" else 0
-            beside = f" beside prefix_cache = {kept}" if kept else ""
+            rest = f" without prefix_cache = {kept}" if kept else ""
             raise ProblemError(
                 f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} ="
-                f" {allowed}{beside} ({over.size} of {len(self.workload)} requests do not fit)",
+                f" {allowed}{rest} ({over.size} of {len(self.workload)} requests do not fit)",
                 request=request,
                 limit=limit,
                 allowed=allowed,
@@ -199,17 +192,17 @@ class Problem:
 
     @property
     def keeps_every_prefix(self) -> bool:
-        """Whether all shared prompts can be kept at a time, so that each is computed once."""
+        """True if all shared prompts can be kept at a time, so that each is computed once."""
         return int(self.prefix_tokens.sum()) <= self.prefix_cache
 
     @property
     def kv_at_start(self) -> IntArray:
-        """Tokens of keys and values each request holds in its first decode step, shape (requests,)."""
+        """Tokens of KV cache that each request holds in its first decode step, shape (requests,)."""
         return self.prompt_tokens + int(self.prefill_emits_first_token)
 
     @property
     def kv_peak(self) -> IntArray:
-        """Most tokens of keys and values each request ever holds, shape (requests,)."""
+        """Most tokens of KV cache that each request ever holds, shape (requests,)."""
         peak: IntArray = np.maximum(self.prompt_tokens, self.kv_at_start + self.rounds - 1)
         return peak
 
@@ -226,7 +219,7 @@ class Problem:
 
     @property
     def memory_can_run_out(self) -> bool:
-        """Whether as many requests as there are slots could hold more than the KV capacity."""
+        """True if as many requests as there are slots could hold more than the KV capacity."""
         if self.kv_capacity is None:
             return False
         return int(np.sort(self.kv_peak)[-self.slots :].sum()) > self.kv_capacity
@@ -234,10 +227,11 @@ class Problem:
     @property
     def kv_token_rounds(self) -> int:
         r"""
-        Tokens of keys and values read over the whole job, the same for every schedule.
+        Tokens of KV cache read over the whole job, the same for every schedule.
 
-        Round r of a request reads the prompt and the tokens generated so far, so the sum is
-        :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` rounds and :math:`a_i` held at first.
+        Decode step r of a request reads the prompt and the tokens generated so far, so the sum is
+        :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` decode steps and :math:`a_i` tokens
+        held at first.
         """
         total = self.rounds * self.kv_at_start + self.rounds * (self.rounds - 1) // 2
         return int(total.sum())

@@ -1,4 +1,4 @@
-"""What a run was worth: its makespan against plan and bound, and where its slots' time went."""
+"""Report of a run: its makespan against plan and bound, and the slots' time by cause."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
 from .bound import gap_above
+from .configuration import Reached
 from .costs.calibration import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, schema
-from .reached import Reached
 
 DECODE: Final = "decode"
 PREFILL: Final = "prefill"
@@ -23,7 +23,7 @@ NO_ARRIVAL: Final = "nothing has arrived"
 BETWEEN: Final = "between stages"
 BUSY: Final = (DECODE, PREFILL)
 BUBBLES: Final = (STALL, WAITING, TAIL, NO_ARRIVAL, BETWEEN)
-"""What a slot's time goes into: work, and the causes of its being lost."""
+"""Uses of a slot's time: work, and the causes of loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LengthError:
     bias
         Mean of planned minus actual tokens: positive if completions were planned too long.
     wrong
-        Requests whose length turned out different.
+        Requests with another length than planned.
     """
 
     mean_absolute: float
@@ -86,7 +86,7 @@ class Report:
         Proven model seconds and by what argument, or None where nothing is proven.
     run_bound
         The same for the requests this run served and the completion lengths that came out, or None. Where
-        requests were put back, it holds of runs that do so: ``bound`` is of schedules that prefill each once.
+        requests were evicted, it holds of runs that evict: ``bound`` is of schedules that prefill each once.
     requests
         Requests served in this run.
     resumed
@@ -97,7 +97,7 @@ class Report:
     prefill_stages, decode_rounds
         Counts.
     evictions
-        Requests put back into the queue after they had been prefilled.
+        Evictions: requests that returned to the queue after their prefill.
     prompt_tokens, output_tokens
         Of the requests served; what the prompts of a group share is counted once.
     utilization
@@ -110,7 +110,7 @@ class Report:
     lengths
         Planned against actual completion lengths.
     padding
-        Share of the keys and values read in decode steps that was padding.
+        Share of the KV cache read in decode steps that was padding.
     padding_seconds
         Model seconds of reading it, a part of ``model_makespan``.
     change_seconds
@@ -132,7 +132,7 @@ class Report:
     reached
         What the plan's configuration reached in its steady state; None without one of either.
     seconds
-        What the work behind the report took the program, or None if nobody measured it.
+        Seconds of the program's own work for the report, or None if not measured.
     moved
         Requests that another replica served than was planned.
     lost
@@ -202,13 +202,13 @@ class Report:
 
     @property
     def plan_gap(self) -> float | None:
-        """How far the planned makespan is above the bound, as a fraction of it: all in model seconds."""
+        """The planned makespan's excess over the bound, as a fraction of the bound, in model seconds."""
         return gap_above(self.planned_makespan, self.bound)
 
     @property
     def run_gap(self) -> float | None:
         """
-        How far the run is above its bound, as a fraction of it: in model seconds of what the run did.
+        The run's excess over its bound, as a fraction of the bound, in model seconds of its stages.
 
         None without a bound for what this run served, at the lengths that came out.
         """
@@ -247,7 +247,7 @@ class Report:
         return self.slot_seconds[cause] / whole if whole else 0.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON to ``path``, whole or not at all."""
+        """Write the report as JSON to ``path`` atomically."""
         write_json(path, self.to_json(), indent=2)
 
     def to_json(self) -> dict[str, Any]:

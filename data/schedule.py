@@ -1,4 +1,4 @@
-"""A schedule: when each request is prefilled, in which slot, and how many rounds follow each prefill."""
+"""Schedule: the bin and slot of each request, and the decode steps after each prefill stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import FloatArray, IntArray
+from .costs.cost import CostModel, FloatArray, IntArray
 from .prefix_cache import computed_tokens
 from .problem import MOST_ROUNDS, Problem
 
@@ -48,8 +48,8 @@ class Schedule:
     A complete schedule, as three arrays; everything else is derived from them.
 
     A bin is one prefill stage and the decode steps after it. A request is prefilled in its bin, then
-    decodes one token in every round until it is done, across later bins if need be: a later prefill stage
-    delays it but never takes its slot away. A slot freed within a bin is filled in a later bin.
+    decodes one token in every decode step until it is done, across later bins if need be: a later prefill
+    stage delays it but never takes its slot away. A slot freed within a bin is filled in a later bin.
 
     Parameters
     ----------
@@ -117,9 +117,10 @@ class Schedule:
         return cls(bins, slot_of, np.asarray(rounds))
 
     def without_idle_rounds(self, problem: Problem) -> Schedule:
-        """Return the same schedule without the rounds in which no slot decodes."""
-        decoding = _starts(np.minimum(self.active(problem), 1))
-        return Schedule(self.bin_of, self.slot_of, np.diff(decoding[self.starts]))
+        """Return the same schedule without the decode steps in which no slot decodes."""
+        runs = self._runs(problem)
+        decoding = _starts(np.diff(runs.times) * (runs.active > 0))
+        return Schedule(self.bin_of, self.slot_of, np.diff(decoding[runs.at(self.starts)]))
 
     @property
     def bins(self) -> int:
@@ -140,18 +141,16 @@ class Schedule:
         return len(np.unique(self.bin_of))
 
     def active(self, problem: Problem) -> IntArray:
-        """Return the slots that decode in each round, shape (rounds,)."""
+        """Return the slots that decode in each step, shape (decode steps,)."""
         return self._summed(problem).astype(np.int64)
 
     def changes(self, problem: Problem) -> int:
-        """Return how often the slots that decode change: the bursts of rounds run, arrivals apart."""
-        first, last = self._round_spans(problem)
-        begins = np.unique(np.concatenate((first, last)))
-        begins = begins[begins < self._total]
-        return int(np.count_nonzero(self.active(problem)[begins]))
+        """Return the number of bursts of decode steps over the same slots, arrivals apart."""
+        runs = self._runs(problem)
+        return int(np.count_nonzero(runs.changed & (runs.active > 0)))
 
     def kv_tokens(self, problem: Problem) -> IntArray:
-        """Return the tokens of keys and values held in each round, shape (rounds,)."""
+        """Return the tokens of KV cache held in each step, shape (decode steps,)."""
         first, _ = self._round_spans(problem)
         drawn = self.active(problem) * np.arange(self._total)
         return drawn + self._summed(problem, problem.kv_at_start - first).astype(np.int64)
@@ -165,21 +164,22 @@ class Schedule:
         prefill
             Shape (bins,); zero for a bin that prefills nothing.
         decode
-            Shape (rounds,).
+            Shape (decode steps,).
         """
-        prefill = problem.cost.prefill_seconds(self.stage_tokens(problem))
-        prefill[np.bincount(self.bin_of, minlength=self.bins) == 0] = 0.0
         decode = problem.cost.decode_seconds(self.active(problem), self.kv_tokens(problem))
-        return prefill, decode
+        return self._prefill_seconds(problem), decode
 
     def finishes(self, problem: Problem) -> FloatArray:
         """Return the seconds at which each request is done, arrivals left aside, shape (requests,)."""
-        prefill, decode = self.stage_seconds(problem)
+        runs = self._runs(problem)
         _, last = self._round_spans(problem)
-        # A stage whose round is a request's last runs after it; its own stage always runs before.
+        # A stage at a request's last decode step runs after it; its own stage always runs before.
         stages = np.maximum(np.searchsorted(self.starts[:-1], last), self.bin_of + 1)
-        decoded, prefilled = (np.append(0.0, np.cumsum(seconds)) for seconds in (decode, prefill))
-        done: FloatArray = decoded[last] + prefilled[stages]
+        decoded, prefilled = (
+            np.append(0.0, np.cumsum(seconds))
+            for seconds in (runs.seconds(problem.cost), self._prefill_seconds(problem))
+        )
+        done: FloatArray = decoded[runs.at(last)] + prefilled[stages]
         return done
 
     def makespan(self, problem: Problem) -> float:
@@ -188,12 +188,13 @@ class Schedule:
 
         A bin that prefills a request which has not arrived waits for it.
         """
-        prefill, decode = self.stage_seconds(problem)
+        runs, prefill = self._runs(problem), self._prefill_seconds(problem)
+        decode = runs.seconds(problem.cost)
         if not problem.workload.arrival.any():
             return float(prefill.sum() + decode.sum())
         ready = np.zeros(self.bins)
         np.maximum.at(ready, self.bin_of, problem.workload.arrival)
-        before = np.concatenate(([0.0], np.cumsum(decode)))[self.starts]
+        before = np.append(0.0, np.cumsum(decode))[runs.at(self.starts)]
         time = 0.0
         for k, work in enumerate(prefill + np.diff(before)):
             time = max(time, float(ready[k])) + float(work)
@@ -203,8 +204,8 @@ class Schedule:
         """
         Return the share of the makespan that full decode steps would have needed; 0 if nothing takes time.
 
-        As the hybrid paper counts it (section V): the slot-rounds of work over the slots, times the
-        seconds of a round with every slot active, over the makespan.
+        As the hybrid paper counts it (section V): the slot-steps of work over the slots, times the
+        seconds of a decode step with every slot active, over the makespan.
         """
         kv = problem.kv_token_rounds / max(1, int(problem.rounds.sum())) * problem.slots
         full_round = problem.cost.decode_seconds(problem.slots, round(kv))
@@ -228,12 +229,12 @@ class Schedule:
                 return Violation("every request is scheduled", what)
         if (self.rounds < 0).any():
             k = int(np.flatnonzero(self.rounds < 0)[0])
-            return Violation("decode rounds are counted", f"{self.rounds[k]} decode rounds", bin=k)
-        # Before anything is counted round by round: each round takes memory.
+            return Violation("decode steps are counted", f"{self.rounds[k]} decode steps", bin=k)
+        # Before anything is counted step by step: each decode step takes memory.
         total, useful = sum(self.rounds.tolist()), int(problem.rounds.sum())
         if total > min(useful, MOST_ROUNDS):
-            what = f"{total:,} decode rounds for requests of {useful:,} in all, {MOST_ROUNDS:,} at most"
-            return Violation("decode rounds are of use", what)
+            what = f"{total:,} decode steps for requests of {useful:,} in all, {MOST_ROUNDS:,} at most"
+            return Violation("decode steps are of use", what)
         for name, column, limit in (("bin", self.bin_of, self.bins), ("slot", self.slot_of, problem.slots)):
             wrong = np.flatnonzero((column < 0) | (column >= limit))
             if wrong.size:
@@ -250,7 +251,7 @@ class Schedule:
         late = np.flatnonzero(finish > end_of_bin[-1])
         if late.size:
             i = int(late[0])
-            what = f"needs {problem.rounds[i]} rounds, {end_of_bin[-1] - start[i]} are left"
+            what = f"needs {problem.rounds[i]} decode steps, {end_of_bin[-1] - start[i]} are left"
             return Violation("every request finishes", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
         order = np.lexsort((self.bin_of, self.slot_of))
         before, after = order[:-1], order[1:]
@@ -314,7 +315,7 @@ class Schedule:
                 total = int(held.sum()) + len(held) * (burst - 1)
                 if total > capacity:
                     return Violation(
-                        "KV capacity", f"a decode round holds {total} of {capacity} tokens", bin=k
+                        "KV capacity", f"a decode step holds {total} of {capacity} tokens", bin=k
                     )
                 held, left = held + burst, left - burst
                 held, left = held[left > 0], left[left > 0]
@@ -329,12 +330,75 @@ class Schedule:
         first = self.starts[self.bin_of]
         return first, first + problem.rounds
 
+    def _prefill_seconds(self, problem: Problem) -> FloatArray:
+        seconds = problem.cost.prefill_seconds(self.stage_tokens(problem))
+        seconds[np.bincount(self.bin_of, minlength=self.bins) == 0] = 0.0
+        return seconds
+
+    def _runs(self, problem: Problem) -> _Runs:
+        """Return the runs of decode steps between stages, starts and ends of requests."""
+        first, last = self._round_spans(problem)
+        end = self._total
+        spans = np.minimum(np.concatenate((first, last)), end)
+        points = np.concatenate((spans, self.starts))
+        # Sorting costs more than an array of the steps, unless few requests take many.
+        if end <= _STEPS_PER_POINT * len(points):
+            there = np.bincount(points) > 0
+            times, place = np.flatnonzero(there), (np.cumsum(there) - 1)[spans]
+        else:
+            times = np.unique(points)
+            place = np.searchsorted(times, spans)
+        begin, stop = place[: len(first)], place[len(first) :]
+        size = len(times)
+        held = problem.kv_at_start - first
+        active = np.cumsum(np.bincount(begin, minlength=size) - np.bincount(stop, minlength=size))[:-1]
+        change = np.bincount(begin, held, size) - np.bincount(stop, held, size)
+        # A request holds a token more in each step.
+        middle = (times[:-1] + times[1:] - 1) / 2
+        changed = np.bincount(place, minlength=size)[:-1] > 0
+        return _Runs(times, active, np.cumsum(change)[:-1] + active * middle, changed)
+
     def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
-        """Return what the requests that decode in each round weigh, or their number, shape (rounds,)."""
+        """Return the sum of weights, or the number, of requests in each step, shape (decode steps,)."""
         first, last = self._round_spans(problem)
         size = max(self._total, int(last.max())) + 1
         change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
         return np.cumsum(change)[: self._total]
+
+
+_STEPS_PER_POINT = 8
+"""Decode steps per start or end up to which a job's steps fit an array; larger takes memory, not time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """
+    Runs of decode steps in which the same requests decode.
+
+    Parameters
+    ----------
+    times
+        Decode steps before each run, and in all, ascending, shape (runs + 1,).
+    active
+        Slots that decode, shape (runs,).
+    kv_tokens
+        Mean tokens of KV cache held in a step, shape (runs,).
+    changed
+        Whether a request starts or ends as the run begins, shape (runs,).
+    """
+
+    times: IntArray
+    active: IntArray
+    kv_tokens: FloatArray
+    changed: npt.NDArray[np.bool_]
+
+    def seconds(self, cost: CostModel) -> FloatArray:
+        """Return the seconds of each run: a step's cost is linear in the tokens held."""
+        return np.diff(self.times) * cost.decode_seconds(self.active, self.kv_tokens)
+
+    def at(self, steps: IntArray) -> IntArray:
+        """Return the run that begins at each of these steps."""
+        return np.searchsorted(self.times, steps)
 
 
 def _starts(rounds: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""What an engine did: every stage it ran and every request it served, simulated or real."""
+"""Trace of an engine, simulated or real: its stages and its requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
 """Seconds after the job's start, as a file may state them."""
 
 PLANNED = "plan"
-"""Where a trace of a run says among what its engine tells which plan's it is: its ``schedule_digest``."""
+"""Key of a trace's engine facts that holds its plan's ``schedule_digest``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Stage:
     active
         Slots that were prefilled, or that decoded.
     tokens
-        Tokens processed: of the prompts, or one per active slot and round.
+        Tokens processed: of the prompts, or one per active slot and decode step.
     kv_tokens
-        Tokens of keys and values held by the active slots, summed over the rounds.
+        Tokens of KV cache held by the active slots, summed over the decode steps.
     padded_kv_tokens
-        The same, and what attention read in all these rounds that no row needed, averaged over the layers.
+        The same with the padding that attention read in these decode steps, averaged over the layers.
     """
 
     kind: StageKind
@@ -59,7 +59,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.kind == "decode":
-            raise ValueError("a decode stage has no rounds")
+            raise ValueError("a decode stage has no decode steps")
         if self.end < self.start:
             raise ValueError("a stage ends before it begins")
 
@@ -69,14 +69,7 @@ class Stage:
         return self.end - self.start
 
     def model_seconds(self, cost: CostModel, *, overheads: bool = True) -> float:
-        """
-        Return the seconds a cost model gives the stage.
-
-        Parameters
-        ----------
-        overheads
-            Whether to count what the engine adds: padding that attention read, and the change of the batch.
-        """
+        """Return the seconds a cost model gives the stage."""
         if self.kind == "prefill":
             return cost.prefill_seconds(self.tokens)
         seconds = self.rounds * cost.decode_seconds(self.active)
@@ -96,11 +89,6 @@ class TraceHeader:
         As of :class:`Trace`.
     stages, requests
         How many lines of each follow.
-
-    Raises
-    ------
-    ValueError
-        If a reading of the machine's speed is not a positive number of seconds.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_trace", 1)
@@ -163,7 +151,7 @@ class Trace:
     tokens
         Tokens each completion has, shape (requests,).
     evictions
-        Requests put back into the queue after they had been prefilled.
+        Evictions: requests that returned to the queue after their prefill.
     engine
         What ran it: the engine's name, and what it says about model, device and versions.
     readings

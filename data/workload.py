@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 LONGEST = 2**31 - 1
 """Most tokens a single length may have; anything above is a mistake in the input."""
-
-SURROGATES = 0xD800, 0xDFFF
-"""The halves of surrogate pairs, which no file holds: the first and the last."""
 
 LATEST = 1e12
 """Latest arrival, seconds: beyond, a decode step is lost in the rounding of the clock."""
@@ -65,7 +63,7 @@ class Request:
     deadline
         Seconds after the job's start; infinite for none.
     shared_tokens
-        Tokens that the prompts of its group begin with alike and that are computed once for several of them,
+        Common first tokens of its group's prompts, which are computed once for several of them,
         fewer than the prompt's: the last token of a prompt gives the completion's first. 0 where nothing is
         shared.
     """
@@ -90,7 +88,7 @@ class Workload:
     Parameters
     ----------
     ids
-        Unique names.
+        Unique names, as Python texts: an array of fixed width would be as wide as the longest.
     input_tokens, output_tokens
         At least one token each.
     arrival, deadline
@@ -108,7 +106,7 @@ class Workload:
         columns differ in length.
     """
 
-    ids: npt.NDArray[np.str_]
+    ids: npt.NDArray[np.object_]
     input_tokens: IntArray
     output_tokens: IntArray
     arrival: FloatArray = None  # type: ignore[assignment]  # filled with the default column below
@@ -238,7 +236,7 @@ class Workload:
 
     def with_shared_prompts(self) -> Workload:
         """
-        Return the same requests, with the whole prompt shared in each group whose prompts are as long.
+        Return the same requests, with the whole prompt shared in each group of prompts of one length.
 
         All but the last token, that is, which every request computes for itself.
         """
@@ -258,33 +256,37 @@ class Workload:
         return Workload(**columns)
 
 
-def numbered_ids(count: int) -> npt.NDArray[np.str_]:
+def numbered_ids(count: int) -> npt.NDArray[np.object_]:
     """Return the names ``request-0`` to ``request-(count-1)``."""
-    return np.char.add("request-", np.arange(count).astype(np.str_))
+    return np.array([f"request-{number}" for number in range(count)], dtype=np.object_)
 
 
-def _names(given: Any) -> npt.NDArray[np.str_]:
-    if not (isinstance(given, np.ndarray) and given.dtype.kind == "U"):
-        for row, name in enumerate(given):
-            if not isinstance(name, str):
-                if str(name) in _MISSING:
-                    raise WorkloadError(f"{name} is no name", row=row, column="id")
-            # numpy would drop it at a name's end without a word.
-            elif "\0" in name:
-                raise WorkloadError(f"{name!r} holds the character NUL", row=row, column="id")
-    ids = np.ascontiguousarray(given, dtype=np.str_)
-    letters = ids.view(np.uint32)
-    if letters.size and letters.max() >= SURROGATES[0]:
-        half = ((letters >= SURROGATES[0]) & (letters <= SURROGATES[1])).reshape(len(ids), -1).any(axis=1)
-        if half.any():
-            row = int(half.argmax())
-            what = f"{str(ids[row])!r} holds half of a Unicode surrogate pair"
-            raise WorkloadError(what, row=row, column="id")
+def _names(given: Any) -> npt.NDArray[np.object_]:
+    values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    for row, name in enumerate(values):
+        if not isinstance(name, str):
+            if str(name) in _MISSING:
+                raise WorkloadError(f"{name} is no name", row=row, column="id")
+            values[row] = str(name)
+        # No file of arrays holds it at a name's end.
+        elif "\0" in name:
+            raise WorkloadError(f"{name!r} holds the character NUL", row=row, column="id")
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        row = next(row for row, name in enumerate(values) if _SURROGATE.search(name))
+        what = f"{values[row]!r} holds half of a Unicode surrogate pair"
+        raise WorkloadError(what, row=row, column="id") from None
+    ids = np.empty(len(values), dtype=np.object_)
+    ids[:] = values
     return ids
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which no UTF-8 file holds."""
+
 _MISSING = ("None", "nan", "<NA>", "NaT")
-"""How what stands for a missing value is written."""
+"""Texts of missing values."""
 
 
 def _seconds(values: npt.ArrayLike, name: str) -> FloatArray:
@@ -319,14 +321,14 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
 
 
 def numbered(labels: Iterable[Hashable]) -> IntArray:
-    """Return a number for each label, the same for the same, counted from zero as they first appear."""
+    """Return a number for each label, from zero in the order of first appearance."""
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def numbered_rows(*columns: IntArray) -> IntArray:
     """
-    Return a number for each row of some columns, the same for the same, in the order of the rows.
+    Return a number for each row of some columns, equal for equal rows, ascending with them.
 
     ``numpy.unique`` along an axis does as much, but turns an interrupt into a TypeError.
     """
@@ -346,11 +348,12 @@ def _refuse(wrong: npt.NDArray[np.bool_], column: npt.NDArray[Any], name: str, r
         raise WorkloadError(f"{column[row]} {rule}", row=row, column=name)
 
 
-def _refuse_repeated(ids: npt.NDArray[np.str_]) -> None:
-    by_name = np.sort(ids)
-    if not (by_name[1:] == by_name[:-1]).any():
+def _refuse_repeated(ids: npt.NDArray[np.object_]) -> None:
+    names = ids.tolist()
+    if len(set(names)) == len(names):
         return
-    order = np.argsort(ids, kind="stable")
-    repeats = np.flatnonzero(ids[order][1:] == ids[order][:-1])
-    first, second = sorted(order[repeats[0] : repeats[0] + 2].tolist())
-    raise WorkloadError(f"{str(ids[second])!r} also names request {first}", row=second, column="id")
+    row_of: dict[str, int] = {}
+    for row, name in enumerate(names):
+        first = row_of.setdefault(name, row)
+        if first != row:
+            raise WorkloadError(f"{name!r} also names request {first}", row=row, column="id")

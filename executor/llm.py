@@ -599,7 +599,7 @@ class _Call:
         alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)
         return alone
 
-    def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
+    def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
         """Return the name of each completion's random stream: what is gone on with keeps its own."""
         kept = {one.name for one in self.partial if one}
         if len(kept) < sum(one is not None for one in self.partial):
@@ -609,7 +609,7 @@ class _Call:
             while one is None and name in kept:
                 name += "'"
             found.append(name if one is None else one.name)
-        return np.array(found, dtype=np.str_)
+        return np.array(found, dtype=np.object_)
 
     def sample(self, index: int) -> int:
         """Return which of its prompt's completions one is."""

@@ -22,6 +22,7 @@ from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
+from ..data.readers.tables import LengthColumns
 from ..data.workload import LONGEST, Workload
 from ..solvers.cache_choice import choose_prefix_cache
 from .output import note
@@ -55,6 +56,7 @@ def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bo
         " Parquet, JSONL), or NAME:SEED[:COUNT] of a generator (table3, exegpt-S, sharegpt, ...)",
     )
     add_columns(parser.add_argument_group("prompts in a table: Parquet, CSV, JSONL, a dataset's folder"))
+    add_length_columns(parser.add_argument_group("lengths in a table with columns of other names"))
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--slots",
@@ -156,13 +158,39 @@ def add_columns(group: Group) -> None:
         needs=["--prompt-column"],
         help="column of the most tokens of each completion (default: no limit)",
     )
+    group.add_argument(
+        "--drop-last-assistant",
+        action="store_true",
+        needs=["--prompt-column"],
+        help="leave out a conversation's last message if it is the assistant's",
+    )
+
+
+def add_length_columns(group: Group) -> None:
+    """Add the options that name the columns of a table of lengths."""
+    group.add_argument("--input-column", metavar="NAME", help="tokens of each prompt")
+    group.add_argument("--output-column", metavar="NAME", help="tokens of each completion")
+    group.add_argument(
+        "--benchmark-run",
+        type=positive,
+        metavar="N",
+        help="the run of a file of several results of a serving benchmark, from 1",
+    )
+
+
+def length_columns_of(args: argparse.Namespace) -> LengthColumns | None:
+    """Return what the options of :func:`add_length_columns` name; None where they name nothing."""
+    given = LengthColumns(args.input_column, args.output_column, args.benchmark_run)
+    return None if given == LengthColumns() else given
 
 
 def columns_of(args: argparse.Namespace) -> PromptColumns | None:
     """Return the columns that the options of :func:`add_columns` name; None where none is named."""
     if args.prompt_column is None:
         return None
-    return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column)
+    return PromptColumns(
+        args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant
+    )
 
 
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
@@ -171,10 +199,11 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     job = read_workload(
         args.workload,
         lengths=args.lengths,
-        count_tokens=_counter(tokenizer),
+        count_tokens=_counter(tokenizer, args.workload),
         drop_unanswered=args.drop_unanswered,
         longest=args.longest_completion,
         columns=columns_of(args),
+        length_columns=length_columns_of(args),
     )
     # Positions are all that is left for a model to say.
     check_counted(args, counts=bool(job.records), positions=args.max_position is None)
@@ -265,7 +294,7 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
     if not inputs.job.records or inputs.job.digest is None:
         return None
     folder = Path(plan_path).resolve().parent
-    path = os.path.relpath(Path(inputs.job.source).resolve(), folder)
+    path = relative_path(inputs.job.source, folder).removeprefix("./")
     tokenizer = inputs.tokenizer
     if Path(tokenizer).is_dir():
         tokenizer = relative_path(tokenizer, folder)
@@ -435,12 +464,16 @@ def _check_steps(job: JobInput, slots: int) -> None:
         raise InputError(what, file=job.source, hint=hint)
 
 
-def _counter(tokenizer: str) -> TokenCounter:
+def _counter(tokenizer: str, path: str) -> TokenCounter:
     def count(records: Sequence[PromptRecord]) -> Sequence[int]:
-        from ..executor.models.prompts import encoded
+        from ..executor.models.prompts import encoded, ignored_fields
         from ..executor.models.tokenizers import load_tokenizer
 
-        return [len(tokens) for tokens in encoded(records, load_tokenizer(tokenizer))]
+        loaded = load_tokenizer(tokenizer)
+        counts = [len(tokens) for tokens in encoded(records, loaded, path)]
+        for ignored in ignored_fields(records, loaded):
+            note(ignored)
+        return counts
 
     return count
 

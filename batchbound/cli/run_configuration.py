@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..data.configuration import PlannedConfiguration
-from ..data.reached import Reached
+from ..data.configuration import PlannedConfiguration, Reached
 from ..data.trace import Trace
 from ..models.exegpt.length_drift import LengthDrift
 from .inputs import positive

@@ -13,6 +13,7 @@ from ..data.files.record import plain
 from ..data.plan import Plan, holds_requests, relative_path
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
+from ..data.readers.openai_batch import model_names, refuse_other_models
 from ..planning.plan import make_plan
 from ..solvers.result import Limits, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
@@ -40,6 +41,7 @@ PLANNING = (
     "prompt_column",
     "id_column",
     "max_tokens_column",
+    "drop_last_assistant",
 )
 """Options of ``run`` that say how prompts are planned; a plan has settled them."""
 
@@ -90,6 +92,8 @@ def planned_beside(args: argparse.Namespace) -> Path:
     outputs = [path, args.output, args.trace]
     refuse_outputs(outputs, args.overwrite, [args.plan, *([args.cost] if args.cost else [])])
     inputs = read_inputs(_plan_options(args), keep_arrivals=False)
+    if not args.any_model:
+        refuse_other_models(inputs.job.records, model_names(args.model), inputs.job.source)
     if args.cost is None:
         inputs = _measured(inputs, args)
     limits = Limits(seconds=DEFAULT_SECONDS, seed=args.seed or 0)

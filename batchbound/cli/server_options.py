@@ -12,7 +12,7 @@ from .parser import Parser
 
 _OF_SERVERS = ("server", "in_flight", "order", "batched_tokens", "timeout", "attempts", "outage")
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
-_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column")
+_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 
 ON_SERVERS = (*_OF_SERVERS, *_SHARED, *_PLANNING)
 """Options of ``run`` that have an effect on servers; its others are for our own engine."""

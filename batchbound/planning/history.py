@@ -188,7 +188,7 @@ def earlier_completions(path: str | os.PathLike[str]) -> Workload:
     numbers = {name: number for number, name in enumerate(dict.fromkeys(request)) if name in first}
     group = np.array([numbers.get(name, -1) for name in request], dtype=np.int64)
     tokens = np.array(list(lengths.values()), dtype=np.int64)
-    return Workload(np.array(list(lengths)), np.ones_like(tokens), tokens, group=group)
+    return Workload(np.array(list(lengths), dtype=np.object_), np.ones_like(tokens), tokens, group=group)
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float:

@@ -171,7 +171,7 @@ def _sent(
     group, inputs = prompt_groups(requests), np.array(counts)
     try:
         work = Workload(
-            np.array(completion_ids(requests)),
+            np.array(completion_ids(requests), dtype=np.object_),
             np.repeat(inputs, choices),
             lengths,
             group=np.repeat(group, choices),

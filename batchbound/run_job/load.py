@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.files.disk import InputError
+from ..data.files.sources import local_file
 from ..data.plan import Plan, PromptSource, Provenance
+from ..data.prompts.messages import FieldError
 from ..data.prompts.table import prompts_digest
-from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
-from ..data.readers.request_fields import FieldError
+from ..data.readers.openai_batch import (
+    PromptRecord,
+    each_sample,
+    model_names,
+    read_batch,
+    refuse_other_models,
+)
 from ..data.readers.sampling import Sampling, refuse_unused
 from .options import ModelOptions, RunOptions
 
@@ -46,6 +53,8 @@ def load_job(
     planned = plan.provenance.prompts
     prompts_at = prompts_path(plan.provenance, path, options)
     records = None if planned is None or prompts_at is None else _planned_records(planned, prompts_at)
+    if not options.any_model:
+        refuse_other_models(records or (), model_names(source.model), prompts_at)
     # A configuration's workers stop at an error.
     record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
     asked = _asked(records or (), len(plan.workload), source, options)
@@ -88,8 +97,8 @@ def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Pat
         hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     if options.prompts is not None:
-        return Path(options.prompts)
-    return path.resolve().parent / provenance.prompts.path
+        return local_file(options.prompts)
+    return local_file(provenance.prompts.file(path.resolve().parent))
 
 
 def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:

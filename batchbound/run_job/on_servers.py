@@ -16,6 +16,7 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
+from ..data.files.sources import local_file
 from ..data.iteration_plan import IterationPlan, load_plan
 from ..data.iterations import EngineLimits, sequences_of
 from ..data.plan import Plan, holds_requests
@@ -377,7 +378,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
     if source is None:
         hint = "Plan a batch file of prompts: a server needs something to complete."
         raise InputError("the plan is of lengths only", file=path, hint=hint)
-    prompts = Path(options.prompts) if options.prompts else path.resolve().parent / source.path
+    prompts = local_file(options.prompts or source.file(path.resolve().parent))
     refuse_changed(prompts, source)
     requests = read_server_batch(prompts, source.columns)
     mixing = isinstance(plan, IterationPlan)

@@ -148,6 +148,8 @@ class RunOptions:
         Processes that share each of the model's layers, for an RRA plan of ``search``.
     params
         Parameters that tune the run, or a TOML file of them.
+    any_model
+        Complete every request by the loaded model, whatever model it names.
 
     Raises
     ------
@@ -171,6 +173,7 @@ class RunOptions:
     replan: str | None = None
     tensor_parallel: int = 1
     params: RunParams | str | os.PathLike[str] | None = None
+    any_model: bool = False
 
     def __post_init__(self) -> None:
         _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))

@@ -1,1 +1,1 @@
-"""What stages cost: cost models, iteration costs, layer profiles and what they were fitted to."""
+"""Costs of stages: cost models, iteration costs, layer profiles and their measurements."""

@@ -24,7 +24,7 @@ class FitError:
     makespan
         Predicted over measured seconds of all stages together, minus one: positive if the model is slow.
     prefill_stages, decode_rounds
-        Measured stages and rounds the error is taken over.
+        Measured stages and decode steps that the error is taken over.
     """
 
     prefill_mape: float
@@ -55,7 +55,7 @@ class CalibratedCost:
     held_out
         Error on a whole job that the fit was not made from; None if none was run.
     kv_token_bytes, kv_tokens
-        Bytes that a token's keys and values take, and how many tokens fitted beside the weights; 0 if
+        Bytes of a token in KV cache, and the tokens that fitted next to the weights; 0 if
         unknown.
     """
 
@@ -77,14 +77,9 @@ class CalibratedCost:
 
     def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
         """
-        Return where a plan leaves what was measured, one text each; empty if nowhere, or nothing is recorded.
+        Return each place where a plan leaves the measured range, one text each.
 
-        Parameters
-        ----------
-        longest
-            Tokens of its longest prompt.
-        held
-            Tokens of keys and values that a request holds in a decode step, on average.
+        ``longest`` is its longest prompt, ``held`` the mean KV tokens of a request in a decode step.
         """
         found = []
         if self.slots_grid and slots > max(self.slots_grid):
@@ -97,14 +92,9 @@ class CalibratedCost:
 
     def differences(self, engine: Mapping[str, object]) -> tuple[str, ...]:
         """
-        Return in what another engine differs from the one measured, one text each; empty if in nothing.
+        Return the differences of another engine from the one measured, one text each.
 
         None differs from coefficients that are stated.
-
-        Parameters
-        ----------
-        engine
-            As the other engine describes itself.
         """
         if not self.engine:
             return ()
@@ -116,19 +106,12 @@ class CalibratedCost:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration to ``path``, whole or not at all."""
+        """Write the calibration to ``path`` atomically."""
         write_json(path, plain(self), indent=2)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibratedCost:
-        """
-        Return the calibration that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is not a calibration of this version.
-        """
+        """Return the calibration that :meth:`save` wrote."""
         value = read_json_object(path)
         refuse_unknown(CostModel, value.get("cost"), file=path, within="cost", hint=cls.JSON_HINT)
         return record(cls, value, file=path)

@@ -1,4 +1,4 @@
-"""What devices that share a model tell each other, as operations of its profile."""
+"""Collective operations of tensor and expert parallelism, as operations of a profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model_shape import ModelShape
 EXPERTS = ("moe",)
 """Operations that compute a layer's experts."""
 _FAR = 1e6
-"""Tokens or sequences: what is told is linear in them up to there."""
+"""Tokens or sequences up to which the data sent is linear in them."""
 _ROUTE = 8
 """Bytes that say which expert a token goes to, and with what weight (vLLM: 32 bits each)."""
 SQUARES = 8
@@ -24,20 +24,11 @@ SQUARES = 8
 
 def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
     """
-    Return a profile with what its tensor-parallel devices tell each other.
+    Return a profile with the collective operations of its tensor-parallel devices.
 
     A layer adds up two arrays: after the attention, and after the feed-forward part; and the squares of
     queries and keys where their norm is over all heads. Once an iteration the embedding is added up, and each
     device's share of the logits is gathered.
-
-    Parameters
-    ----------
-    profile
-        Of one device of the group, without synchronisation; returned as it is at degree 1, or if it was
-        measured with it.
-    gathered
-        Whether experts return each device the sums of its share of the tokens, which are gathered then
-        (vLLM's sequence parallelism around experts that replicas share).
     """
     degree, shape = profile.tensor_parallel, profile.shape
     if degree == 1 or profile.operation("synchronisation") is not None:
@@ -69,14 +60,7 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
 
 
 def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
-    """
-    Return a profile without its experts, and the experts alone.
-
-    Parameters
-    ----------
-    profile
-        Of one device, its experts timed with the tokens of all devices.
-    """
+    """Return a profile without its experts, and the experts alone."""
     experts = tuple(each for each in profile.operations if each.name in EXPERTS)
     rest = tuple(each for each in profile.operations if each.name not in EXPERTS)
     return replace(profile, operations=rest), replace(profile, operations=experts)
@@ -84,18 +68,11 @@ def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
 
 def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> float:
     """
-    Return the seconds of an iteration in which devices tell each other tokens around the experts they share.
+    Return the seconds in which devices exchange one iteration's tokens around the experts they share.
 
     Every device gathers the tokens of all with their routes, computes those of its own experts, and the sums
     are scattered back (vLLM's all-gather and reduce-scatter). All wait for the device that receives most:
     the one with the fewest tokens of its own.
-
-    Parameters
-    ----------
-    shape
-        The model.
-    tokens
-        That each device brings.
     """
     if len(tokens) == 1:
         return 0.0

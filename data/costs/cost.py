@@ -1,4 +1,4 @@
-"""What a stage costs: the seconds of a prefill stage and of a decode step."""
+"""Cost model: the seconds of a prefill stage and of a decode step."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class CostModel:
 
     A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
     ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
-    decode step over ``a`` active slots that hold ``v`` tokens of keys and values takes
+    decode step over ``a`` active slots that hold ``v`` tokens of KV cache takes
     ``decode_base + decode_per_slot * a + decode_per_kv_token * v``.
 
-    What tokens beyond the bend cost more is never negative, so a stage's seconds are convex in its tokens.
+    Tokens beyond the bend never cost less than those before, so a stage's seconds are convex in its tokens.
 
-    An engine adds to this what no schedule decides: padding that its attention reads, and
-    ``decode_per_change`` seconds for each burst of rounds, as rows, masks and read-back follow every change
-    of the running batch. Schedules, bounds and the simulator leave both out, predictions and the figures of
-    a run count them (:meth:`~batchbound.data.trace.Stage.model_seconds`). Neither is negative, so a run's
-    model seconds stay above every bound.
+    An engine adds two costs that no schedule decides: padding that its attention reads, and
+    ``decode_per_change`` seconds for each burst of decode steps, as rows, masks and read-back follow every
+    change of the running batch. Schedules, bounds and the simulator leave both out; predictions and the
+    figures of a run count them (:meth:`~batchbound.data.trace.Stage.model_seconds`). Neither is negative,
+    so a run's model seconds stay above every bound.
 
     Parameters
     ----------
@@ -45,10 +45,10 @@ class CostModel:
     prefill_floor
         Least seconds of a prefill stage.
     decode_per_kv_token
-        Seconds per token of keys and values read in a round.
+        Seconds per token of KV cache read in a decode step.
     prefill_bend, prefill_per_token_beyond
         Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
-        prompts dearer than a line does.
+        prompts cost more than a line does.
     decode_per_change
         Seconds that an engine adds to each burst of decode steps over the same slots.
 
@@ -105,17 +105,19 @@ class CostModel:
     @overload
     def decode_seconds(self, active: int, kv_tokens: int = 0) -> float: ...
     @overload
-    def decode_seconds(self, active: IntArray, kv_tokens: IntArray) -> FloatArray: ...
-    def decode_seconds(self, active: int | IntArray, kv_tokens: int | IntArray = 0) -> float | FloatArray:
+    def decode_seconds(self, active: IntArray, kv_tokens: IntArray | FloatArray) -> FloatArray: ...
+    def decode_seconds(
+        self, active: int | IntArray, kv_tokens: int | IntArray | FloatArray = 0
+    ) -> float | FloatArray:
         """
         Return the seconds of one decode step.
 
         Parameters
         ----------
         active
-            Slots that decode a token in the round.
+            Slots that decode a token in the step.
         kv_tokens
-            Tokens of keys and values those slots hold.
+            Tokens of KV cache that those slots hold.
         """
         seconds = self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
         return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
@@ -125,19 +127,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 
 def refuse_impossible_costs(costs: DataclassInstance) -> None:
-    """
-    Refuse coefficients that no cost can have, and make floats of the others, as a file has them.
-
-    Parameters
-    ----------
-    costs
-        A dataclass whose fields are all coefficients, in seconds.
-
-    Raises
-    ------
-    ValueError
-        If one is no number, negative, not finite, or beyond :data:`LONGEST_TIME`.
-    """
+    """Refuse coefficients that no cost can have, and make floats of the others, as a file has them."""
     for field in fields(costs):
         value: Any = getattr(costs, field.name)
         if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 <= value <= LONGEST_TIME:

@@ -1,4 +1,4 @@
-"""What an iteration that mixes prompt tokens and generated tokens costs, from fitted coefficients."""
+"""Cost of an iteration that mixes prompt tokens and generated tokens, from fitted coefficients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MixedCost:
     Seconds of an iteration, by three lines: two of decoding, one of computing prompts.
 
     Decoding is bound by reading the weights while few requests decode, by computing when many do; prompts and
-    generated tokens share the linear layers, so beside prompts a generated token costs what a prompt's does,
+    generated tokens share the linear layers, so with prompts a generated token costs what a prompt's does,
     and a prompt's no more than a generated one. (The line of prompts is fitted to large ones: by itself it
     would have an iteration leap with its first prompt token, where reading the weights binds.)
 
@@ -30,18 +30,13 @@ class MixedCost:
     prefill_per_pair
         Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
     few_base, few_per_request, few_per_kv_token
-        Seconds of a decode iteration of few requests, per request, and per token of keys and values read.
+        Seconds of a decode iteration of few requests, per request, and per token of KV cache read.
     many_base, many_per_request, many_per_kv_token
         The same, of many requests.
     swap_per_token
-        Seconds to move one token's keys and values to the host's memory, or back.
+        Seconds to move one token's KV cache to the host's memory, or back.
     transfer_per_token
-        Seconds to move one token's keys and values to another device.
-
-    Raises
-    ------
-    ValueError
-        If a coefficient is negative or not finite.
+        Seconds to move one token's KV cache to another device.
     """
 
     prefill_base: float
@@ -63,16 +58,7 @@ class MixedCost:
         """
         Return the seconds of one iteration, swaps not counted.
 
-        Parameters
-        ----------
-        decodes
-            Requests that generate a token from their last one.
-        kv_tokens
-            Tokens of keys and values they hold.
-        prompt_tokens
-            Tokens of prompts computed beside them.
-        pairs
-            Sum over the chunks of prompts of ``new * (new + 2 * held)``.
+        ``pairs`` is the sum over the chunks of prompts of ``new * (new + 2 * held)`` tokens.
         """
         decoding = self._decoding(decodes, kv_tokens) if decodes else 0.0
         if not prompt_tokens:
@@ -96,27 +82,7 @@ def read_distserve_cost(
     swap_per_token: float = 0.0,
     transfer_per_token: float = 0.0,
 ) -> MixedCost:
-    """
-    Return the coefficients DistServe fitted to a model on its devices.
-
-    Parameters
-    ----------
-    file
-        DistServe's JSON: by model and tensor parallel degree, milliseconds of ``prefill`` (constant, per
-        token, per token squared) and of ``decoding_smallbs`` and ``decoding_largebs`` (constant, per context
-        token, per request).
-    model
-        Its name in the file, for instance ``facebook/opt-13b``.
-    tensor_parallel
-        Devices.
-    swap_per_token, transfer_per_token
-        As :class:`MixedCost` says; the file does not hold them.
-
-    Raises
-    ------
-    InputError
-        If the file has no such model or degree, or a coefficient is missing.
-    """
+    """Return the coefficients DistServe fitted to a model on its devices."""
     models = read_json_object(Path(file))
     entry = models.get(model)
     if not isinstance(entry, dict):

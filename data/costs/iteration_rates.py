@@ -1,4 +1,4 @@
-"""What an iteration of an engine costs, as seconds per unit of its work: fitted to a run, and its file."""
+"""Seconds of an engine's iteration per unit of work, fitted to a run, and their file."""
 
 from __future__ import annotations
 
@@ -57,17 +57,10 @@ class IterationRates:
             raise ValueError("no iteration takes any time")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rates to ``path``, whole or not at all."""
+        """Write the rates to ``path`` atomically."""
         write_json(path, plain(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> IterationRates:
-        """
-        Return the rates that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file holds none of this version, or a rate is negative or beyond any.
-        """
+        """Return the rates that :meth:`save` wrote."""
         return record(cls, read_json_object(path), file=path)

@@ -1,4 +1,4 @@
-"""What one layer costs on a device: a table of measured (or modelled) operations, and its file."""
+"""Costs of one layer on a device: a table of measured or modelled operations, and its file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .model_shape import ModelShape
 from .reference_time import ReferenceTime
 
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
-"""What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
-that prompt, decoding sequences, and tokens held by each of those."""
+"""Axes of an operation: all new tokens, sequences, new tokens per prompt, tokens already held by that prompt,
+decoding sequences, and tokens held by each of those."""
 FARTHEST = 1e12
 """The largest number of tokens or sequences that a point may be at."""
 
@@ -56,12 +56,6 @@ class Operation:
         Whether every layer runs it, or an iteration once.
     spread
         Half of the range between the quartiles of the repeats, seconds, shape (points,); None if unknown.
-
-    Raises
-    ------
-    ValueError
-        If the shapes disagree, an axis or phase is unknown, a time is negative or not finite, or two times
-        stand for one point.
     """
 
     name: str
@@ -91,7 +85,7 @@ class Operation:
             what = f"a time is longer than {LONGEST_TIME:g} s, or a point beyond {FARTHEST:g}"
             raise ValueError(f"operation {self.name!r}: {what}")
         if len(np.unique(points, axis=0)) < len(points):
-            raise ValueError(f"operation {self.name!r}: two times stand for the same point")
+            raise ValueError(f"operation {self.name!r}: one point has two times")
         object.__setattr__(self, "points", points)
         object.__setattr__(self, "seconds", seconds)
 
@@ -122,7 +116,7 @@ class LayerProfile:
     warnings
         What a reader noticed in the data and left out.
     kv_tokens
-        Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
+        Tokens of KV cache that fit on the device next to the weights; 0 if unknown.
     reference
         How fast the machine was meanwhile; None if unknown.
     """
@@ -163,19 +157,12 @@ class LayerProfile:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to ``path``, whole or not at all."""
+        """Write the table to ``path`` atomically."""
         write_json(path, plain(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LayerProfile:
-        """
-        Return the table that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is no layer profile of this version, or damaged.
-        """
+        """Return the table that :meth:`save` wrote."""
         value = read_json_object(path)
         refuse_unknown(ModelShape, value.get("shape"), file=path, within="shape", hint=cls.JSON_HINT)
         return record(cls, value, file=path)

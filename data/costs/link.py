@@ -23,11 +23,6 @@ class Link:
         Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on next to no data.
     source
         Where the two come from, in a sentence.
-
-    Raises
-    ------
-    ValueError
-        If the bandwidth is not positive or the latency is negative.
     """
 
     name: str
@@ -43,27 +38,13 @@ class Link:
             )
 
     def all_reduce_seconds(self, devices: int, data: float) -> float:
-        """
-        Return the seconds in which devices add up an array that each of them has (ring all-reduce).
-
-        Parameters
-        ----------
-        data
-            Bytes of the array.
-        """
+        """Return the seconds in which devices add up an array that each of them has (ring all-reduce)."""
         if devices == 1:
             return 0.0
         return self.latency + 2 * (devices - 1) / devices * data / self.bandwidth
 
     def gather_seconds(self, devices: int, data: float) -> float:
-        """
-        Return the seconds of an all-gather, or of a reduce-scatter: half of the ring's steps.
-
-        Parameters
-        ----------
-        data
-            Bytes of the whole array.
-        """
+        """Return the seconds of an all-gather, or of a reduce-scatter: half of the ring's steps."""
         if devices == 1:
             return 0.0
         return self.latency + (devices - 1) / devices * data / self.bandwidth
@@ -116,5 +97,5 @@ def usual_link(device: str) -> Link | None:
 
 
 def _beginnings(device: str) -> list[str]:
-    """Return a name's first word, its first two, and so on to the whole name, without what is between."""
+    """Return a name's first word, its first two, and so on, without separators."""
     return list(accumulate(re.findall(r"[a-z0-9]+", device.lower())))

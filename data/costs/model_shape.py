@@ -34,9 +34,9 @@ _UNCOSTED = {
 
 
 _PLAIN = ("bloom", "falcon", "mpt")
-"""Families without a gate whose configurations name no function."""
+"""Families without a gate; their configurations name no function."""
 _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "mpt", "opt", "t5")
-"""Families whose output head shares the embedding's weights unless their configuration says otherwise."""
+"""Families with the embedding's weights in the output head, unless the configuration says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class ModelShape:
     hidden, heads, kv_heads, head_dim, intermediate, vocabulary
         Widths, in values; heads in number. ``kv_heads`` is 1 for multi-query attention.
     bytes_per_value
-        Of keys and values, activations and weights that are not quantised.
+        Bytes of a value of the KV cache, of activations, and of weights that are not quantised.
     encoder_layers
-        Encoder layers; 0 for a decoder-only model, whose decoder layers encode the prompt.
+        Encoder layers; 0 for a decoder-only model.
     gated
         Whether the feed-forward part has a gate (three matrices) or not (two).
     tied_embedding
@@ -112,15 +112,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
-        """
-        Return the shape that a HuggingFace ``config.json`` describes.
-
-        Raises
-        ------
-        InputError
-            If a size is missing, or the model has layers or weights whose cost is not known here: linear
-            attention, state spaces, indexed attention, a method of quantisation.
-        """
+        """Return the shape that a HuggingFace ``config.json`` describes."""
         outer, inner = config, config.get("text_config")
         if isinstance(inner, dict):
             config = {**outer, **inner}
@@ -205,9 +197,9 @@ class ModelShape:
         """
         Kernels that a layer launches, the mean over the layers: what it takes however few the tokens.
 
-        Nine: two norms, queries with keys and values, their positions, attention, its output, and three of
+        Nine: two norms, queries with KV, their positions, attention, its output, and three of
         the feed-forward part. Norms of queries and keys are one more; a latent five (two norms, the queries
-        in two steps, keys and values absorbed); experts seven in the place of three (router, choice, order,
+        in two steps, KV absorbed); experts seven in the place of three (router, choice, order,
         three, sum); shared experts three.
         """
         share = self.expert_layers / self.layers
@@ -220,14 +212,14 @@ class ModelShape:
         return float(self.read_bytes(np.array([np.inf]))[0])
 
     def experts_read(self, tokens: FloatArray) -> FloatArray:
-        """Return how many different experts so many tokens use on average, if each is as likely."""
+        """Return the mean number of different experts that some tokens use, if each is as likely."""
         if not self.experts:
             return np.zeros_like(tokens)
         missed = 1.0 - self.active_experts / self.experts
         return np.asarray(self.experts * (1.0 - missed**tokens))
 
     def read_bytes(self, tokens: FloatArray) -> FloatArray:
-        """Return the bytes of weights that a layer reads for so many tokens, the mean over the layers."""
+        """Return the bytes of weights that a layer reads for some tokens, the mean over the layers."""
         return np.asarray(self.feed_forward_read(tokens) + self.attention_read)
 
     @property
@@ -237,7 +229,7 @@ class ModelShape:
         return of_attention + 2 * self.hidden * self.bytes_per_value
 
     def feed_forward_read(self, tokens: FloatArray) -> FloatArray:
-        """Return the bytes of the feed-forward weights that a layer reads for so many tokens, the mean."""
+        """Return the bytes of feed-forward weights that a layer reads for some tokens, the mean."""
         of_experts = self.experts_read(tokens) * self.expert_values + self.shared_values
         share = self.expert_layers / self.layers
         feed_forward = share * of_experts + (1 - share) * self.dense_values
@@ -259,17 +251,17 @@ class ModelShape:
 
     @property
     def kv_bytes_per_layer_token(self) -> int:
-        """Bytes of keys and values of one token in one layer; of the latent, where there is one."""
+        """Bytes of KV cache of one token in one layer; of the latent, where there is one."""
         if self.latent:
             return (self.latent + self.rope_dim) * self.bytes_per_value
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
     def kv_copies(self, devices: int) -> float:
-        """Return how many devices of a group hold the same keys and values; a latent is whole on each."""
+        """Return the number of devices of a group that hold the same KV cache; a latent is whole on each."""
         return devices if self.latent else max(1.0, devices / self.kv_heads)
 
     def attended(self, context: FloatArray) -> FloatArray:
-        """Return the tokens that a layer attends to, of so many held, the mean over the layers."""
+        """Return the tokens that a layer attends to, given those held, the mean over the layers."""
         if not self.window_layers:
             return context
         share = self.window_layers / self.layers
@@ -284,7 +276,7 @@ class ModelShape:
 
 
 def refuse_uncosted(config: Mapping[str, object]) -> None:
-    """Refuse a configuration whose layers cost something that no formula here counts."""
+    """Refuse a configuration with layers that no formula here counts."""
     what = next((why for field, why in _UNCOSTED.items() if config.get(field)), None)
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and set(kinds) - {"full_attention", "sliding_attention", "attention"}:
@@ -375,7 +367,7 @@ def _gated(config: Mapping[str, object]) -> bool:
 
 def _tied(outer: Mapping[str, object], config: Mapping[str, object]) -> bool:
     told = outer.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    # What a configuration leaves out is as its family has it.
+    # Defaults of a family for fields that a configuration leaves out.
     return str(config.get("model_type", "")).startswith(_TIED) if told is None else bool(told)
 
 
@@ -383,7 +375,7 @@ def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
         return {}
-    # Older configurations do not list the layers' kinds: every so many-th layer attends to all.
+    # Older configurations state an interval at which a layer attends to all tokens.
     alternate = 2 if str(config.get("model_type", "")).startswith("gemma2") else None
     every = config.get("sliding_window_pattern", alternate)
     if isinstance(kinds, list):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..files.disk import InputError
 
 _SCALED = {4: 0.5 + 1 / 16, 8: 1.0 + 1 / 16}
-"""Bytes of a weight of so many bits with its share of a group's scale: a byte for 16 weights."""
+"""Bytes of a weight with this number of bits and its share of a group's scale: a byte for 16 weights."""
 _BYTES = {
     "fp8": 1.0,
     "fbgemm_fp8": 1.0,
@@ -24,21 +24,9 @@ _ATTENTION = ("self_attn", "attention", "attn")
 
 def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float, int]:
     """
-    Return the bytes of a weight of the feed-forward part and of attention, and the bits that are multiplied.
+    Return the bytes of a feed-forward and of an attention weight, and the bits multiplied.
 
     The bytes are 0 where nothing is quantised; methods that keep weights alone multiply in 16 bits.
-
-    Parameters
-    ----------
-    config
-        A model's HuggingFace configuration.
-    value
-        Bytes of a value that is not quantised.
-
-    Raises
-    ------
-    InputError
-        If the method is none that is known, or does not say how many bits it keeps.
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""How fast a machine was while something was measured: the seconds of a fixed piece of work."""
+"""Speed of a machine during a measurement: the seconds of a fixed piece of work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from .cost import FloatArray
 
 PROMPTS, TOKENS, ROUNDS = 16, 32, 4
-"""The fixed piece of work, about what a small job has under way: less would hardly leave the caches."""
-WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {ROUNDS} rounds"
+"""The fixed piece of work, about the size of a small job: a smaller one would fit the caches."""
+WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {ROUNDS} decode steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,6 @@ class ReferenceTime:
         The median of its readings.
     work
         What the piece of work is: only times of the same work can be compared.
-
-    Raises
-    ------
-    ValueError
-        If the seconds are not positive and finite, or the work is another.
     """
 
     seconds: float
@@ -47,17 +42,5 @@ class ReferenceTime:
         return cls(float(np.median(readings)))
 
     def slowdown(self, readings: Sequence[float] | FloatArray) -> float | None:
-        """
-        Return how many times slower a machine was than the one on which the reference was taken.
-
-        Parameters
-        ----------
-        readings
-            Seconds that the same piece of work took, shape (readings,).
-
-        Returns
-        -------
-        float or None
-            None where there is no reading.
-        """
+        """Return how many times slower a machine was than the one on which the reference was taken."""
         return float(np.median(readings)) / self.seconds if len(readings) else None

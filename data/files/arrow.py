@@ -1,4 +1,4 @@
-"""What pyarrow says of a damaged file, as the one error of all input."""
+"""Errors of pyarrow as the one error of all input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from .disk import InputError, refuse_streams
+from .errors import InputError
+from .sources import local_file, refuse_streams
 
 
 def require_arrow() -> None:
@@ -18,10 +19,10 @@ def require_arrow() -> None:
 
 
 def holds_parquet(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins as Parquet does; what cannot be read does not, and its reader says why."""
+    """Return whether a file begins as Parquet does; one that cannot be read does not."""
     refuse_streams(path)
     try:
-        with open(path, "rb") as stream:
+        with open(local_file(path), "rb") as stream:
             return stream.read(4) == b"PAR1"
     except OSError:
         return False
@@ -29,7 +30,7 @@ def holds_parquet(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
-    """Turn whatever is raised while a Parquet or Arrow file is read into an InputError that names it."""
+    """Turn any error of reading a Parquet or Arrow file into an InputError that names the file."""
     try:
         yield
     except Exception as error:  # pyarrow's errors share no base of their own

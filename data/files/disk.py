@@ -1,4 +1,4 @@
-"""Reading and writing files so that a mistake is named and nothing is left half-written."""
+"""Read and write files with named mistakes, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -8,126 +8,49 @@ import fcntl
 import json
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-_DECOMPRESS, _REWRITE = "Decompress it first.", "Write it as Parquet, to a name that ends in .parquet."
+from .errors import InputError as InputError
+from .errors import WriteError as WriteError
+from .errors import shown as shown
+from .sources import first_bytes, reading
+from .sources import refuse_streams as refuse_streams
+
+_REWRITE = "Write it as Parquet, to a name that ends in .parquet."
 _NO_TEXT = {
-    b"\x1f\x8b": ("is compressed (gzip)", _DECOMPRESS),
     b"PK\x03\x04": ("is compressed (zip)", "Decompress it first; save a spreadsheet as CSV."),
-    b"BZh": ("is compressed (bzip2)", _DECOMPRESS),
-    b"\xfd7zXZ": ("is compressed (xz)", _DECOMPRESS),
-    b"\x28\xb5\x2f\xfd": ("is compressed (zstd)", _DECOMPRESS),
     b"ARROW1": ("is an Arrow file", _REWRITE),
     b"FEA1": ("is a Feather file", _REWRITE),
     b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
 }
-"""How files begin that are no text, what they are, and what to do."""
-
-
-_LONGEST_MESSAGE = 1000
-"""Characters beyond which a message is shown by its two ends."""
-
-
-class InputError(ValueError):
-    """
-    What the user gave is wrong: the file, the place in it, the value, and the hint.
-
-    Parameters
-    ----------
-    message
-        What is wrong, with the offending value.
-    file
-        The file it stands in, if any.
-    where
-        The line or field, as a person would look for it ("line 3, field 'custom_id'").
-    hint
-        What to do about it.
-    """
-
-    def __init__(
-        self, message: str, *, file: str | os.PathLike[str] | None = None, where: str = "", hint: str = ""
-    ) -> None:
-        name = "" if file is None else os.fspath(file) or "''"
-        place = ", ".join(part for part in (name, where) if part)
-        if len(message) > _LONGEST_MESSAGE:
-            # It shows a value that has the length of a book.
-            message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
-        text = f"{place}: {message}" if place else message
-        super().__init__(f"{text}. {hint}" if hint else text)
-        self.file = file
-        self.where = where
-        self.hint = hint
-
-
-class WriteError(InputError):
-    """What the user gave is right, but a disk is full or fails: what was written before is kept."""
-
-    FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-    """Errors of the system that say so."""
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+"""Files that hold no text, by their first bytes: name, and the next step."""
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
-    """Return the error that a file cannot be written, by whether the disk is at fault or the input."""
+    """Return the error for a file that cannot be written, by its cause: disk or input."""
     kind = WriteError if error.errno in WriteError.FULL else InputError
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
-def refuse_streams(path: str | os.PathLike[str]) -> None:
-    """
-    Raise InputError if a path leads to what can be read only once: a pipe, a terminal, standard input.
-
-    Of half a stream nothing true can be said, and a pipe opened twice waits for ever.
-    """
-    name, hint = os.fspath(path), "Write what it gives to a file and name that: it is read more than once."
-    if not name:
-        raise InputError("the name is empty", file=path, hint="Check the path.")
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        if name == "-":
-            raise InputError("standard input is not read", file=path, hint=hint) from None
-        return  # its reader says why
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError("is a pipe or a device, no file", file=path, hint=hint)
-
-
 def read_text(path: str | os.PathLike[str]) -> str:
-    """
-    Return the UTF-8 text of a file.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, unreadable, compressed or not UTF-8 text.
-    """
-    refuse_streams(path)
+    """Return the UTF-8 text of a file, decompressed; InputError if it cannot be read or is no text."""
+    head = first_bytes(path, 8)
+    for magic, (what, hint) in _NO_TEXT.items():
+        if head.startswith(magic):
+            raise InputError(what, file=path, hint=hint)
     try:
-        with open(path, "rb") as stream:
-            head = stream.read(8)
-        for magic, (what, hint) in _NO_TEXT.items():
-            if head.startswith(magic):
-                raise InputError(what, file=path, hint=hint)
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError("no such file", file=path, hint="Check the path.") from None
+        with reading(path) as stream, TextIOWrapper(stream, encoding="utf-8-sig") as lines:
+            text = lines.read()
     except UnicodeDecodeError as error:
         raise InputError(
             f"not UTF-8 text (byte {error.start})", file=path, hint="Save the file as UTF-8."
         ) from None
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None
     if "\0" in text:
         where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
         raise InputError("not text (a zero byte)", file=path, where=where, hint="Write it again as text.")
@@ -135,14 +58,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
-    """
-    Return the one JSON object a file holds.
-
-    Raises
-    ------
-    InputError
-        If the file is unreadable, is not JSON, or holds something else than an object.
-    """
+    """Return the one JSON object a file holds."""
     value = parsed_json(read_text(path), path)
     if not isinstance(value, dict):
         raise InputError("not a JSON object", file=path, hint="Write it again.")
@@ -152,21 +68,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
 def parsed_json(
     text: str, path: str | os.PathLike[str], *, line: int = 0, hint: str = "Write it again."
 ) -> object:
-    """
-    Return the value of a JSON text, every number in it finite and every integer of at most 64 bits.
-
-    Parameters
-    ----------
-    path, line
-        The file it stands in, and its line counted from one; 0 where the file is one value.
-    hint
-        What to do about a damaged file.
-
-    Raises
-    ------
-    InputError
-        If it is not JSON, or holds what JSON or this program has no number for.
-    """
+    """Return the value of a JSON text with finite numbers and integers of at most 64 bits."""
     where = f"line {line}" if line else ""
     try:
         value = msgspec.json.decode(text)
@@ -182,21 +84,9 @@ def parsed_json(
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
     """
-    Yield a stream whose content becomes ``path``, or the file that it links to, whole or not at all.
+    Yield a stream that becomes ``path``, or the file that it links to, only when it is complete.
 
-    What a process that was killed left of the same file is removed.
-
-    Parameters
-    ----------
-    path
-        The file to write; replaced if it exists.
-    binary
-        Yield a stream of bytes instead of text.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written (no such folder, no permission, full disk).
+    Remains of a killed process are removed.
     """
     # Else a link to a larger disk would be replaced by the file itself.
     target, temporary = Path(os.path.realpath(path)), ""
@@ -222,10 +112,10 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 
 def _locked_beside(target: Path) -> tuple[int, str]:
-    """Return a new file beside ``target``, locked until it is closed, and its name."""
+    """Return a new file next to ``target``, locked until it is closed, and its name."""
     while True:
         handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
-        with contextlib.suppress(OSError):  # nobody removes it where nothing can be locked
+        with contextlib.suppress(OSError):  # without locks no other process removes it
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
@@ -234,7 +124,7 @@ def _locked_beside(target: Path) -> tuple[int, str]:
 
 
 def _discard_dead(target: Path) -> None:
-    """Delete what a killed process left as it wrote ``target``: what nobody holds a lock of."""
+    """Delete unfinished files of ``target`` that no process has locked."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for name in filter(pattern.fullmatch, os.listdir(target.parent)):
         with contextlib.suppress(OSError):
@@ -247,7 +137,7 @@ def _discard_dead(target: Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
-    """Write ``value`` as JSON to ``path``, whole or not at all."""
+    """Write ``value`` as JSON to ``path`` atomically."""
     # As one text: written piece by piece, a plan of a million requests takes ten times as long.
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as stream:
@@ -256,7 +146,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
 
 
 def _why_not_json(text: str) -> tuple[str, str]:
-    """Return what is wrong with a text that is not JSON, and the line if it is known."""
+    """Return the mistake in a text that is not JSON, and its line if known."""
     if not text.strip():
         return "the file is empty", ""
     try:
@@ -269,7 +159,7 @@ def _why_not_json(text: str) -> tuple[str, str]:
 
 
 _PARTIAL = ".partial"
-"""How the names of files end that are being written."""
+"""Suffix of files that are being written."""
 
 _LONG = re.compile(r"\d{19}")
 

@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, and the digest that names a file's content."""
+"""Files of one JSON object a line, and digests of files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
-from .disk import InputError, read_text, refuse_streams
+from .disk import InputError, read_text
+from .sources import local_file, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
-"""What makes lines of JSON that begins so."""
+"""Commands that make lines of JSON, by how it begins."""
 
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """
-    Yield each line's number, counted from one, and its object; blank lines are passed over.
-
-    Raises
-    ------
-    InputError
-        If the file is unreadable or empty, or a line is not a JSON object.
-    """
+    """Yield each line's number, counted from one, and its object; blank lines are passed over."""
     empty, decode = True, json.JSONDecoder().raw_decode
     for number, line in enumerate(_lines(read_text(path)), start=1):
         if not line.strip():
@@ -73,11 +67,26 @@ def _parsed(line: str, decode: Callable[[str], tuple[object, int]]) -> object:
     return json.loads(line)
 
 
+def json_array(text: str, path: str | os.PathLike[str]) -> list[dict[str, object]] | None:
+    """Return the objects of a text that is one JSON array; None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    wrong = next((k for k, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
+    if wrong is not None:
+        message = f"a JSON {_kind(rows[wrong - 1])}, not an object"
+        raise InputError(message, file=path, where=f"row {wrong}", hint="Give an array of objects.")
+    return list(rows)
+
+
 def file_digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal; InputError if it cannot be read."""
     refuse_streams(path)
     try:
-        with open(path, "rb") as stream:
+        with open(local_file(path), "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None

@@ -1,4 +1,4 @@
-"""Which of our own files a file is, so that one in another's place can be named."""
+"""Kinds of our own files, for errors about one in another's place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from .disk import InputError, refuse_streams
+from .errors import InputError
+from .sources import first_bytes, is_url, refuse_streams
 
 KINDS = {
     "batchbound_plan": "a plan",
@@ -22,7 +23,7 @@ KINDS = {
     "batchbound_cost": "a cost model",
     "batchbound_layer_profile": "a layer profile",
 }
-"""What a file is whose first field has this name."""
+"""Kinds of our files by the name of their first field."""
 
 _STEPS = "Steps are planned one at a time: drive them with batchbound.rollout_function."
 
@@ -41,18 +42,7 @@ _HINTS = {
 
 
 def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collection[str] = ()) -> None:
-    """
-    Raise InputError if a file is one of ours, of a kind that is not taken here.
-
-    Parameters
-    ----------
-    path
-        The file; one that is not there or is a folder is left to its reader.
-    wanted
-        What it should have been, as the error says: ``no plan``.
-    taken
-        Names in :data:`KINDS` that may stand here.
-    """
+    """Raise InputError if a file is one of our kinds that is not in ``taken``."""
     name = _kind_of(path)
     if name in KINDS and name not in taken:
         hint = _HINTS.get(name, "Give another file.")
@@ -60,23 +50,13 @@ def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collect
 
 
 def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
-    """
-    Return whether a file is one of ours, of a kind.
-
-    Parameters
-    ----------
-    path
-        The file; one that is not there or is a folder is none.
-    kind
-        A name in :data:`KINDS`.
-    """
+    """Return whether a file is one of ours, of a kind."""
     return _kind_of(path) == kind
 
 
 def _kind_of(path: str | os.PathLike[str]) -> str:
     refuse_streams(path)
-    if not Path(path).is_file():
+    if not (is_url(path) or Path(path).is_file()):
         return ""
-    with open(path, "rb") as stream:
-        found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', stream.read(200))
+    found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', first_bytes(path, 200))
     return found[1].decode() if found else ""

@@ -13,18 +13,7 @@ from .disk import InputError
 def refuse_outputs(
     paths: Sequence[str | os.PathLike[str]], overwrite: bool, read: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
-    """
-    Raise InputError if an output cannot be written without a loss, or at all.
-
-    Parameters
-    ----------
-    paths
-        The files that the command writes: each on its own, in a folder that is there.
-    overwrite
-        Whether one that exists may be replaced.
-    read
-        The files that the command reads, which no output replaces in any case.
-    """
+    """Raise InputError if an output cannot be written, or only with a loss."""
     for number, path in enumerate(paths):
         target = Path(path)
         if target.is_dir():

@@ -31,23 +31,14 @@ _KINDS = {
     "array": "is not a list",
     "object": "is not an object",
 }
-"""What is said of a value where one of these was expected."""
+"""Messages for a value that is not of the kind expected."""
 
 _SHOWN = 60
 """Most characters of a wrong value that an error shows."""
 
 
 def plain(value: object) -> Any:
-    """
-    Return a record as plain JSON values.
-
-    Parameters
-    ----------
-    value
-        A dataclass; arrays become lists, an infinite entry ``null``. Its class may have ``JSON_HEADER``, the
-        file's first field and the version in it, ``JSON_NAMES``, from a field's name to its name in the file,
-        and ``JSON_HINT``, what to do about a file that is wrong.
-    """
+    """Return a record as plain JSON values."""
     found = msgspec.to_builtins(value, enc_hook=_to_plain, str_keys=True)
     header: tuple[str, int] | None = getattr(type(value), "JSON_HEADER", None)
     names: Mapping[str, str] = getattr(type(value), "JSON_NAMES", {})
@@ -65,22 +56,7 @@ def record(
     line: int = 0,
     hint: str = "",
 ) -> _Kind:
-    """
-    Return the record that :func:`plain` made plain JSON values of; fields it does not know are left out.
-
-    Parameters
-    ----------
-    file, within, line
-        Where the record stands, for the errors: the file, the field it is in, the line counted from one.
-    hint
-        What to do about a wrong field; the class's own by default.
-
-    Raises
-    ------
-    InputError
-        If the file is of another kind or version, a field is missing or of another kind, or the class
-        refuses the values.
-    """
+    """Return the record of plain JSON values from :func:`plain`; unknown fields are left out."""
     hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
     _check_header(kind, value, file, hint)
     names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
@@ -126,14 +102,7 @@ def refuse_unknown(
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """
-    Return the JSON schema of a kind of file.
-
-    Parameters
-    ----------
-    kind
-        A dataclass.
-    """
+    """Return the JSON schema of a kind of file."""
     (found,), parts = msgspec.json.schema_components([kind], schema_hook=_array_schema)
     body = parts.pop(found["$ref"].rpartition("/")[2])
     names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
@@ -178,7 +147,7 @@ def _to_plain(value: Any) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str):
-        # Of a kind of its own, as torch's version is.
+        # Such as torch's version, a subclass of str.
         return "".join(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
@@ -209,7 +178,7 @@ def _types(value: list[Any]) -> set[type]:
 _ENTRIES: dict[Any, tuple[set[type], str]] = {
     np.int64: ({int}, "whole numbers"),
     np.float64: ({int, float, type(None)}, "numbers"),
-    np.str_: ({str}, "texts"),
+    np.object_: ({str}, "texts"),
 }
 
 
@@ -218,7 +187,7 @@ def _array_schema(kind: Any) -> dict[str, Any]:
 
 
 def _one_line(value: Any) -> Any:
-    """Return a schema whose descriptions are the first lines of docstrings."""
+    """Return a schema with the first lines of docstrings as descriptions."""
     if isinstance(value, dict):
         return {
             name: entry.strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""A folder whose content is replaced whole or not at all: a link within it names the version in force."""
+"""A folder with atomic replacement of its content: a link in it names the current version."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ _VERSION = "version-"
 
 
 def current_version(path: str | os.PathLike[str]) -> Path:
-    """
-    Return where the files of the version in force stand: in the folder itself if it has no versions.
-
-    Raises
-    ------
-    InputError
-        If the link that names the version leads out of the folder.
-    """
+    """Return where the files of the version in force stand: in the folder itself if it has no versions."""
     link = Path(path) / _CURRENT
     if not link.is_dir():
         return Path(path)
     version = link.resolve()
     if version.parent != Path(path).resolve():
-        hint = f"Remove it, or point it at a {_VERSION}... folder beside it."
+        hint = f"Remove it, or point it at a {_VERSION}... folder next to it."
         raise InputError(f"leads out of its folder, to {version}", file=link, hint=hint)
     return version
 
@@ -41,18 +34,6 @@ def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iter
     Yield an empty folder; what is written to it becomes the content of ``path`` at once.
 
     Replacing a link is one step, so a process killed at any moment leaves the version before or this one.
-
-    Parameters
-    ----------
-    path
-        The folder; made if it does not exist. Files in it that are of no version stay.
-    shown
-        Names of files of a version that are to be found in the folder itself.
-
-    Raises
-    ------
-    InputError
-        If the folder cannot be made or written to.
     """
     folder = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""What lies beneath noisy numbers: a distribution recovered from draws of it with known normal noise."""
+"""Deconvolution: a distribution recovered from draws with known normal noise."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Deconvolution:
 
     @property
     def fits(self) -> bool:
-        """Whether numbers with this much noise can look as these do."""
+        """True if numbers with this much noise can look as these do."""
         seen = np.cumsum(self._counts) / self._counts.sum()
         expected = np.cumsum(self._prior[0] @ self._kernel.T)
         return bool(np.abs(seen - expected).max() * np.sqrt(self._counts.sum()) <= REJECTED)
@@ -136,14 +136,9 @@ class Deconvolution:
         """
         Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
 
-        The distribution is fitted anew to reweighted numbers for every sample (Bayesian bootstrap). Draws
+        The distribution is fitted again to reweighted numbers for every sample (Bayesian bootstrap). Draws
         lie on the grid, as the distribution does: where many x are equal, as completions cut at a limit are,
         draws scattered around it would take a schedule longer than they do.
-
-        Parameters
-        ----------
-        rng
-            Draws the weights and the values.
         """
         weights = rng.gamma(np.maximum(self._counts, 1e-9), size=(samples, len(self._counts)))
         weights /= weights.sum(axis=1, keepdims=True)

@@ -27,11 +27,6 @@ class LengthDistribution:
         The shortest length, tokens.
     probabilities
         Shape (lengths,): of ``low``, ``low + 1`` and on; not negative, they sum to one.
-
-    Raises
-    ------
-    ValueError
-        If the shortest length is below one or the probabilities are none.
     """
 
     low: int
@@ -51,14 +46,7 @@ class LengthDistribution:
 
     @classmethod
     def empirical(cls, lengths: npt.ArrayLike) -> LengthDistribution:
-        """
-        Return the distribution of observed lengths (tokens, at least one each).
-
-        Raises
-        ------
-        ValueError
-            If there is none, or one is below one or above :data:`LONGEST_OBSERVED`.
-        """
+        """Return the distribution of observed lengths (tokens, at least one each)."""
         observed = np.asarray(lengths, dtype=np.int64)
         if observed.size and observed.max() > LONGEST_OBSERVED:
             raise ValueError(f"{observed.max()} tokens are beyond any completion's ({LONGEST_OBSERVED:,})")
@@ -70,18 +58,7 @@ class LengthDistribution:
     def parametric(
         cls, family: str, mean: float, sd: float, low: int = 1, high: int | None = None
     ) -> LengthDistribution:
-        """
-        Return the member of a family with this mean and standard deviation *before* it is truncated.
-
-        Parameters
-        ----------
-        family
-            One of :data:`FAMILIES`.
-        mean, sd
-            Tokens.
-        low, high
-            The range it is rounded and truncated to; without ``high``, fifty deviations above the mean.
-        """
+        """Return the member of a family with this mean and deviation *before* it is truncated."""
         high = int(mean + 50 * sd) + 1 if high is None else high
         return cls(low, _masses(family, _untruncated(family, mean, sd), low, high))
 
@@ -89,14 +66,7 @@ class LengthDistribution:
     def with_moments(
         cls, family: str, mean: float, sd: float, low: int = 1, high: int | None = None
     ) -> LengthDistribution:
-        """
-        Return the member of a family with this mean and standard deviation *after* truncation and rounding.
-
-        Raises
-        ------
-        ValueError
-            If no member of the family has these moments on the range.
-        """
+        """Return the member of a family with this mean and deviation *after* truncation and rounding."""
         from scipy.optimize import root
 
         high = int(mean + 50 * sd) + 1 if high is None else high
@@ -119,16 +89,7 @@ class LengthDistribution:
 
     @classmethod
     def most_random(cls, mean: float, low: int, high: int) -> LengthDistribution:
-        """
-        Return the distribution of largest entropy with this mean on a range: what a bare mean says.
-
-        Parameters
-        ----------
-        mean
-            Tokens, strictly between ``low`` and ``high``.
-        low, high
-            Tokens. The distribution is geometric, cut to this range.
-        """
+        """Return the distribution of largest entropy with this mean on a range: what a bare mean says."""
         from scipy.optimize import brentq
 
         steps = np.linspace(0.0, 1.0, high - low + 1)
@@ -154,22 +115,7 @@ class LengthDistribution:
 
     @classmethod
     def fit(cls, lengths: npt.ArrayLike, family: str = "empirical") -> LengthDistribution:
-        """
-        Return a distribution fitted to observed lengths.
-
-        Parameters
-        ----------
-        lengths
-            Tokens.
-        family
-            ``empirical``, or one of :data:`FAMILIES` with the observed moments, which may exceed the longest
-            observed (not the censored one: its lengths are cut at a cap).
-
-        Raises
-        ------
-        ValueError
-            If no member of the family has the observed moments.
-        """
+        """Return a distribution fitted to observed lengths."""
         observed = np.asarray(lengths, dtype=np.int64)
         if family == "empirical" or observed.min() == observed.max():
             return cls.empirical(observed)
@@ -201,14 +147,7 @@ class LengthDistribution:
         return self._inverse(rng.random(count))
 
     def quantile(self, q: float) -> int:
-        """
-        Return the smallest length that a share ``q`` of the requests does not exceed, tokens.
-
-        Raises
-        ------
-        ValueError
-            If ``q`` is not between 0 and 1.
-        """
+        """Return the smallest length that a share ``q`` of the requests does not exceed, tokens."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile is between 0 and 1, not {q}")
         return int(self._inverse(np.array([q]))[0])

@@ -46,19 +46,7 @@ class LengthHistory:
         return float(np.median(self._missed)) if self._missed else None
 
     def expected(self, prompts: Sequence[Any]) -> IntArray:
-        """
-        Return the tokens that a completion of each prompt is expected to have, shape (prompts,).
-
-        Parameters
-        ----------
-        prompts
-            Texts, token ids or messages, or what :func:`prompt_key` makes of them.
-
-        Raises
-        ------
-        ValueError
-            If nothing was seen yet.
-        """
+        """Return the tokens that a completion of each prompt is expected to have, shape (prompts,)."""
         if not self._lengths:
             raise ValueError("the history holds no length yet")
         keys = [prompt_key(prompt) for prompt in prompts]
@@ -73,14 +61,7 @@ class LengthHistory:
         return found
 
     def saw(self, completions: Iterable[tuple[Any, int]]) -> None:
-        """
-        Note the lengths of completions.
-
-        Parameters
-        ----------
-        completions
-            The prompt and the tokens of each.
-        """
+        """Note the lengths of completions."""
         found = [(prompt_key(prompt), int(tokens)) for prompt, tokens in completions]
         if self._lengths and found:
             expected = self.expected([key for key, _ in found])
@@ -93,7 +74,7 @@ class LengthHistory:
             self._lengths[key] = [*lengths, tokens][-_KEPT:]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the history as JSON lines, whole or not at all."""
+        """Write the history as JSON lines atomically."""
         header = {"batchbound_length_history": HISTORY_VERSION, "prompts": len(self), "missed": self._missed}
         with atomic_write(path) as stream:
             stream.write(json.dumps(header) + "\n")
@@ -102,14 +83,7 @@ class LengthHistory:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LengthHistory:
-        """
-        Return the history that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is not a whole history of this version.
-        """
+        """Return the history that :meth:`save` wrote."""
         rows = list(json_lines(path))
         if not rows or rows[0][1].get("batchbound_length_history") != HISTORY_VERSION:
             what = f"is not a history of lengths of version {HISTORY_VERSION}"
@@ -144,14 +118,7 @@ class LengthHistory:
 
 
 def prompt_key(prompt: Any) -> str:
-    """
-    Return the name under which a prompt is known: a digest of what it says.
-
-    Parameters
-    ----------
-    prompt
-        A text, token ids, or messages; a name is its own.
-    """
+    """Return the name of a prompt: a digest of its text, token ids or messages; a name is its own."""
     if isinstance(prompt, _Key):
         return prompt
     if isinstance(prompt, str):
@@ -164,6 +131,6 @@ def prompt_key(prompt: Any) -> str:
 
 
 class _Key(str):
-    """A digest, told apart from a text."""
+    """A digest, as a kind of its own."""
 
     __slots__ = ()

@@ -34,14 +34,7 @@ class LengthPair:
 
     @classmethod
     def observed(cls, workload: Workload, *, independent: bool = False) -> LengthPair:
-        """
-        Return the lengths of a workload.
-
-        Parameters
-        ----------
-        independent
-            Forget which input belongs to which output, as ExeGPT's simulator does (section 6).
-        """
+        """Return the lengths of a workload."""
         lengths, answers = workload.input_tokens, workload.output_tokens
         inputs, outputs = LengthDistribution.empirical(lengths), LengthDistribution.empirical(answers)
         if independent or lengths.min() == lengths.max() or answers.min() == answers.max():

@@ -1,4 +1,4 @@
-"""How far predicted completion lengths are from the truth, and what the truth may be, given them."""
+"""Errors of predicted completion lengths, and true lengths drawn given the predictions."""
 
 from __future__ import annotations
 
@@ -32,36 +32,20 @@ SCALINGS = 30
 
 
 class PredictionError(Protocol):
-    """What is known about the error of predicted lengths."""
+    """Knowledge about the error of predicted lengths."""
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """
-        Return the mean of each completion's true length given all predictions, tokens, shape (requests,).
-
-        Parameters
-        ----------
-        predicted
-            The predicted lengths, tokens, shape (requests,).
-        longest
-            Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
-        """
+        """Return each completion's mean true length given all predictions, tokens, shape (requests,)."""
         ...
 
     def sample(
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
         """
-        Return what the true lengths may be, tokens, shape (samples, requests).
+        Return draws of the true lengths, tokens, shape (samples, requests).
 
         Every sample also draws what the data leave open about the error itself, so that the samples spread
         as wide as the truth may be off.
-
-        Parameters
-        ----------
-        predicted, longest
-            As in :meth:`expected`.
-        rng
-            Draws the samples.
         """
         ...
 
@@ -85,11 +69,6 @@ class LogNormalError:
         they add up to from the sum of the predictions, which needs no distribution.
         ``"spread"``: the truth is the prediction times the error, as of a regression on the logarithm.
         ``"auto"``: noise, unless predictions with that much noise could not look as these do.
-
-    Raises
-    ------
-    ValueError
-        If the deviation is not positive or absurd.
     """
 
     sd: float
@@ -133,15 +112,6 @@ class LogNormalError:
         :math:`\sum_i x_i` and the variance :math:`(e^{\sigma^2} - 1) \sum_i x_i^2`. The deconvolution leaves
         the total open too little: it takes the lowest ceiling the data allow. Powers of the lengths
         take the place of the lengths where the noise is so large that a few predictions would make the sum.
-
-        Parameters
-        ----------
-        lengths
-            Sets of lengths, tokens, shape (samples, requests).
-        predicted, longest
-            As in :meth:`PredictionError.expected`.
-        scores
-            How many deviations each set's total is off, shape (samples,).
         """
         power = min(1.0, 1 / self.sd)
         noise = (power * self.sd) ** 2
@@ -174,11 +144,6 @@ class MeasuredError:
         Tokens, at least one each, shape (pairs,).
     file, digest
         The file they were read from and its SHA-256.
-
-    Raises
-    ------
-    ValueError
-        If there is no pair, or a length is below one.
     """
 
     predicted: IntArray
@@ -197,14 +162,7 @@ class MeasuredError:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasuredError:
-        """
-        Return the pairs of a CSV file with the columns ``predicted`` and ``actual``.
-
-        Raises
-        ------
-        InputError
-            If the file is unreadable, a column is missing, or a value is not a length.
-        """
+        """Return the pairs of a CSV file with the columns ``predicted`` and ``actual``."""
         rows = csv.DictReader(read_text(path).splitlines())
         missing = [name for name in ("predicted", "actual") if name not in (rows.fieldnames or ())]
         if missing:
@@ -265,20 +223,7 @@ class MeasuredError:
 
 
 def parse_prediction_error(spec: str) -> PredictionError:
-    """
-    Return the error a command line names.
-
-    Parameters
-    ----------
-    spec
-        A log-deviation (``0.5``; ``noise:0.5`` or ``spread:0.5`` for one reading of it), or a CSV file of
-        measured pairs with the columns ``predicted`` and ``actual``.
-
-    Raises
-    ------
-    InputError
-        If it is neither, or the file is wrong.
-    """
+    """Return the error a command line names."""
     kind, _, number = spec.rpartition(":")
     if not Path(spec).exists() and kind in ("", "noise", "spread"):
         try:

@@ -1,4 +1,4 @@
-"""How many more tokens a completion will have, given what was predicted and how many it has already."""
+"""Remaining tokens of a completion, given its prediction and the tokens it has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..costs.cost import FloatArray, IntArray
 from .prediction_error import PredictionError
 
 KINDS = 32
-"""Kinds of predictions told apart, at most: equal ones, or neighbours."""
+"""Most kinds of predictions: equal ones, or neighbours. More is finer and slower."""
 
 LEAST_DRAWN = 4000
 """Lengths drawn from the error, at least; they are shared out among the kinds."""
@@ -39,16 +39,7 @@ class RemainingLengths:
     def of(
         cls, error: PredictionError, predicted: IntArray, *, longest: IntArray | None = None, seed: int = 0
     ) -> RemainingLengths:
-        """
-        Return what remains of completions with these predictions and such an error.
-
-        Parameters
-        ----------
-        error, predicted, longest
-            As of :class:`~batchbound.data.lengths.prediction_error.PredictionError`.
-        seed
-            Draws the lengths that the means are taken of.
-        """
+        """Return what remains of completions with these predictions and such an error."""
         samples = max(1, -(-LEAST_DRAWN // len(predicted)))
         drawn = error.sample(predicted, np.random.default_rng(seed), samples, longest)
         values = np.unique(predicted)
@@ -68,16 +59,7 @@ class RemainingLengths:
         return RemainingLengths(self.kind[requests], self.mean)
 
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
-        """
-        Return the mean number of tokens that completions still get, shape (requests,).
-
-        Parameters
-        ----------
-        requests
-            Their positions in the job, shape (requests,).
-        decoded
-            Tokens that each has so far, shape (requests,).
-        """
+        """Return the mean number of tokens that completions still get, shape (requests,)."""
         at = np.minimum(decoded, self.mean.shape[1] - 1)
         found: FloatArray = self.mean[self.kind[requests], at]
         return found

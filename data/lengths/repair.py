@@ -1,4 +1,4 @@
-"""An order of requests mended while a job runs, by the lengths that their prompts' other completions had."""
+"""An order that adapts while a job runs, by the lengths of other completions of each prompt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LEAST_SEEN = 8
 
 class LengthRepair:
     r"""
-    Expected lengths of requests whose prompts are asked several times.
+    Expected lengths of requests, where several have the same prompt.
 
     The logarithm of a length over what was planned for it is taken to be the sum of a common shift, a group's
-    own and the request's own. How much a group's mean tells of those left is estimated from the spread
+    own and the request's own. The weight of a group's mean is estimated from the spread
     between groups and within them (one-way analysis of variance): nothing where groups do not differ.
 
     Parameters
@@ -35,18 +35,11 @@ class LengthRepair:
 
     @property
     def useful(self) -> bool:
-        """Whether any prompt is asked several times: nothing can be learnt of the others."""
+        """True if several requests have the same prompt: nothing can be learnt of the others."""
         return len(self._count) < len(self._group)
 
     def seen(self, request: int, tokens: float) -> None:
-        """
-        Note the length that a request's completion had.
-
-        Parameters
-        ----------
-        tokens
-            Of its completion; the mean, if it has several.
-        """
+        """Note the length that a request's completion had."""
         miss = float(np.log(max(1.0, tokens) / self._planned[request]))
         self._count[self._group[request]] += 1
         self._sum[self._group[request]] += miss
@@ -66,7 +59,7 @@ class LengthRepair:
         return found
 
     def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
-        """Return how much the mean of each group that was seen tells of its own shift, from 0 to 1."""
+        """Return the weight of each group's mean in the estimate of its shift, from 0 to 1."""
         within = self._squares - float((total**2 / count).sum())
         between = float((count * (total / count - shift) ** 2).sum())
         # One completion a group tells nothing of the spread within: then all of it is taken to be between.

@@ -1,4 +1,4 @@
-"""Which columns of a table hold prompts, and the words for one that there is not."""
+"""Columns of a table of prompts, and the error for a column that is missing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..files.disk import InputError
 _LIKELY = (
     "prompt",
     "messages",
+    "conversations",
     "conversation",
     "question",
     "instruction",
@@ -22,7 +23,16 @@ _LIKELY = (
     "text",
     "input",
 )
-"""What columns of prompts are called."""
+"""Usual names of columns of prompts, the likeliest first."""
+
+_COMPLETIONS = (
+    "answer", "chosen", "completion", "generated_text", "gold", "ground_truth", "label", "output",
+    "rejected", "response", "resps", "filtered_resps", "solution", "target",
+)  # fmt: skip
+"""Names of columns of completions, which are never proposed as prompts."""
+
+TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs", "continue_final_message")
+"""Columns that belong to a conversation in the same row, by the names of trainers and the batch format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +49,21 @@ class PromptColumns:
         What names each request; numbered in order if left out.
     max_tokens
         Most tokens of each completion; no limit of its own if left out.
+    drop_last_assistant
+        Whether a conversation's last message is left out if it is the assistant's.
     """
 
     prompt: str
     id: str | None = None
     max_tokens: str | None = None
+    drop_last_assistant: bool = False
 
     def names(self) -> Iterator[str]:
         """Yield the columns that are read."""
         yield from (name for name in (self.prompt, self.id, self.max_tokens) if name is not None)
 
     def check(self, found: Sequence[str], file: str | os.PathLike[str]) -> None:
-        """Raise InputError if a column is not there; say which are, and which was perhaps meant."""
+        """Raise InputError if a column is missing, with the columns found and the nearest."""
         for name in self.names():
             if name not in found:
                 near = _nearest(name, found)
@@ -61,24 +74,25 @@ class PromptColumns:
 
 
 def asking_for_prompts(found: Sequence[str]) -> str:
-    """Return the hint for a table whose column of prompts was not named: the likeliest one of those found."""
-    likely = next((near for word in _LIKELY if (near := _nearest(word, found))), "NAME")
+    """Return the hint for a table without a named column of prompts, with the likeliest column."""
+    names = [name for name in found if str(name).lower() not in _COMPLETIONS]
+    likely = next((near for word in _LIKELY if (near := _nearest(word, names))), "NAME")
     return f"For a table of prompts say --prompt-column {likely}"
 
 
 def listed(found: Sequence[str]) -> str:
-    """Return columns in a line."""
+    """Return column names, separated by commas."""
     return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
 
 
 def is_header(line: bytes) -> bool:
-    """Return whether a line is the header of a table: names, with what separates columns between."""
+    """Return whether a line is the header of a table: names between separators."""
     name = rb'"?[\w .\x80-\xff-]+"?'
     return re.fullmatch(name + rb"([,;\t]" + name + rb")+\r?", line.removeprefix(codecs.BOM_UTF8)) is not None
 
 
 def separator(text: str) -> str:
-    """Return what stands between the columns of a table: what comes most in its header, or a comma."""
+    """Return the separator of a table: the commonest of its header, or a comma."""
     return max(",;\t", key=text[: text.find("\n")].count)
 
 

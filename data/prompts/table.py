@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,47 +15,61 @@ from typing import TYPE_CHECKING, Any
 
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_json_object, read_text, shown
-from ..files.jsonl import file_digest, json_lines
+from ..files.jsonl import file_digest, json_array, json_lines
 from ..files.record import whole
+from ..files.sources import first_bytes, local_file
 from ..workload import LONGEST
-from .columns import PromptColumns, asking_for_prompts, is_header, listed, separator
+from .columns import TEMPLATE_COLUMNS, PromptColumns, asking_for_prompts, is_header, listed, separator
+from .messages import (
+    FieldError,
+    is_sharegpt,
+    read_messages,
+    sharegpt_prompt,
+    without_nulls,
+    written_conversation,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
-"""How the hub names the files of a split."""
-
-_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
-"""How a conversation begins that was made a text of, as CSV does."""
+"""Names of the files of a split on the hub."""
 
 _LONGEST_HEADER = 4096
 
 _BATCH = {"custom_id", "body", "method", "url", "response", "error"}
-"""Fields of the lines of batch files: one of them at least stands in each."""
+"""Fields of the lines of batch files; each line has at least one of them."""
+
+_KINDS: Sequence[tuple[str, frozenset[str], str]] = (
+    (
+        "samples of lm-eval-harness",
+        frozenset({"doc_id", "arguments", "resps"}),
+        "They are results; `jq -c '{prompt: .arguments.gen_args_0.arg_0}'` writes their prompts as a table"
+        " for --prompt-column prompt.",
+    ),
+    (
+        "ShareGPT conversations",
+        frozenset({"conversations"}),
+        "Say --prompt-column conversations: the first human turn is the prompt.",
+    ),
+)
+"""Kinds of files that are no batch files: name, the fields that show it, and the next step."""
 
 
 def batch_entries(
-    path: str | os.PathLike[str], columns: PromptColumns | None
+    path: str | os.PathLike[str], columns: PromptColumns | None, *, text_only: bool = True
 ) -> Iterator[tuple[int, dict[str, object]]]:
     """
-    Yield the lines of a batch file, or the rows of a table in the same form, each with its number.
+    Yield each line of a batch file, or each row of a table as such a line, with its number.
 
-    Parameters
-    ----------
-    path
-        A batch file; or a table: Parquet, CSV, JSON lines, or a folder of a Hugging Face dataset.
-    columns
-        The table's columns; None for a batch file.
-
-    Raises
-    ------
-    InputError
-        If the table cannot be read, a column is not there, or a value is no prompt, name or number of tokens.
+    ``columns`` is None for a batch file. A table is Parquet, CSV, JSON lines, a JSON array, or a folder of a
+    Hugging Face dataset. ``text_only`` refuses messages that the own engine cannot serve.
     """
     if columns is None:
-        if is_prompt_table(path) or _has_header(path):
-            raise _unnamed(path, _read(path, None)[0])
+        if is_prompt_table(path) or _has_header(path) or _is_array(path):
+            names = _read(path, None)[0]
+            if not (_is_array(path) and _BATCH & set(names)):
+                raise _unnamed(path, names)
         for number, entry in json_lines(path):
             if not _BATCH & set(entry):
                 raise _unnamed(path, list(entry), f"line {number}")
@@ -71,29 +86,32 @@ def batch_entries(
         if first is not row:
             hint = "Give every request a name of its own."
             raise row.error(columns.id or "", f"{name!r} already names {first.place}", hint)
-        body = row.prompt(columns.prompt)
+        body = row.body(columns, text_only=text_only)
         if columns.max_tokens is not None:
             body["max_tokens"] = row.tokens(columns.max_tokens)
         yield number, {"custom_id": name, "body": body}
 
 
 def _has_header(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins as a table of text does; one that cannot be read is told of elsewhere."""
-    try:
-        with open(path, "rb") as stream:
-            return is_header(stream.readline(_LONGEST_HEADER).rstrip(b"\n"))
-    except OSError:
-        return False
+    """Return whether a file begins with the header of a table."""
+    return is_header(first_bytes(path, _LONGEST_HEADER).partition(b"\n")[0])
+
+
+def _is_array(path: str | os.PathLike[str]) -> bool:
+    return first_bytes(path, _LONGEST_HEADER).lstrip().startswith(b"[")
 
 
 def _unnamed(path: str | os.PathLike[str], found: Sequence[str], where: str = "") -> InputError:
-    """Return what to tell of a table whose column of prompts was not named."""
+    """Return the error of a table without a named column of prompts."""
+    for kind, fields, hint in _KINDS:
+        if fields <= set(found):
+            return InputError(f"holds {kind}, no requests", file=path, where=where, hint=hint)
     what = f"no request of a batch file, but the columns {listed(found)}"
     return InputError(what, file=path, where=where, hint=f"{asking_for_prompts(found)}.")
 
 
 def is_prompt_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder or a Parquet file, which no batch file is."""
+    """Return whether a path is a folder or a Parquet file, and so no batch file."""
     if Path(path).is_dir():
         return True
     return holds_parquet(path)
@@ -125,12 +143,17 @@ class _Row:
             raise self.error(column, f"{shown(value)} is not a name", "Give every request its own.")
         return text
 
-    def prompt(self, column: str) -> dict[str, object]:
+    def body(self, columns: PromptColumns, *, text_only: bool) -> dict[str, object]:
+        """Return the body of a row's request: a prompt, or a chat with its template's options."""
+        column = columns.prompt
         value = self.values.get(column)
         hint = "Give a text, a list of token ids, or a list of messages with role and content."
-        if isinstance(value, str) and _WRITTEN.match(value):
-            what = "is a conversation written as text, which would be completed as it stands"
-            raise self.error(column, what, "Keep it as a list: in JSON lines or Parquet.")
+        if isinstance(value, str):
+            try:
+                value = written_conversation(value) or value
+            except ValueError:
+                what = "begins as a conversation written as text, and cannot be parsed"
+                raise self.error(column, what, "Write it as JSON, or keep it as a list.") from None
         if isinstance(value, str) and value:
             return {"prompt": value}
         if not isinstance(value, list) or not value:
@@ -138,12 +161,37 @@ class _Row:
             raise self.error(column, what, hint)
         if all(type(one) is int and 0 <= one <= LONGEST for one in value):
             return {"prompt": value}
+        if is_sharegpt(value):
+            try:
+                value = sharegpt_prompt(value)
+            except ValueError as error:
+                raise self.error(column, str(error), "Remove the row.") from None
         if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in value):
             raise self.error(column, f"{shown(value)} is not a conversation", hint)
-        wrong = next((one for one in value if not isinstance(one.get("content"), str)), None)
-        if wrong is not None:
-            raise self.error(column, f"the content {shown(wrong.get('content'))} is not text", hint)
-        return {"messages": [{"role": one["role"], "content": one["content"]} for one in value]}
+        messages = list(value)
+        if columns.drop_last_assistant and messages[-1]["role"] == "assistant":
+            messages.pop()
+        try:
+            if text_only:
+                read_messages(messages, column)
+        except FieldError as error:
+            raise self.error(error.field, error.reason, error.hint) from None
+        return {"messages": messages, **self.template()}
+
+    def template(self) -> dict[str, object]:
+        """Return the options of a chat's template that stand in columns of their own."""
+        found: dict[str, object] = {}
+        for name in TEMPLATE_COLUMNS:
+            value = self.values.get(name)
+            if isinstance(value, str) and value:
+                try:
+                    value = json.loads(value)
+                except (ValueError, RecursionError):
+                    hint = "Write it as JSON, or rename the column."
+                    raise self.error(name, f"{shown(value)} is not JSON", hint) from None
+            if value not in (None, "", []):
+                found[name] = value
+        return found
 
     def tokens(self, column: str) -> int | None:
         value = self.values.get(column)
@@ -159,20 +207,22 @@ class _Row:
 
 
 _Rows = Sequence[tuple[str, int, Mapping[str, Any]]]
-"""What the number counts (line or row), the number from one, and the values by column."""
+"""Rows: the unit of the number (line or row), the number from one, and the values by column."""
 
 
 def _read(path: str | os.PathLike[str], columns: PromptColumns | None) -> tuple[list[str], _Rows]:
-    """Return a table's columns, and the rows of those that are read."""
+    """Return the names of a table's columns, and its rows."""
     if is_prompt_table(path):
         return _read_arrow(path, columns)
     text = read_text(path)
     if text.lstrip().startswith(("{", "[")):
-        lines = list(json_lines(path))
+        array = json_array(text, path)
+        lines = list(json_lines(path)) if array is None else list(enumerate(array, 1))
         names = list(dict.fromkeys(name for _, line in lines for name in line))
         if columns is not None:
             columns.check(names, path)
-        return names, [("line", number, line) for number, line in lines]
+        unit = "line" if array is None else "row"
+        return names, [(unit, number, line) for number, line in lines]
     return _read_csv(path, text, columns)
 
 
@@ -207,27 +257,42 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
     names: list[str] = []
     rows: list[tuple[str, int, Mapping[str, Any]]] = []
     for file in files:
-        table = _arrow_table(file)
-        names = list(table.column_names)
+        names = _arrow_columns(file)
         if columns is None:
             break
         columns.check(names, file)
-        wanted = table.select(list(dict.fromkeys(columns.names()))).to_pylist()
-        rows += [("row", number, values) for number, values in enumerate(wanted, len(rows) + 1)]
+        # Other columns are never read: they may hold images.
+        wanted = [name for name in names if name in {*columns.names(), *TEMPLATE_COLUMNS}]
+        table = _arrow_table(file, wanted)
+        with reading_arrow(file):
+            values = [without_nulls(row) for row in table.to_pylist()]
+        rows += [("row", number, row) for number, row in enumerate(values, len(rows) + 1)]
     return names, rows
 
 
-def _arrow_table(file: Path) -> pa.Table:
-    """Return the table of a Parquet file, or of an Arrow file as datasets are kept on disk."""
+def _arrow_columns(file: Path) -> list[str]:
+    """Return the names of the columns of a Parquet or Arrow file."""
     require_arrow()
     import pyarrow as pa
     from pyarrow import ipc, parquet
 
     with reading_arrow(file):
         if file.suffix != ".arrow":
-            return parquet.read_table(file)
+            return list(parquet.read_schema(local_file(file)).names)
         with pa.memory_map(os.fspath(file)) as source:
-            return ipc.open_stream(source).read_all()
+            return list(ipc.open_stream(source).schema.names)
+
+
+def _arrow_table(file: Path, columns: list[str]) -> pa.Table:
+    """Return columns of a Parquet file, or of an Arrow file as ``datasets`` saves it."""
+    import pyarrow as pa
+    from pyarrow import ipc, parquet
+
+    with reading_arrow(file):
+        if file.suffix != ".arrow":
+            return parquet.read_table(local_file(file), columns=columns)
+        with pa.memory_map(os.fspath(file)) as source:
+            return ipc.open_stream(source).read_all().select(columns)
 
 
 def _dataset_files(folder: Path) -> list[Path]:

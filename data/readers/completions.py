@@ -17,6 +17,7 @@ from ..files.arrow import reading_arrow, require_arrow
 from ..files.disk import InputError, atomic_write
 from ..files.jsonl import json_lines
 from ..files.kinds import is_of_kind
+from ..files.sources import local_file
 from ..trace import Trace
 from ..workload import LONGEST
 from .openai_batch import CHAT, PromptRecord
@@ -34,22 +35,7 @@ def answer_line(
     created: int = 0,
     logprobs: dict[str, object] | None = None,
 ) -> dict[str, object]:
-    """
-    Return the output line of a finished request.
-
-    Parameters
-    ----------
-    record
-        The request completed, or one of the completions it asks for.
-    prompt_tokens, completion_tokens
-        Tokens read and written.
-    finish_reason
-        ``stop`` or ``length``.
-    created
-        When the completion was finished, in seconds since 1970.
-    logprobs
-        Log-probabilities of its tokens, as the endpoint gives them.
-    """
+    """Return the output line of a finished request."""
     name = _name(record.custom_id)
     chat = record.url == CHAT
     said: dict[str, object] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -70,37 +56,42 @@ def answer_line(
 
 
 def error_line(record: PromptRecord, code: str, message: str) -> dict[str, object]:
-    """Return the output line of a request that could not be completed, with a code and a sentence on why."""
+    """Return the output line of a failed request, with a code and a reason."""
     name = _name(record.custom_id)
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
 
 
-def joined_line(lines: Sequence[dict[str, Any]]) -> dict[str, object]:
+def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> dict[str, object]:
     """
-    Return the one output line of a request that asks for several completions (``n``).
+    Return the one output line of a request with several completions, given the line of each in order.
 
-    The prompt's tokens are counted once, the completions' are added up. If a completion failed, the others
-    stand in the line all the same, beside the error.
-
-    Parameters
-    ----------
-    lines
-        Of its completions, in their order, each as :func:`answer_line` or :func:`error_line` makes it.
+    ``samples`` consecutive completions are of one prompt (all by default), and its tokens count once. A line
+    holds the completions that succeeded, and the error of the first that failed.
     """
     done = [line["response"] for line in lines if line["response"] is not None]
     failed = [(k, line["error"]) for k, line in enumerate(lines) if line["error"] is not None]
     error: dict[str, str] | None = None
     if failed:
         at, first = failed[0]
-        message = f"{len(failed)} of {len(lines)} answers failed; answer {at}: {first['message']}"
+        message = f"{len(failed)} of {len(lines)} completions failed; completion {at}: {first['message']}"
         error = {"code": first["code"], "message": message}
     if not done:
         return {**lines[0], "error": error}
     body = done[0]["body"]
     tokens = sum(each["body"]["usage"]["completion_tokens"] for each in done)
-    usage = {**body["usage"], "completion_tokens": tokens}
-    usage["total_tokens"] = usage["prompt_tokens"] + tokens
+    prompts = {
+        k // (samples or len(lines)): line["response"]["body"]["usage"]["prompt_tokens"]
+        for k, line in enumerate(lines)
+        if line["response"] is not None
+    }
+    read = sum(prompts.values())
+    usage = {
+        **body["usage"],
+        "prompt_tokens": read,
+        "completion_tokens": tokens,
+        "total_tokens": read + tokens,
+    }
     choices = [choice for each in done for choice in each["body"]["choices"]]
     created = max(each["body"]["created"] for each in done)
     response = {**done[0], "body": {**body, "created": created, "choices": choices, "usage": usage}}
@@ -199,7 +190,7 @@ _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
 
 def _whole(value: object) -> int | None:
-    """Return a number as a column of 64 bits holds it, None for anything else that a server may say."""
+    """Return a whole number of 64 bits, None for any other value."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and abs(value) < 2**63 else None
@@ -211,14 +202,7 @@ def _text(value: object) -> str | None:
 
 
 def is_parquet_name(path: str | os.PathLike[str]) -> bool:
-    """
-    Return whether completions are written to a file as a table, by its suffix.
-
-    Raises
-    ------
-    InputError
-        If the suffix is that of another kind of table.
-    """
+    """Return whether completions are written to a file as a table, by its suffix."""
     suffix = Path(path).suffix.lower()
     if suffix in (".csv", ".tsv", ".xlsx", ".arrow"):
         hint = "Name a .jsonl or a .parquet file."
@@ -227,16 +211,7 @@ def is_parquet_name(path: str | os.PathLike[str]) -> bool:
 
 
 def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str, Any]]) -> None:
-    """
-    Write output lines whole or not at all: as OpenAI's JSON lines, or as a Parquet table by the suffix.
-
-    Parameters
-    ----------
-    path
-        The file; the table has the columns of :class:`BatchCompletion`.
-    lines
-        In the order of the requests.
-    """
+    """Write output lines atomically: as OpenAI's JSON lines, or as a Parquet table by the suffix."""
     if not is_parquet_name(path):
         with atomic_write(path) as stream:
             for line in lines:
@@ -268,7 +243,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
 
     hint = "Give the output of a run."
     with reading_arrow(path, hint):
-        table = parquet.read_table(path)
+        table = parquet.read_table(local_file(path))
     missing = next((name for name in _COLUMNS if name not in table.schema.names), None)
     if missing is not None:
         raise InputError(f"there is no column {missing!r}", file=path, hint=hint)
@@ -278,14 +253,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
 
 
 def is_output(path: str | os.PathLike[str]) -> bool:
-    """
-    Return whether a file is no table of lengths: OpenAI batch output, a Parquet table of it, or a trace.
-
-    Raises
-    ------
-    InputError
-        If it is no Parquet file, for all that its name says.
-    """
+    """Return whether a file is batch output or a trace, and no table of lengths."""
     if not is_table(path):
         return True
     if Path(path).suffix.lower() != ".parquet":
@@ -294,25 +262,11 @@ def is_output(path: str | os.PathLike[str]) -> bool:
     from pyarrow import parquet
 
     with reading_arrow(path, _HINT):
-        return "finish_reason" in parquet.read_schema(path).names
+        return "finish_reason" in parquet.read_schema(local_file(path)).names
 
 
 def lengths_by_name(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
-    """
-    Return how long completions are that have ended, tokens by name.
-
-    Parameters
-    ----------
-    path
-        A table of lengths, the trace of a run, or its output as of :func:`read_answer_lengths`.
-    apart
-        As there.
-
-    Raises
-    ------
-    InputError
-        If the file is none of these, or no completion in it has ended.
-    """
+    """Return the lengths of finished completions, tokens by name, from a table, a trace or an output file."""
     if is_of_kind(path, "batchbound_trace"):
         trace = Trace.load(path)
         ended = np.flatnonzero(~np.isnan(trace.finished)).tolist()
@@ -329,20 +283,9 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
     """
     Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
 
-    Lines that report an error are passed over; an empty completion counts as the one token that ends it.
-
-    Parameters
-    ----------
-    path
-        OpenAI batch output, or the Parquet table that a run writes.
-    apart
-        Name each completion of a request where its ``token_ids`` are told, and refuse a request of which only
-        the tokens of all are stated; else they count as their mean, by the request's name.
-
-    Raises
-    ------
-    InputError
-        If the file is not one of completions, one does not state its ``usage``, or none does.
+    Lines with an error are skipped; an empty completion counts as the one token that ends it.
+    ``apart`` names each completion of a request by its ``token_ids``, and refuses a request that states only
+    their sum; by default they count as their mean.
     """
     lengths: dict[str, int] = {}
     rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path, apart=apart)
@@ -367,13 +310,13 @@ def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int,
 
 
 def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the same of OpenAI batch output."""
+    """Yield the same of batch output of OpenAI, Anthropic or Gemini."""
     seen = set[str]()
     for number, line in json_lines(path):
-        name, response = line.get("custom_id"), line.get("response")
-        if not isinstance(name, str) or ("response" not in line and "error" not in line):
+        name = line.get("custom_id", line.get("key"))
+        if not isinstance(name, str) or not {"response", "error", "result"} & set(line):
             raise InputError(
-                "is not a completion in the OpenAI batch output format",
+                "is not a completion in a batch output format",
                 file=path,
                 where=f"line {number}, field '{'response' if isinstance(name, str) else 'custom_id'}'",
                 hint=_HINT,
@@ -381,26 +324,51 @@ def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple
         if name in seen:
             where = f"line {number}, field 'custom_id'"
             hint = "Remove one of the two lines."
-            raise InputError(f"{name!r} is answered a second time", file=path, where=where, hint=hint)
-        if line.get("error") is not None or not isinstance(response, dict):
-            continue
-        if response.get("status_code", 200) != 200:
+            raise InputError(f"{name!r} is completed a second time", file=path, where=where, hint=hint)
+        body = _succeeded(line)
+        if body is None:
             continue
         seen.add(name)
-        tokens = _at(response, "body", "usage", "completion_tokens")
+        place, tokens = _usage(body)
         if type(tokens) is not int or not 0 <= tokens <= LONGEST:
             raise InputError(
                 f"{tokens!r} is not a number of tokens a completion can have",
                 file=path,
-                where=f"line {number}, field 'response.body.usage.completion_tokens'",
+                where=f"line {number}, field '{place}'",
                 hint="Each completion must state its usage.",
             )
-        choices = _at(response, "body", "choices")
-        yield from ((f"line {number}", *told) for told in _told(name, tokens, choices, apart=apart))
+        choices = _at(body, "choices")
+        yield from ((f"line {number}", *each) for each in _completions_of(name, tokens, choices, apart=apart))
 
 
-def _told(name: str, tokens: int, choices: object, *, apart: bool) -> list[tuple[str, int, int]]:
-    """Return a request's name, tokens and completions; apart, those of each whose token ids are told."""
+def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the body of a line's response; None if the request failed."""
+    if line.get("error") is not None:
+        return None
+    result = line.get("result")
+    if isinstance(result, dict):  # Anthropic
+        message = result.get("message")
+        return message if result.get("type") == "succeeded" and isinstance(message, dict) else None
+    response = line.get("response")
+    if not isinstance(response, dict) or response.get("status_code", 200) != 200:
+        return None
+    return response if "usageMetadata" in response else response.get("body") or {}
+
+
+def _usage(body: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the field of a completion's tokens, and the tokens, by the names of each API."""
+    usage = body.get("usage")
+    if isinstance(usage, dict) and "completion_tokens" not in usage and "output_tokens" in usage:
+        return "usage.output_tokens", usage["output_tokens"]
+    usage = body.get("usageMetadata")
+    if isinstance(usage, dict):  # Gemini counts what it reasons apart.
+        counts = [usage.get(name) or 0 for name in ("candidatesTokenCount", "thoughtsTokenCount")]
+        return "usageMetadata", sum(counts) if all(type(one) is int for one in counts) else counts
+    return "response.body.usage.completion_tokens", _at(body, "usage", "completion_tokens")
+
+
+def _completions_of(name: str, tokens: int, choices: object, *, apart: bool) -> list[tuple[str, int, int]]:
+    """Return a request's name, tokens and completions; apart, those of each that states its token ids."""
     listed = choices if isinstance(choices, list) and choices else [None]
     ids = [_at(choice, "token_ids") for choice in listed]
     if not apart or len(listed) == 1 or not all(isinstance(each, list) for each in ids):

@@ -45,23 +45,7 @@ class Generator:
 
 
 def generate(name: str, seed: int, count: int | None = None) -> Workload:
-    """
-    Return a workload drawn from published statistics.
-
-    Parameters
-    ----------
-    name
-        A key of :data:`GENERATORS`.
-    seed
-        Of the draw; the same seed gives the same workload.
-    count
-        Requests; the generator's own number by default.
-
-    Raises
-    ------
-    InputError
-        If the name is unknown, the seed negative or the count below one or above :data:`MOST_REQUESTS`.
-    """
+    """Return a workload drawn from published statistics."""
     generator = GENERATORS.get(name)
     if generator is None:
         near = get_close_matches(name, GENERATORS, n=1)
@@ -98,7 +82,7 @@ def _table3_inputs() -> LengthDistribution:
 
 
 def _cut(share: float) -> Callable[[], LengthDistribution]:
-    """Give outputs of which a share is cut at 512 tokens, the others gamma, with Table III's moments."""
+    """Give gamma outputs with a share cut at 512 tokens, with Table III's moments."""
 
     def make() -> LengthDistribution:
         mean, sd, cap = 344.83, 187.99, 512
@@ -149,7 +133,7 @@ def _econoserve(
 
 def _book_chunks() -> LengthDistribution:
     """
-    Give the chunks of books cut every 2,048 tokens: full ones, and each book's last, of any length from 18.
+    Give chunks of books cut every 2,048 tokens; the last of each has any length from 18.
 
     The table's longest input (461K tokens) is a book before it is cut; its average is one of chunks.
     """

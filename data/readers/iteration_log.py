@@ -31,13 +31,13 @@ class IterationLog:
     Parameters
     ----------
     chunks, chunk_tokens
-        Requests whose prompts were computed in each iteration, and the tokens of them, shape (iterations,).
+        Prompts computed in each iteration, and their tokens, shape (iterations,).
     decodes
         Requests that drew another token, shape (iterations,).
     seconds
         That each took, shape (iterations,).
     sequences
-        Most requests under way as the log's first lines state it (``max_num_seqs``), or None.
+        Most requests in progress as the log's first lines state it (``max_num_seqs``), or None.
     """
 
     chunks: IntArray
@@ -56,20 +56,7 @@ def is_iteration_log(text: str) -> bool:
 
 
 def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | None = None) -> IterationLog:
-    """
-    Return the iterations in a vLLM server's log; other lines are passed over, and so are empty iterations.
-
-    Parameters
-    ----------
-    span
-        First and last number of the iterations to return; None for all.
-
-    Raises
-    ------
-    InputError
-        If the log shows no iteration or those of several engines, or a line of one is damaged (the last one
-        may be cut off).
-    """
+    """Return the iterations of a vLLM server's log, from the first to the last number of ``span``."""
     text = read_text(path)
     rows = []
     lines = text.splitlines()

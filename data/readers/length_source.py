@@ -1,4 +1,4 @@
-"""Where the planned completion lengths come from: what the user chooses and the plan records."""
+"""Source of the planned completion lengths, as a user chooses and a plan records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .completions import lengths_by_name
 @dataclass(frozen=True, slots=True)
 class LengthSource:
     """
-    Where the planned completion lengths come from: what the user chose, and the plan records.
+    Source of the planned completion lengths.
 
     Parameters
     ----------
@@ -36,11 +36,6 @@ class LengthSource:
         The family a quantile's distribution is fitted from.
     longest
         Most tokens of any completion, whatever its request allows, or None for no such limit.
-
-    Raises
-    ------
-    ValueError
-        If there is no such kind.
     """
 
     kind: str
@@ -59,18 +54,10 @@ class LengthSource:
     @classmethod
     def parse(cls, spec: str) -> LengthSource:
         """
-        Return the source a command line names.
+        Return the source that a command line names.
 
-        Parameters
-        ----------
-        spec
-            ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``history:FILE``, ``quantile:Q:FILE`` or
-            ``quantile:Q:FAMILY:FILE``.
-
-        Raises
-        ------
-        InputError
-            If the source is none of these, its number is out of range or its file is unreadable.
+        ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``history:FILE``, ``quantile:Q:FILE`` or
+        ``quantile:Q:FAMILY:FILE``.
         """
         kind, _, rest = spec.partition(":")
         if kind in ("known", "cap") and not rest:
@@ -108,31 +95,16 @@ class LengthSource:
         prompts: Sequence[object] | None = None,
         names: Sequence[str] | None = None,
     ) -> IntArray:
-        """
-        Return the planned completion length of each request: tokens, at least one, never above its cap.
-
-        Parameters
-        ----------
-        caps
-            Most tokens each request allows (its ``max_tokens``), None where it sets none.
-        known
-            The lengths the requests carry, None where they carry none.
-        prompts
-            What each request asks, as :func:`.prompt_key` takes it; None for lengths without prompts.
-        names
-            The completions' own names, where requests ask for several: a trace has each by its own.
-
-        Raises
-        ------
-        InputError
-            If the source says nothing about some request.
-        """
+        """Return the planned completion length of each request: tokens, at least one, never above its cap."""
         nothing: Sequence[int | None] = [None] * len(ids)
         caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
         lengths = (
             self._of_history(prompts) if self.kind == "history" else self._choose(ids, caps, known, names)
         )
         missing = [i for i, length in enumerate(lengths) if length is None]
+        if missing and self.kind == "cap":
+            others = "" if len(missing) == 1 else f" and {len(missing) - 1:,} others"
+            raise InputError(f"no max_tokens in {ids[missing[0]]!r}{others}", hint=_MEND["cap"])
         if missing:
             raise InputError(
                 f"{len(missing)} of {len(ids)} requests have no completion length, first {ids[missing[0]]!r}",
@@ -201,14 +173,7 @@ def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) 
 
 
 def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
-    """
-    Return the most tokens of any completion by what a plan records of its lengths, None for no such limit.
-
-    Raises
-    ------
-    InputError
-        If the record's limit is none.
-    """
+    """Return the most tokens of any completion as a plan records it, None for no such limit."""
     limit = {name: value for name, value in lengths.items() if name == "longest"}
     return length_source_of({"kind": "cap", **limit}, file=file).longest
 
@@ -216,7 +181,7 @@ def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -
 _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, completions:FILE or"
     " quantile:Q:FILE.",
-    "cap": "Give each request a max_tokens, plan with --longest-completion, or choose constant:N,"
+    "cap": "Add --longest-completion 1024, give each request a max_tokens, or choose lengths constant:N,"
     " completions:FILE or quantile:Q:FILE.",
     "completions": "The file must hold a completion of every request; for an estimate choose"
     " quantile:Q:FILE.",

@@ -20,7 +20,7 @@ _HINT = "Correct the value, or leave it out."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A line of ``requests.jsonl``: tokens, and when it was queued and had its first and its last token."""
+    """A line of ``requests.jsonl``: tokens, and times of queueing, first and last token."""
 
     input_toks: Positive
     output_toks: Positive
@@ -39,7 +39,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """What the engine was started with; None for its defaults."""
+    """Options of the engine; None for its defaults."""
 
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
@@ -83,7 +83,7 @@ class _Hardware:
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """What ``meta.json`` says of a run, as far as it matters here."""
+    """Fields of a run's ``meta.json`` that are used."""
 
     model: Any = "unknown"
     engine_kwargs: _Engine = field(default_factory=_Engine)
@@ -105,9 +105,9 @@ class MeasuredRun:
         Seconds after the first arrival at which each request had its first and its last token,
         shape (requests,).
     sequences, batched_tokens
-        Most requests under way, and most tokens of an iteration.
+        Most requests in progress, and most tokens of an iteration.
     kv_capacity
-        Tokens of keys and values, measured; None if the run does not say.
+        Tokens of KV cache, measured; None if the run does not say.
     block_tokens
         Tokens of a block of them.
     graph_tokens
@@ -151,18 +151,6 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     Return a measured vLLM run in LLMServingSim's format.
 
     What its ``meta.json`` leaves out is taken as vLLM 0.19 has it by default.
-
-    Parameters
-    ----------
-    folder
-        Holds ``meta.json`` and ``requests.jsonl``; its name begins with the device's where ``meta.json`` has
-        none.
-
-    Raises
-    ------
-    InputError
-        If a file is missing, a request lacks a field or could not have been served, or the engine did what
-        is not simulated: pipeline stages on several devices, speculative decoding.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -172,7 +160,9 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     rows = _requests(folder / "requests.jsonl")
     queued, first, last = np.array([(row.queued_ts, row.first_token_ts, row.last_token_ts) for row in rows]).T
     workload = Workload(
-        ids=np.array([str(row.request_id or f"request-{at}") for at, row in enumerate(rows)]),
+        ids=np.array(
+            [str(row.request_id or f"request-{at}") for at, row in enumerate(rows)], dtype=np.object_
+        ),
         input_tokens=np.array([row.input_toks for row in rows]),
         output_tokens=np.array([row.output_toks for row in rows]),
         arrival=queued - queued.min(),
@@ -190,7 +180,7 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         for name, row in zip(workload.ids, rows, strict=True):
             needed = row.input_toks + row.output_toks - 1
             if needed > room // block * block:
-                what = f"{needed} tokens of keys and values do not fit into {room // block} blocks of {block}"
+                what = f"{needed} tokens of KV cache do not fit into {room // block} blocks of {block}"
                 hint = "Correct the request, or 'kv_cache' in meta.json."
                 where = f"request {str(name)!r}"
                 raise InputError(what, file=folder / "requests.jsonl", where=where, hint=hint)
@@ -227,7 +217,7 @@ def _refuse_unsimulated(engine: _Engine, path: Path) -> None:
 
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:
-    """Return the numbers of tokens vLLM captures graphs for by default, with so many sequences at most."""
+    """Return the numbers of tokens that vLLM captures graphs for by default, given its most sequences."""
     most = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     return tuple(size for size in sizes if size <= most)

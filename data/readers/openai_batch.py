@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..files.disk import InputError, shown
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
+from ..prompts.messages import FieldError, Message, read_messages
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
-from .request_fields import FieldError, asked_of
+from .request_fields import asked_of
 from .sampling import Sampling
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _OLD_CAP, _NEW_CAP = "max_tokens", "max_completion_tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """
-    One turn of a conversation.
-
-    Parameters
-    ----------
-    role
-        Who speaks: ``system``, ``user``, ``assistant`` or what else the model's chat template knows.
-    content
-        The text; several text parts are joined by line breaks.
-    """
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +39,14 @@ class PromptRecord:
         The conversation of a chat request; empty for a completion.
     prompt
         The text, or the token ids, of a completion; None for a chat.
+    prompts
+        All prompts of a completion request that states several; else empty.
     max_tokens
         Most tokens of the completion (``max_completion_tokens`` or ``max_tokens``), or None.
     max_tokens_field
         Which of the two states it.
     output_tokens
-        The completion's length where the line pins it by ``output_tokens`` beside ``body``, or None.
+        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
     each_output_tokens
         The lengths of its completions where the line pins them by a list of ``n``; else empty.
     model
@@ -68,9 +54,9 @@ class PromptRecord:
     asked
         What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
     template
-        What a chat's template is told besides (``chat_template_kwargs``).
+        Options of a chat's template: ``chat_template_kwargs``, ``tools``, ``documents`` and the like.
     sample
-        Which of the request's ``n`` completions this is, from 0; see :func:`each_sample`.
+        Index of this completion among those of the request; see :func:`each_sample`.
     """
 
     custom_id: str
@@ -86,25 +72,31 @@ class PromptRecord:
     template: dict[str, Any] = field(default_factory=dict)
     each_output_tokens: tuple[int, ...] = ()
     sample: int = 0
+    prompts: tuple[str | tuple[int, ...], ...] = ()
 
     @property
     def samples(self) -> int:
-        """Completions that the request asks for (``n``)."""
+        """Completions of each prompt (``n``)."""
         asked: int = self.asked.get("n", 1)
         return asked
 
     @property
+    def completions(self) -> int:
+        """Completions of the request: ``n`` of each prompt."""
+        return self.samples * max(1, len(self.prompts))
+
+    @property
     def name(self) -> str:
         """The completion's own name: its request's, with its number where the request asks for several."""
-        return self.custom_id if self.samples == 1 else f"{self.custom_id}#{self.sample}"
+        return self.custom_id if self.completions == 1 else f"{self.custom_id}#{self.sample}"
 
     @property
-    def chat_messages(self) -> list[dict[str, str]]:
+    def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as a tokenizer's chat template takes it."""
-        return [{"role": message.role, "content": message.content} for message in self.messages]
+        return [message.to_json() for message in self.messages]
 
     @property
-    def says(self) -> str | tuple[int, ...] | list[dict[str, str]]:
+    def says(self) -> str | tuple[int, ...] | list[dict[str, Any]]:
         """The prompt as it was given: text, token ids, or messages."""
         if self.prompt is not None:
             return self.prompt
@@ -121,13 +113,8 @@ def read_batch(
     """
     Return the requests of an OpenAI batch file or of a table, in file order.
 
-    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
-
-    Raises
-    ------
-    InputError
-        If a line is not a request that can be answered: with the file, the line, the field, the value and
-        the hint.
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. InputError names the
+    line, the field, the value and the hint.
     """
     records = [
         (number, _Line(path, number, entry).record()) for number, entry in batch_entries(path, columns)
@@ -137,14 +124,7 @@ def read_batch(
 
 
 def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]) -> None:
-    """
-    Refuse two requests of one ``custom_id``, by which their completions are told apart.
-
-    Raises
-    ------
-    InputError
-        At the second of them.
-    """
+    """Refuse a ``custom_id`` that names two requests."""
     line_of: dict[str, int] = {}
     for number, custom_id in ids:
         first = line_of.setdefault(custom_id, number)
@@ -160,26 +140,15 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
 def each_sample(
     records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
 ) -> tuple[PromptRecord, ...]:
-    """
-    Return a record for each completion of each request, those of one request side by side.
-
-    Raises
-    ------
-    InputError
-        If a request is called as a completion of another.
-    """
-    if all(record.samples == 1 for record in records):
+    """Return a record for each completion, in order; InputError if two have the same name."""
+    if all(record.completions == 1 for record in records):
         return tuple(records)
-    answers = [
-        replace(record, sample=k, output_tokens=tokens)
-        for record in records
-        for k, tokens in enumerate(record.each_output_tokens or [record.output_tokens] * record.samples)
-    ]
+    answers = [answer for record in records for answer in _each(record)]
     line_of: dict[str, int] = {}
     for answer in answers:
         if answer.name in line_of:
             raise InputError(
-                f"{answer.name!r} also names an answer of line {line_of[answer.name]} (n answers)",
+                f"{answer.name!r} also names one of the completions of line {line_of[answer.name]}",
                 file=path,
                 where=f"line {answer.line}, field 'custom_id'",
                 hint="Choose another custom_id.",
@@ -188,9 +157,39 @@ def each_sample(
     return tuple(answers)
 
 
+def _each(record: PromptRecord) -> Iterator[PromptRecord]:
+    """Yield a record for each completion of a request, those of one prompt next to each other."""
+    lengths = record.each_output_tokens or (record.output_tokens,) * record.completions
+    for sample, tokens in enumerate(lengths):
+        prompt = record.prompts[sample // record.samples] if record.prompts else record.prompt
+        yield replace(record, sample=sample, output_tokens=tokens, prompt=prompt)
+
+
+def model_names(spec: str) -> tuple[str, ...]:
+    """Return the names that requests may give a loaded model: its spec, and the last part of it."""
+    last = os.path.basename(os.path.normpath(spec)).removeprefix("tiny:")
+    return tuple(dict.fromkeys((spec, last)))
+
+
+def refuse_other_models(
+    records: Sequence[PromptRecord], served: Sequence[str], path: str | os.PathLike[str] | None = None
+) -> None:
+    """Raise InputError at the first request with a ``model`` that is not served."""
+    other = next((one for one in records if one.model is not None and one.model not in served), None)
+    if other is None:
+        return
+    hint = "Correct it, leave it out, or complete every request by the loaded model with --any-model."
+    raise InputError(
+        f"{shown(other.model)} is not loaded; served: {', '.join(map(repr, served))}",
+        file=path,
+        where=f"line {other.line}, field 'body.model'",
+        hint=hint,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of a batch file while it is read: where it stands, to say what is wrong with it."""
+    """A line of a batch file, with its place for error messages."""
 
     path: str | os.PathLike[str]
     number: int
@@ -200,14 +199,14 @@ class BatchLine:
         return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
 
     def url(self, given: object, body: Mapping[str, object]) -> str:
-        """Return the endpoint of a body, which may be left out where the body tells it."""
+        """Return the endpoint of a line; without one, ``messages`` or ``prompt`` decides."""
         needed = {CHAT: "messages", COMPLETIONS: "prompt"}
         if given is None:
             given = next((url for url, field in needed.items() if field in body), None)
             if given is None:
                 raise self.error("body", "has neither messages nor prompt", "Give one of them.")
         if not isinstance(given, str) or given not in needed:
-            hint = f"Use {CHAT} or {COMPLETIONS}."
+            hint = f"Use {CHAT} or {COMPLETIONS}, which are served."
             raise self.error("url", f"{shown(given)} is not an endpoint that generates text here", hint)
         if needed[given] not in body:
             raise self.error(f"body.{needed[given]}", "is missing", f"{given} needs {needed[given]}.")
@@ -243,15 +242,19 @@ class _Line(BatchLine):
         url = self.url(entry.get("url"), body)
         try:
             asked, template = asked_of(body, chat=url == CHAT)
+            messages = read_messages(body["messages"], "messages") if url == CHAT else ()
         except FieldError as error:
             raise self.error(f"body.{error.field}", error.reason, error.hint) from None
-        pinned = self.each_output_tokens(asked.get("n", 1))
+        self.check_last(messages, template)
+        prompts = self.prompts(body) if url == COMPLETIONS else (None,)
+        pinned = self.each_output_tokens(asked.get("n", 1) * len(prompts))
         return PromptRecord(
             custom_id=custom_id,
             url=url,
             line=self.number,
-            messages=self.messages(body) if url == CHAT else (),
-            prompt=self.prompt(body) if url == COMPLETIONS else None,
+            messages=messages,
+            prompt=prompts[0],
+            prompts=prompts if len(prompts) > 1 else (),
             max_tokens=self.max_tokens(body),
             max_tokens_field=_NEW_CAP if body.get(_NEW_CAP) is not None else _OLD_CAP,
             output_tokens=pinned[0] if pinned else self.tokens(entry, "output_tokens", ""),
@@ -261,36 +264,29 @@ class _Line(BatchLine):
             each_output_tokens=pinned,
         )
 
-    def messages(self, body: dict[str, object]) -> tuple[Message, ...]:
-        given = body["messages"]
-        if not isinstance(given, list) or not given:
-            hint = 'Give a list such as [{"role": "user", "content": "..."}].'
-            raise self.error("body.messages", f"{shown(given)} is not a list of messages", hint)
-        return tuple(self.message(message, f"body.messages[{i}]") for i, message in enumerate(given))
+    def check_last(self, messages: Sequence[Message], template: Mapping[str, Any]) -> None:
+        """Raise InputError if the last message is the assistant's without continuation, or the reverse."""
+        continued = template.get("continue_final_message", False)
+        if not messages or continued == (messages[-1].role == "assistant"):
+            return
+        if continued:
+            what = f"True, but the last message is of the {messages[-1].role}"
+            raise self.error("body.continue_final_message", what, "Leave it out.")
+        hint = (
+            "Set continue_final_message to true to continue it, or remove it; of a table,"
+            " --drop-last-assistant removes it in every row."
+        )
+        field = f"body.messages[{len(messages) - 1}]"
+        raise self.error(field, "the last message is the assistant's", hint)
 
-    def message(self, given: object, field: str) -> Message:
-        if not isinstance(given, dict):
-            raise self.error(field, f"{shown(given)} is not an object", "Give it a role and a content.")
-        role, content = given.get("role"), given.get("content")
-        if not isinstance(role, str) or not role:
-            raise self.error(
-                f"{field}.role", f"{shown(role)} is not a role", "Give system, user or assistant."
-            )
-        if isinstance(content, list):
-            content = "\n".join(self.part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
-        if not isinstance(content, str):
-            hint = "Give the content as text, or as a list of text parts."
-            raise self.error(f"{field}.content", f"{shown(content)} is not text", hint)
-        return Message(role, content)
-
-    def part(self, given: object, field: str) -> str:
-        if isinstance(given, dict) and given.get("type") == "text" and isinstance(given.get("text"), str):
-            return str(given["text"])
-        kind = given.get("type") if isinstance(given, dict) else given
-        raise self.error(field, f"{shown(kind)} is not a text part", "Only text can be served.")
-
-    def prompt(self, body: dict[str, object]) -> str | tuple[int, ...]:
+    def prompts(self, body: dict[str, object]) -> tuple[str | tuple[int, ...], ...]:
+        """Return the prompts of a completion request: several where a list holds texts or lists of ids."""
         given = body["prompt"]
+        if isinstance(given, list) and given and all(isinstance(one, str | list) for one in given):
+            return tuple(self.prompt(one, f"body.prompt[{k}]") for k, one in enumerate(given))
+        return (self.prompt(given, "body.prompt"),)
+
+    def prompt(self, given: object, field: str) -> str | tuple[int, ...]:
         if isinstance(given, str) and given:
             return given
         if (
@@ -299,8 +295,8 @@ class _Line(BatchLine):
             and all(type(one) is int and 0 <= one <= LONGEST for one in given)
         ):
             return tuple(given)
-        hint = "Give one text, or one list of token ids; several prompts need a line each."
-        raise self.error("body.prompt", f"{shown(given)} is not a prompt", hint)
+        hint = "Give a text, a list of token ids, or a list of several of one kind."
+        raise self.error(field, f"{shown(given)} is not a prompt", hint)
 
     def max_tokens(self, body: dict[str, object]) -> int | None:
         old, new = (self.tokens(body, name, "body.") for name in (_OLD_CAP, _NEW_CAP))
@@ -309,18 +305,18 @@ class _Line(BatchLine):
             raise self.error("body.max_completion_tokens", message, "Give one of the two.")
         return old if new is None else new
 
-    def each_output_tokens(self, samples: int) -> tuple[int, ...]:
+    def each_output_tokens(self, completions: int) -> tuple[int, ...]:
         given, name = self.entry.get("output_tokens"), "output_tokens"
         if not isinstance(given, list):
             return ()
-        if len(given) != samples:
-            what = f"{len(given)} lengths for the {samples} answers that n asks for"
-            raise self.error(name, what, "Give one number, or as many as n.")
+        if len(given) != completions:
+            what = f"{len(given)} lengths for the {completions} completions that the line asks for"
+            raise self.error(name, what, "Give one number, or one for each completion.")
         lengths = []
         for k, one in enumerate(given):
             tokens = self.tokens({f"{name}[{k}]": one}, f"{name}[{k}]", "")
             if tokens is None:
-                raise self.error(f"{name}[{k}]", "is missing", "Give each answer its length.")
+                raise self.error(f"{name}[{k}]", "is missing", "Give each completion its length.")
             lengths.append(tokens)
         return tuple(lengths)
 

@@ -22,7 +22,7 @@ _ONCE = {"embedding", "final_layernorm"}
 _TWICE = {"layernorm"}
 """Before the attention and after it; the files time one of the two."""
 _FEED_FORWARD = {"gate_up_proj", "act_fn", "down_proj"}
-"""What a layer without experts computes in their place."""
+"""Operations of a layer without experts."""
 DEVICE_BYTES: Mapping[str, float] = {
     "RTX4090": 25_250_627_584,
     "RTXPRO6000": 96 * 2**30,
@@ -41,27 +41,13 @@ def read_profile(path: str | os.PathLike[str], *, expert_parallel: int = 1) -> L
 
 def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
     """
-    Return a table of per-layer kernel times in LLMServingSim's format.
+    Return a table of per-layer kernel times in LLMServingSim's format, those of one device of N.
 
-    Parameters
-    ----------
-    folder
-        Named ``DEVICE-MODEL-tpN``, or ``DEVICE/MAKER/MODEL/VARIANT/tpN`` as in LLMServingSim's tree; holds
-        ``dense.csv`` (layer, tokens, time_us), ``attention.csv``
-        (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) and ``per_sequence.csv`` (layer, sequences,
-        time_us), of a model with experts ``moe.csv`` (ep, tokens, activated_experts, time_us). Its times are
-        those of one device of the N. Experts that devices share out whole may stand in the folder of N = 1,
-        and ``prefill_key`` in the place of ``kv_prefill`` counts half of the chunk with it. The model's
-        HuggingFace configuration is ``MODEL.json`` beside the folder, or where LLMServingSim's tree has it
-        (``configs/model/MAKER/MODEL.json``).
-    expert_parallel
-        Devices that share out the experts.
-
-    Raises
-    ------
-    InputError
-        If a file is missing, a column is, the folder's name does not say what was measured, or it holds
-        layers that are not costed here.
+    The folder is ``DEVICE-MODEL-tpN``, or ``DEVICE/MAKER/MODEL/VARIANT/tpN`` as in LLMServingSim's tree. It
+    holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv`` (prefill_chunk, kv_prefill or prefill_key,
+    n_decode, kv_decode, time_us), ``per_sequence.csv`` (layer, sequences, time_us), and ``moe.csv`` (ep,
+    tokens, activated_experts, time_us) of a model with experts. ``prefill_key`` counts half of the chunk. The
+    model's configuration is ``MODEL.json`` next to the folder, or ``configs/model/MAKER/MODEL.json``.
     """
     folder = Path(folder)
     device, model, degree, maker = _measured(folder)
@@ -73,7 +59,7 @@ def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int 
     shape = ModelShape.from_config(read_json_object(beside), model)
     strange = folder / "linear_attention.csv"
     if strange.exists():
-        hint = "Give a profile of a model whose layers all have attention."
+        hint = "Give a profile of a model with attention in every layer."
         raise InputError("linear attention cannot be costed", file=strange, hint=hint)
     operations = [
         *_named(folder / "dense.csv", "tokens", shape),
@@ -130,7 +116,7 @@ def _named(path: Path, axis: str, shape: ModelShape) -> list[Operation]:
     dense = 1 - shape.expert_layers / shape.layers
     for name, rows in table.groupby("layer", sort=True):
         rows = rows.sort_values(axis)
-        # Of a model with experts, the layers without are few or none.
+        # In a model with experts, few layers or none are without.
         share = dense if name in _FEED_FORWARD else 1.0
         operations.append(
             _operation(
@@ -155,7 +141,7 @@ def _attention(path: Path) -> list[Operation]:
         table[past] = (table[past] - table["prefill_chunk"] / 2).clip(lower=0.0)
     if "layer" in table and set(table["layer"]) != {"attention"}:
         strange = ", ".join(sorted(set(table["layer"]) - {"attention"}))
-        hint = "Give a profile of a model whose layers attend to all they hold."
+        hint = "Give a profile of a model with full attention."
         raise InputError(f"{strange} cannot be costed", file=path, where="column 'layer'", hint=hint)
     if "decode_q_len" in table:
         table = table[table["decode_q_len"] == 1]
@@ -212,21 +198,7 @@ def _rising(at: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]
 
 
 def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = ("layer",)) -> pd.DataFrame:
-    """
-    Return a table of comma-separated values.
-
-    Parameters
-    ----------
-    columns
-        It must have; all but those of ``text`` hold numbers.
-    text
-        Columns of words.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or no table, a column is missing, or one of numbers holds something else.
-    """
+    """Return a table of comma-separated values."""
     import io
 
     import pandas as pd

@@ -1,4 +1,4 @@
-"""What a body asks of its completion: every field is served, refused by name, or asks for nothing."""
+"""Fields of a request's body: each is served, refused by name, or asks for nothing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from typing import Any
 
 from ..files.disk import shown
 from ..files.record import whole
+from ..prompts.messages import FieldError
 from ..workload import LONGEST
 from .sampling import MOST_LOGPROBS, Sampling
-
-
-class FieldError(ValueError):
-    """A field that cannot be served as it stands."""
-
-    def __init__(self, field: str, reason: str, hint: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field, self.reason, self.hint = field, reason, hint
-
 
 MOST_SAMPLES = 16_384
 """Most completions of one request, as vLLM has it."""
@@ -35,7 +27,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (False, True),
     "functions": ([],),
     "function_call": ("none",),
@@ -83,28 +75,24 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Known fields that are not served, each with the values that ask for nothing; null always does."""
 
+TEMPLATE_FIELDS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Fields of a chat's body that its chat template takes, by the same names."""
+
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Return what a body asks, by the names of :class:`~.sampling.Sampling`, and what its chat template is told.
+    Return a body's sampling fields, by the names of :class:`~.sampling.Sampling`, and its template's options.
 
-    Parameters
-    ----------
-    body
-        A request of OpenAI's chat completions or completions, or of vLLM's.
-    chat
-        Whether it is a chat: ``logprobs`` means something else there.
-
-    Raises
-    ------
-    FieldError
-        If a field is not known, cannot be served, or is out of its range.
+    A chat has template options, and ``logprobs`` has another meaning there. FieldError names a field that is
+    not known, cannot be served, or is out of its range.
     """
     asked: dict[str, Any] = {}
     for name, value in body.items():
         if name in _SERVED:
             if value is not None:
                 asked[name] = _SERVED[name](name, value)
+        elif chat and name in TEMPLATE_FIELDS:
+            continue
         elif name in _NEUTRAL:
             if value is not None and not any(
                 value == one and type(value) is type(one) for one in _NEUTRAL[name]
@@ -112,8 +100,8 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
                 raise FieldError(name, f"{shown(value)} cannot be served", f"Remove {name}.")
         elif name not in _READ_ELSEWHERE + _WITHOUT_EFFECT and not (chat and name == "chat_template_kwargs"):
             raise FieldError(name, "is not a field that can be served", _did_you_mean(name))
-    template = _template(body.get("chat_template_kwargs")) if chat else {}
-    _told_logprobs(asked, chat)
+    template = _template(body) if chat else {}
+    _join_logprobs(asked, chat)
     try:
         Sampling(**asked)
     except ValueError as error:
@@ -123,12 +111,12 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
     return asked, template
 
 
-def _told_logprobs(asked: dict[str, Any], chat: bool) -> None:
-    """Make one number of what the two endpoints ask with two fields."""
+def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
+    """Replace the endpoints' two fields of log-probabilities by one number."""
     wanted, most = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
     if not chat:
         if isinstance(wanted, bool) and wanted:
-            raise FieldError("logprobs", "True is not a number", "Give how many tokens to tell of, from 0.")
+            raise FieldError("logprobs", "True is not a number", "Give a number of tokens, from 0.")
         if most:
             raise FieldError("top_logprobs", f"{most} is for chats", "Give logprobs the number.")
         wanted = None if wanted is False else wanted
@@ -143,7 +131,41 @@ def _told_logprobs(asked: dict[str, Any], chat: bool) -> None:
         asked["logprobs"] = int(most or 0)
 
 
-def _template(given: Any) -> dict[str, Any]:
+def _template(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a chat's template: ``chat_template_kwargs``, and the body's own fields."""
+    options = _template_kwargs(body.get("chat_template_kwargs"))
+    for name in ("tools", "documents"):
+        if body.get(name) not in (None, []):
+            options[name] = _objects(name, body[name])
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if body.get(name) is not None:
+            options[name] = _flag(name, body[name])
+    if options.get("continue_final_message"):
+        if options.setdefault("add_generation_prompt", False):
+            what = "True contradicts add_generation_prompt True"
+            raise FieldError("continue_final_message", what, "Set add_generation_prompt to false.")
+    else:
+        # Both state the default then.
+        options.pop("continue_final_message", None)
+        if body.get("add_generation_prompt"):
+            options.pop("add_generation_prompt")
+    return options
+
+
+def _objects(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise FieldError(name, f"{shown(value)} is not a list", "Give a list of objects.")
+    for i, one in enumerate(value):
+        if not isinstance(one, dict):
+            raise FieldError(f"{name}[{i}]", f"{shown(one)} is not an object", "Give a list of objects.")
+        function = one.get("function", one)
+        if name == "tools" and not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+            hint = 'Write it as {"type": "function", "function": {"name": ...}}.'
+            raise FieldError(f"{name}[{i}]", f"{shown(one)} is not a function with a name", hint)
+    return value
+
+
+def _template_kwargs(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     name, hint = "chat_template_kwargs", 'Give an object such as {"enable_thinking": false}.'
@@ -220,11 +242,11 @@ def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
-def _told(name: str, value: Any) -> int | bool:
+def _logprobs(name: str, value: Any) -> int | bool:
     if isinstance(value, bool):
         return value
     if not 0 <= _whole(name, value) <= MOST_LOGPROBS:
-        raise FieldError(name, f"{value} is beyond what is told", f"Give 0 to {MOST_LOGPROBS}.")
+        raise FieldError(name, f"{value} is out of range", f"Give 0 to {MOST_LOGPROBS}.")
     return int(value)
 
 
@@ -245,7 +267,7 @@ _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "stop_token_ids": _tokens,
     "min_tokens": _length,
     "ignore_eos": _flag,
-    "logprobs": _told,
-    "top_logprobs": _told,
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
 }
 """Fields that are served, and how each is read."""

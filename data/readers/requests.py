@@ -20,7 +20,7 @@ from ..workload import Workload, WorkloadError
 from .generators import GENERATORS, generate
 from .length_source import LengthSource
 from .openai_batch import PromptRecord, each_sample, read_batch
-from .tables import UnknownColumnsError, is_table, read_lengths
+from .tables import LengthColumns, UnknownColumnsError, is_table, read_lengths
 
 TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
 """Gives the tokens of each request's prompt."""
@@ -63,6 +63,7 @@ def read_workload(
     drop_unanswered: bool = False,
     longest: int | None = None,
     columns: PromptColumns | None = None,
+    length_columns: LengthColumns | None = None,
 ) -> JobInput:
     """
     Return the requests that a file holds or a generator draws.
@@ -76,13 +77,15 @@ def read_workload(
         Where the completions' lengths come from, as :meth:`.LengthSource.parse` reads it. By default
         ``known`` where every request carries its own, else ``cap``.
     count_tokens
-        Gives the prompts' lengths; needed for a batch file whose prompts are text.
+        Gives the prompts' lengths; needed for a batch file with text.
     drop_unanswered
-        Leave out the rows of a table whose completion has no token.
+        Leave out the rows of a table without a completion.
     longest
         Most tokens of any completion, whatever its request allows; None for no such limit.
     columns
-        Of a table of prompts; None for anything else.
+        Columns of a table of prompts; None for anything else.
+    length_columns
+        Columns of a table of lengths with other names than usual, and the run of a benchmark's file.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def read_workload(
     name = os.fspath(spec)
     refuse_other_kinds(name, "no requests")
     drawn = None if columns is not None else _drawn(name)
-    of_lengths = columns is None and drawn is None and is_table(name)
+    of_lengths = columns is None and drawn is None and (length_columns is not None or is_table(name))
     if drop_unanswered and not of_lengths:
         raise nothing_to_drop(name)
     if drawn is None and not of_lengths:
@@ -100,7 +103,10 @@ def read_workload(
     source = replace(LengthSource.parse("known" if lengths is None else lengths), longest=longest)
     try:
         workload = drawn or read_lengths(
-            name, drop_unanswered=drop_unanswered, need_output=source.kind == "known"
+            name,
+            drop_unanswered=drop_unanswered,
+            need_output=source.kind == "known",
+            named=length_columns,
         )
     except UnknownColumnsError as error:
         hint = f"{asking_for_prompts(error.columns)}. {error.hint}"
@@ -114,13 +120,13 @@ def read_workload(
 
 
 def nothing_to_drop(source: str) -> InputError:
-    """Return what to raise where rows without a completion are to be left out of what has none."""
+    """Return the error of --drop-unanswered for an input other than a table of lengths."""
     hint = "Leave --drop-unanswered (drop_unanswered=True) out."
     return InputError("only tables of lengths have rows without a completion", file=source, hint=hint)
 
 
 def _drawn(spec: str) -> Workload | None:
-    """Return the workload that a generator's name and seed stand for, or None if ``spec`` is a file."""
+    """Return the workload of a generator's name and seed, or None if ``spec`` is a file."""
     if Path(spec).exists():
         return None
     name, *numbers = spec.split(":")
@@ -155,10 +161,15 @@ def _read_prompts(
             where = f"line {records[inputs.index(0)].line}"
             hint = "Name the model, so that its tokenizer can count the prompts' tokens."
             raise InputError(
-                "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
+                "the prompt is text, and its tokens are unknown", file=path, where=where, hint=hint
             )
     try:
-        workload = Workload(np.array(names), np.array(inputs, dtype=np.int64), outputs, group=_alike(records))
+        workload = Workload(
+            np.array(names, dtype=np.object_),
+            np.array(inputs, dtype=np.int64),
+            outputs,
+            group=_alike(records),
+        )
         workload = workload.with_shared_prompts()
     except WorkloadError as error:
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
@@ -170,7 +181,7 @@ def _alike(records: Sequence[PromptRecord]) -> IntArray:
     """Return a number for the requests of each prompt that comes several times, -1 for the others."""
     where: dict[tuple[object, ...], list[int]] = {}
     for index, record in enumerate(records):
-        key = (record.url, record.messages, record.prompt, repr(sorted(record.template.items())))
+        key = (record.url, repr(record.messages), record.prompt, repr(sorted(record.template.items())))
         where.setdefault(key, []).append(index)
     group = np.full(len(records), -1, dtype=np.int64)
     for number, members in enumerate(each for each in where.values() if len(each) > 1):

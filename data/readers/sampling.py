@@ -1,4 +1,4 @@
-"""What a request asks of its completions: how tokens are chosen, when one ends, and what is told of it."""
+"""Sampling of a request: choice of tokens, end of a completion, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from ..workload import LONGEST
 
 MOST_LOGPROBS = 20
-"""The most alternatives told beside a token: OpenAI's limit."""
+"""Most alternatives returned with a token: OpenAI's limit."""
 
 LogprobsMode = Literal["raw", "processed"]
 """Log-probabilities of the model itself, or after penalties, temperature and truncation."""
@@ -40,7 +40,7 @@ class Sampling:
     top_k
         Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
     top_p
-        Keep the smallest set of likeliest tokens whose probability reaches ``top_p``.
+        Keep the smallest set of likeliest tokens with a probability of ``top_p``.
     min_p
         Keep tokens at least ``min_p`` times as likely as the likeliest.
     repetition_penalty
@@ -66,14 +66,9 @@ class Sampling:
     ignore_eos
         Whether the model's end tokens are tokens like any other.
     logprobs
-        How many of the likeliest tokens' log-probabilities to tell beside each chosen one's; None for none.
+        Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
     logprobs_mode
         Of which distribution.
-
-    Raises
-    ------
-    ValueError
-        If a value is of another kind or out of its range; the message begins with its name.
     """
 
     n: int = 1
@@ -125,12 +120,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature == 0.0
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits are changed before temperature counts."""
+        """True if logits are changed before temperature counts."""
         return bool(
             self.logit_bias
             or self.bad_words
@@ -150,21 +145,7 @@ _OFF: Mapping[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min
 
 
 def refuse_unused(given: Mapping[str, Any], asked: Iterable[Sampling]) -> None:
-    """
-    Refuse what a caller says of the draw of tokens where none is drawn.
-
-    Parameters
-    ----------
-    given
-        What the caller says, by the names of :class:`Sampling`; None is nothing.
-    asked
-        What the requests ask with it.
-
-    Raises
-    ------
-    ValueError
-        If it has no effect; the message begins with its name.
-    """
+    """Refuse a caller's options of drawing tokens where none is drawn (ValueError begins with the name)."""
     named = [name for name, off in _OFF.items() if given.get(name) not in (None, *off)]
     if named and all(one.greedy for one in asked):
         raise ValueError(f"{named[0]} has no effect at temperature 0, where the likeliest token is taken")
@@ -219,6 +200,6 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "stop_token_ids": (lambda value: tuple(map(_whole, value)), "hold whole numbers"),
     "logit_bias": (_biases, "hold a number for each token"),
 }
-"""What makes a value of a field's own kind of what callers write for it, and what it must be."""
+"""By field: a function from a caller's value to the field's kind, and the name of that kind."""
 
 _USUAL: Mapping[str, Any] = {each.name: each.default for each in fields(Sampling)}

@@ -36,7 +36,7 @@ class ServerRequest:
     body
         What is sent, untouched: the server judges its fields.
     output_tokens
-        The completion's length where the line states it by ``output_tokens`` beside ``body``, or None.
+        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
     """
 
     custom_id: str
@@ -46,9 +46,16 @@ class ServerRequest:
     output_tokens: int | None = None
 
     @property
+    def prompts(self) -> list[Any]:
+        """The prompts of a completion request that states several; else empty."""
+        given = self.body.get("prompt") if self.url == COMPLETIONS else None
+        several = isinstance(given, list) and given and all(isinstance(one, str | list) for one in given)
+        return list(given) if several and isinstance(given, list) else []
+
+    @property
     def choices(self) -> int:
-        """How many completions of the prompt are asked for (``n``): each takes a slot of its own."""
-        return max(whole(self.body.get("n")) or 1, 1)
+        """Completions that are asked for, ``n`` of each prompt; each takes a slot of its own."""
+        return max(whole(self.body.get("n")) or 1, 1) * max(1, len(self.prompts))
 
     @property
     def says(self) -> Any:
@@ -62,13 +69,19 @@ class ServerRequest:
 
     @property
     def expected_tokens(self) -> int | None:
-        """Tokens that the completion is said to have, or may have at most, or None."""
+        """Tokens that the completion has as stated, or at most, or None."""
         return self.output_tokens or self.max_tokens
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token."""
-        prompt = self.body.get("prompt")
+        """
+        Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token.
+
+        Of several prompts, the shortest one's: no completion of the request reads fewer.
+        """
+        return min(map(self._tokens_of, self.prompts or [self.body.get("prompt")]))
+
+    def _tokens_of(self, prompt: object) -> int:
         if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
             return len(prompt)
         text = prompt if isinstance(prompt, str) else json.dumps(self.body.get("messages", prompt))
@@ -81,16 +94,11 @@ def read_server_batch(
     """
     Return the requests of an OpenAI batch file or of a table, with bodies that a server will judge.
 
-    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
-
-    Raises
-    ------
-    InputError
-        If a line cannot be sent: no ``custom_id`` of its own, no body, another endpoint, a streamed answer,
-        or a length that is no number of tokens.
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides.
     """
     requests = [
-        (number, _Line(path, number).request(entry)) for number, entry in batch_entries(path, columns)
+        (number, _Line(path, number).request(entry))
+        for number, entry in batch_entries(path, columns, text_only=False)
     ]
     refuse_repeated(((number, request.custom_id) for number, request in requests), path)
     return tuple(request for _, request in requests)
@@ -146,10 +154,7 @@ class _Line(BatchLine):
             hint = "Write null, or leave the field out."
             raise self.error("body", "holds NaN or an infinite number, which JSON has not", hint) from None
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
-        url, prompt = self.url(entry.get("url"), body), body.get("prompt")
-        if url == COMPLETIONS and isinstance(prompt, list) and not all(type(one) is int for one in prompt):
-            hint = "Give one text, or one list of token ids; several prompts need a line each."
-            raise self.error("body.prompt", "is a list of prompts", hint)
+        url = self.url(entry.get("url"), body)
         return ServerRequest(name, url, self.number, body, tokens)
 
     def whole(self, value: object, field: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What a server says about itself: its metrics page in Prometheus' text format."""
+"""Metrics page of a server, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ServerMetrics:
     engine
         ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
     running, waiting
-        Requests under way, and in its queue.
+        Requests in progress, and in its queue.
     iterations
         That it has run since it started.
     preemptions
-        Requests it put back since it started, for want of keys and values.
+        Requests it preempted since it started, for lack of KV cache.
     cached_tokens
         Prompt tokens it took from its prefix cache since it started.
     kv_tokens, block_tokens
-        Tokens of keys and values its requests have room for, and of one block of them.
+        Tokens of its KV cache, and of one block.
     prefix_caching
-        Whether prompts may share keys and values.
+        Whether prompts may share KV cache.
     started
         Seconds since 1970 at which its counters began.
     """
@@ -55,14 +55,7 @@ class ServerMetrics:
 
 
 def parse_metrics(text: str) -> ServerMetrics:
-    """
-    Return what a metrics page says; lines that are not samples are passed over.
-
-    Parameters
-    ----------
-    text
-        In Prometheus' text format. Samples of one name (several engines behind one address) are added up.
-    """
+    """Return what a metrics page says; lines that are not samples are passed over."""
     totals: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
     for line in text.splitlines():
@@ -81,7 +74,7 @@ def parse_metrics(text: str) -> ServerMetrics:
     if kv is None and block is not None and blocks is not None:
         kv = block * blocks
     if kv is not None and block is not None:
-        kv = max(block, kv - block)  # vLLM hands one block to nobody
+        kv = max(block, kv - block)  # vLLM never hands out one block
     caching = cache.get("enable_prefix_caching")
     return ServerMetrics(
         engine=engine,

@@ -33,15 +33,15 @@ class ServerCount:
     url, engine, version
         Which server.
     iterations, preemptions, cached_tokens
-        During the job, by the difference of its counters. None, too, where the server started anew meanwhile.
+        During the job, by the difference of its counters. None, too, if the server restarted meanwhile.
     most_running
-        Requests under way at the most, at the moments its counters were read.
+        Most requests in progress, at the moments its counters were read.
     plateau
         The same at moments when requests waited: as many as it lets run.
     kv_tokens, block_tokens
-        Its room for keys and values, and the tokens of one block.
+        Tokens of its KV cache, and of one block.
     prefix_caching
-        Whether prompts may share keys and values.
+        Whether prompts may share KV cache.
     """
 
     url: str
@@ -70,11 +70,6 @@ class ServerRunHeader:
         How many lines follow.
     run
         As of :class:`ServerRun`.
-
-    Raises
-    ------
-    ValueError
-        If there is no server.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_server_run", 1)
@@ -137,13 +132,13 @@ class ServerRun:
     position
         Position of each in its file, shape (requests,).
     sent, finished
-        Seconds after the start of the job, of the attempt that came to an end, shape (requests,).
+        Seconds after the start of the job, of the last attempt, shape (requests,).
     server_of
         Position of its server, shape (requests,).
     failed
         Whether no completion came, shape (requests,).
     slots
-        Requests under way on a server at a time, as the job was planned.
+        Requests in progress on a server at a time, as the job was planned.
     in_flight
         Completions kept in flight on each.
     order
@@ -153,7 +148,7 @@ class ServerRun:
     servers
         What each counted.
     run
-        What names the run: the requests and the model that they ask for; None where nobody says.
+        Name of the run: its requests and the model that they ask for; None if unknown.
     """
 
     ids: tuple[str, ...]
@@ -181,7 +176,7 @@ class ServerRun:
         return float(self.finished.max(initial=0.0))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the run as JSON lines, whole or not at all: a header, then a line per request."""
+        """Write the run as JSON lines atomically: a header, then a line per request."""
         header = ServerRunHeader(
             self.slots, self.in_flight, self.order, self.retries, self.servers, len(self), self.run
         )
@@ -193,14 +188,7 @@ class ServerRun:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServerRun:
-        """
-        Return the run that :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is not a whole run of this version.
-        """
+        """Return the run that :meth:`save` wrote."""
         lines = read_text(path).rstrip("\n").split("\n")
         rows = [parsed_json(line, path, line=number, hint=_HINT) for number, line in enumerate(lines, 1)]
         header = record(ServerRunHeader, rows[0], file=path, line=1)
@@ -267,21 +255,7 @@ def is_timed(text: str) -> bool:
 
 
 def read_timed_requests(path: str | os.PathLike[str]) -> TimedRequests:
-    """
-    Return requests with their times, those that failed left out.
-
-    Parameters
-    ----------
-    path
-        A CSV with the columns ``id, prompt_tokens, completion_tokens, start, first, last`` (seconds), or the
-        output of an OpenAI batch with vLLM's ``metrics`` in each response (``--enable-per-request-metrics``),
-        whose requests are taken to have been sent together.
-
-    Raises
-    ------
-    InputError
-        If a value is missing or none that a request can have, or no request was completed.
-    """
+    """Return successful requests with their times, from a CSV or batch output with vLLM's ``metrics``."""
     text = read_text(path)
     rows = _csv_rows(text, path) if not text.lstrip("\ufeff \n").startswith("{") else _output_rows(path)
     if not rows:

@@ -6,17 +6,18 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..costs.cost import IntArray
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
-from ..files.disk import InputError, read_text, refuse_streams, shown
-from ..files.jsonl import json_lines
+from ..files.disk import InputError, read_text, shown
+from ..files.jsonl import json_array, json_lines
+from ..files.sources import local_file, reading, refuse_streams
 from ..prompts.columns import listed, separator
 from ..workload import Workload, WorkloadError, numbered, numbered_ids
 
@@ -52,6 +53,8 @@ class TableFormat:
         Seconds in a unit of ``arrival``; zero where it holds dates.
     clock
         Whether ``arrival`` is a time of day, so that the job starts with the earliest row.
+    marks
+        Columns of which one must be there too, to tell the layout from others; none by default.
     """
 
     name: str
@@ -60,6 +63,11 @@ class TableFormat:
     arrival: str
     unit: float = 1.0
     clock: bool = False
+    marks: tuple[str, ...] = ()
+
+    def known_by(self, columns: Collection[str]) -> bool:
+        """Return whether the columns hold the layout's marks."""
+        return not self.marks or any(mark in columns for mark in self.marks)
 
 
 FORMATS = (
@@ -67,25 +75,53 @@ FORMATS = (
     TableFormat("OpenAI usage", "prompt_tokens", "completion_tokens", "arrival"),
     TableFormat("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", unit=0.0, clock=True),
     TableFormat("Mooncake", "input_length", "output_length", "timestamp", unit=1e-3),
+    TableFormat("Bailian", "input_length", "output_length", "timestamp", marks=("chat_id", "parent_chat_id")),
+    TableFormat("PolyTrace", "input", "output", "arrival", marks=("n_sampling",)),
     TableFormat("Vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     TableFormat("BurstGPT", "Request tokens", "Response tokens", "Timestamp", clock=True),
     TableFormat("LLMServingSim", "input_toks", "output_toks", "arrival_time_ns", unit=1e-9),
     TableFormat("vLLM run", "input_toks", "output_toks", "arrival_time", clock=True),
     TableFormat("vLLM bench", "input_lens", "output_lens", "start_times", clock=True),
 )
-"""The layouts recognised by their columns; of two that fit, the one whose arrival column is there."""
+"""The layouts recognised by their columns; of two that fit, the one with its marks and its arrival column."""
 
 _IDS = ("id", "custom_id", "request_id")
 _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_tokens": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LengthColumns:
+    """
+    Columns of lengths by other names than a known layout's, and the run of a benchmark's file.
+
+    Parameters
+    ----------
+    input_tokens, output_tokens
+        Columns of the lengths; None for that of a known layout.
+    run
+        Which run of a file with several benchmark results, from 1; None if it holds one.
+    """
+
+    input_tokens: str | None = None
+    output_tokens: str | None = None
+    run: int | None = None
+
+    def layout(self) -> TableFormat | None:
+        """Return the layout of the columns named; None if none is."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return TableFormat(
+            "named", self.input_tokens or "input_tokens", self.output_tokens or "output_tokens", "arrival"
+        )
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a table of lengths, by its first line, rather than prompts or completions."""
     refuse_streams(path)
     try:
-        with open(path, "rb") as stream:
+        with reading(path) as stream:
             head = next((line for line in stream if line.strip()), b"").lstrip(b"\xef\xbb\xbf \t")
-    except OSError:
+    except InputError:
         return False
     if not head.startswith((b"{", b"[")):
         return True
@@ -93,36 +129,34 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         first = json.loads(head)
     except (ValueError, RecursionError):
         return False
+    if isinstance(first, list):
+        first = first[0] if first and isinstance(first[0], dict) else {}
     # Prompts may pin their completions' lengths and completions may state them, in a column of the same name.
-    known = any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
+    known = any(
+        layout.known_by(first) and (layout.input_tokens in first or layout.output_tokens in first)
+        for layout in FORMATS
+    )
     return known and not {"body", "response"} & set(first)
 
 
 def read_lengths(
-    path: str | os.PathLike[str], *, drop_unanswered: bool = False, need_output: bool = True
+    path: str | os.PathLike[str],
+    *,
+    drop_unanswered: bool = False,
+    need_output: bool = True,
+    named: LengthColumns | None = None,
 ) -> Workload:
     """
     Return the workload of a table of lengths.
 
-    Parameters
-    ----------
-    path
-        CSV, Parquet, JSON lines, or the one JSON object of ``vllm bench serve --save-detailed``; its columns
-        as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
-        ``priority``, ``deadline`` (seconds), ``shared_tokens`` (that a group's prompts begin with alike).
-    drop_unanswered
-        Leave out the rows whose completion has no token, or no length (failed requests in a trace), instead
-        of refusing them.
-    need_output
-        Whether the completions' lengths are read; else they are one, whether the table has them or not.
-
-    Raises
-    ------
-    InputError
-        If the columns are not known, or a value is not one a request can have: with the file, the line, the
-        column, the value and the hint.
+    The table is CSV, Parquet, JSON lines, a JSON array, or a result of a serving benchmark. Its columns are
+    those named or of one of :data:`FORMATS`, and optionally an id, ``group`` (numbers or names),
+    ``priority``, ``deadline`` (seconds), and ``shared_tokens`` (common first tokens of a group's prompts).
+    ``drop_unanswered`` leaves out rows without a completion; without ``need_output`` each completion has one
+    token. InputError names the line, the column, the value and the hint.
     """
-    return Workload.from_frame(read_table(path, drop_unanswered=drop_unanswered, need_output=need_output))
+    frame = read_table(path, drop_unanswered=drop_unanswered, need_output=need_output, named=named)
+    return Workload.from_frame(frame)
 
 
 def read_table(
@@ -131,28 +165,20 @@ def read_table(
     drop_unanswered: bool = False,
     need_input: bool = True,
     need_output: bool = True,
+    named: LengthColumns | None = None,
 ) -> pd.DataFrame:
     """
-    Return a table of lengths with the columns of a workload.
+    Return a table of lengths with the columns of a workload, as :func:`read_lengths` reads it.
 
-    Parameters
-    ----------
-    path, drop_unanswered, need_output
-        As in :func:`read_lengths`.
-    need_input
-        Whether the prompts' lengths are needed; else they are one where the table has none.
-
-    Raises
-    ------
-    InputError
-        As in :func:`read_lengths`.
+    Without ``need_input`` prompts have one token where the table does not say.
     """
     import pandas as pd
 
-    raw, unit = _read(path)
+    named = named or LengthColumns()
+    raw, unit = _read(path, *filter(None, (named.input_tokens, named.output_tokens)), run=named.run)
     columns = list(raw.columns)
     read_output = need_output or drop_unanswered
-    layout = _layout(path, columns, need_input, read_output)
+    layout = _layout(path, columns, need_input, read_output, named)
     table = _Table(path, unit, raw)
     names = {"input_tokens": layout.input_tokens}
     if read_output:
@@ -177,28 +203,12 @@ def read_table(
 
 
 def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
-    """
-    Return the values of one column of a table of lengths, as texts, in the order of its rows.
-
-    Raises
-    ------
-    NoColumnError
-        If the table has no such column.
-    InputError
-        If a row has no value in it.
-    """
+    """Return the values of one column of a table of lengths, as texts, in the order of its rows."""
     return _column(path, name)[1]
 
 
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
-    """
-    Return the step of each row by the column that says it, counted from zero, shape (rows,).
-
-    Raises
-    ------
-    InputError
-        As :func:`read_column`, or if a step comes again after another one.
-    """
+    """Return the step of each row by the column that says it, counted from zero, shape (rows,)."""
     table, labels = _column(path, name)
     steps = numbered(labels)
     back = np.flatnonzero(np.diff(steps) < 0)
@@ -223,14 +233,7 @@ def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]
 def _values(
     table: _Table, layout: TableFormat, names: Mapping[str, str], *, no_output: float | None
 ) -> dict[str, pd.Series[float]]:
-    """
-    Return the numbers of a table by the workload's columns, whose names in the table are given.
-
-    Parameters
-    ----------
-    no_output
-        What a completion without a length counts as; None where it is refused.
-    """
+    """Return the numbers of a table by the workload's columns; ``no_output`` replaces missing lengths."""
     import pandas as pd
 
     found: dict[str, pd.Series[float]] = {}
@@ -255,7 +258,7 @@ def _values(
 def _refused(
     error: WorkloadError, table: _Table, frame: pd.DataFrame, names: Mapping[str, str]
 ) -> InputError:
-    """Return what is wrong with a workload's columns in the words of the table: its rows and columns."""
+    """Return a workload's error in terms of the table's rows and columns."""
     column = names.get(error.column, error.column)
     if error.row is None:
         return InputError(error.reason, file=table.path, where=f"column '{column}'")
@@ -341,29 +344,45 @@ def _number_or_text(value: object) -> object:
     return value
 
 
-def _read(path: str | os.PathLike[str], also: str = "") -> tuple[pd.DataFrame, str]:
+def _read(path: str | os.PathLike[str], *also: str, run: int | None = None) -> tuple[pd.DataFrame, str]:
     """
-    Return the table as it stands, indexed by each row's line number, and what that number counts.
+    Return a table indexed by each row's number, and the unit of the number.
 
-    Columns that no layout knows are empty in Parquet and left out of JSON, except one that is asked for.
+    Columns that neither a layout nor ``also`` names are empty in Parquet and left out of JSON. A row with
+    several sampled completions becomes a row for each, in a group.
     """
+    raw, unit = _read_rows(path, _known_columns() | set(also), run)
+    return (_each_sampled(path, raw, unit) if "n_sampling" in raw.columns else raw), unit
+
+
+def _each_sampled(path: str | os.PathLike[str], raw: pd.DataFrame, unit: str) -> pd.DataFrame:
+    """Return a row for each sampled completion, those of one row in a group."""
+    for number, lengths, count in zip(raw.index, raw["output"], raw["n_sampling"], strict=True):
+        if not isinstance(lengths, list) or len(lengths) != count:
+            what = f"{shown(lengths)} is not a list of {shown(count)} lengths, as n_sampling says"
+            where = f"{unit} {number}, column 'output'"
+            raise InputError(what, file=path, where=where, hint="Correct the row or remove it.")
+    frame = raw.assign(group=range(len(raw))).explode("output")
+    return frame.astype(object).where(frame.notna(), None)
+
+
+def _read_rows(path: str | os.PathLike[str], wanted: set[str], run: int | None) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
-    wanted = _known_columns() | {also}
     if holds_parquet(path):
         require_arrow()
         from pyarrow import parquet
 
         with reading_arrow(path):
-            names = parquet.read_schema(path).names
-            table = parquet.read_table(path, columns=[name for name in names if name in wanted])
+            names = parquet.read_schema(local_file(path)).names
+            table = parquet.read_table(local_file(path), columns=[name for name in names if name in wanted])
             # As Python's values: pandas has kinds of its own for what is missing, and for words.
             rows = table.to_pydict()
         frame = pd.DataFrame(rows, columns=names, index=range(1, len(table) + 1), dtype=object)
         return _nonempty(path, frame), "row"
     text = read_text(path)
-    if text.lstrip().startswith("{"):
-        return _read_json(path, text, wanted)
+    if text.lstrip().startswith(("{", "[")):
+        return _read_json(path, text, wanted, run)
     if not text.strip():
         raise InputError("the file is empty", file=path, hint="Give requests, or a table with a header.")
     mark = separator(text)
@@ -397,39 +416,62 @@ def _read(path: str | os.PathLike[str], also: str = "") -> tuple[pd.DataFrame, s
 
 def _known_columns() -> set[str]:
     lengths = {
-        name for layout in FORMATS for name in (layout.input_tokens, layout.output_tokens, layout.arrival)
+        name
+        for layout in FORMATS
+        for name in (layout.input_tokens, layout.output_tokens, layout.arrival, *layout.marks)
     }
     return lengths | {*_IDS, *_OPTIONAL}
 
 
-def _read_json(path: str | os.PathLike[str], text: str, wanted: set[str]) -> tuple[pd.DataFrame, str]:
+def _read_json(
+    path: str | os.PathLike[str], text: str, wanted: set[str], run: int | None
+) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        whole = None
-    if isinstance(whole, dict) and isinstance(whole.get("input_lens"), list):
+    whole = _benchmark(path, text, run)
+    if whole is not None:
         columns = {
             name: whole[name] for name in ("input_lens", "output_lens", "start_times") if name in whole
         }
         count = len(whole["input_lens"])
-        for name, values in columns.items():
-            if not isinstance(values, list) or len(values) != count:
+        for field, column in columns.items():
+            if not isinstance(column, list) or len(column) != count:
                 message = f"has not one value for each of the {count} requests"
-                raise InputError(message, file=path, where=f"field '{name}'", hint="Write the file again.")
+                raise InputError(message, file=path, where=f"field '{field}'", hint="Write the file again.")
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
     numbers = list[int]()
     seen, kept = dict[str, None](), dict[str, list[object]]()
-    for number, row in json_lines(path):
+    array = json_array(text, path)
+    for number, row in json_lines(path) if array is None else enumerate(array, 1):
         if not row.keys() <= seen.keys():
             kept |= {name: [None] * len(numbers) for name in row if name in wanted and name not in seen}
             seen |= dict.fromkeys(row)
         numbers.append(number)
         for name, values in kept.items():
             values.append(row.get(name))
-    return pd.DataFrame(kept or None, columns=list(kept or seen), index=numbers, dtype=object), "line"
+    frame = pd.DataFrame(kept or None, columns=list(kept or seen), index=numbers, dtype=object)
+    return frame, "line" if array is None else "row"
+
+
+def _benchmark(path: str | os.PathLike[str], text: str, run: int | None) -> dict[str, Any] | None:
+    """Return the one benchmark result of a file, or the run chosen; None if the file holds no result."""
+    try:
+        runs = [json.loads(text)]
+    except (ValueError, RecursionError):
+        first = text.lstrip().partition("\n")[0]
+        if '"input_lens"' not in first or '"output_lens"' not in first:
+            return None
+        runs = [row for _, row in json_lines(path)]
+    if not all(isinstance(one, dict) and isinstance(one.get("input_lens"), list) for one in runs):
+        return None
+    if run is None and len(runs) > 1:
+        hint = f"Choose one with --benchmark-run 1 to {len(runs)}."
+        raise InputError(f"holds {len(runs)} runs of a serving benchmark", file=path, hint=hint)
+    if run is not None and not 1 <= run <= len(runs):
+        hint = f"Give 1 to {len(runs)}."
+        raise InputError(f"there is no run {run} of a serving benchmark", file=path, hint=hint)
+    return dict(runs[(run or 1) - 1])
 
 
 def _nonempty(path: str | os.PathLike[str], frame: pd.DataFrame) -> pd.DataFrame:
@@ -439,15 +481,32 @@ def _nonempty(path: str | os.PathLike[str], frame: pd.DataFrame) -> pd.DataFrame
 
 
 def _layout(
-    path: str | os.PathLike[str], columns: list[str], need_input: bool, need_output: bool
+    path: str | os.PathLike[str],
+    columns: list[str],
+    need_input: bool,
+    need_output: bool,
+    named: LengthColumns,
 ) -> TableFormat:
+    chosen = named.layout()
+    if chosen is not None:
+        needed = (chosen.input_tokens if need_input else None, chosen.output_tokens if need_output else None)
+        for name in filter(None, needed):
+            if name not in columns:
+                raise NoColumnError(
+                    f"has no column {name!r}, but {listed(columns)}",
+                    file=path,
+                    hint="Name one of its columns.",
+                )
+        return chosen
     fitting = [
         layout
         for layout in FORMATS
-        if (layout.output_tokens in columns or not need_output)
+        if layout.known_by(columns)
+        and (layout.output_tokens in columns or not need_output)
         and (layout.input_tokens in columns or not need_input)
     ]
     if fitting:
-        return max(fitting, key=lambda layout: layout.arrival in columns)
+        return max(fitting, key=lambda layout: (bool(layout.marks), layout.arrival in columns))
     layouts = ", ".join(f"{layout.input_tokens} {layout.output_tokens}" for layout in FORMATS)
-    raise UnknownColumnsError(path, columns, f"For lengths name two columns as one of: {layouts}.")
+    hint = f"For lengths say --input-column and --output-column, or name two columns as one of: {layouts}."
+    raise UnknownColumnsError(path, columns, hint)

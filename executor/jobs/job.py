@@ -228,8 +228,9 @@ class Job:
     def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
         """Yield each request's output line, all its completions in one, in the plan's order."""
         for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
-            lines = [journal.finished[record.name] for record in answers]
-            yield lines[0] if len(lines) == 1 else joined_line(lines)
+            records = list(answers)
+            lines = [journal.finished[record.name] for record in records]
+            yield lines[0] if len(lines) == 1 else joined_line(lines, records[0].samples)
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
         """Return the output line of a finished request."""

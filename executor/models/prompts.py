@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord
+from ...data.readers.request_fields import TEMPLATE_FIELDS
 from ...data.workload import Workload
 from .tokenizers import TemplateError, Tokenizer
 
@@ -63,8 +66,10 @@ class Prompts:
         return cls(records, tokens)
 
 
-def encoded(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """Yield the token ids of each record's prompt."""
+def encoded(
+    records: Sequence[PromptRecord], tokenizer: Tokenizer, path: str | os.PathLike[str] | None = None
+) -> Iterator[tuple[int, ...]]:
+    """Yield the token ids of each record's prompt; errors name the file ``path``."""
     for record in records:
         if record.url == CHAT:
             try:
@@ -72,11 +77,58 @@ def encoded(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Iterator[t
             except TemplateError as error:
                 where = f"line {record.line}, field 'body.messages'"
                 hint = "Write the conversation as the model expects it."
-                raise InputError(str(error), where=where, hint=hint) from None
+                raise InputError(str(error), file=path, where=where, hint=hint) from None
             except ValueError as error:
-                where = f"line {record.line}, field 'body.chat_template_kwargs'"
-                raise InputError(str(error), where=where, hint="Remove it.") from None
+                field = next((name for name in TEMPLATE_FIELDS if name in record.template), None)
+                where = f"line {record.line}, field 'body.{field or 'chat_template_kwargs'}'"
+                raise InputError(str(error), file=path, where=where, hint="Remove it.") from None
         elif isinstance(record.prompt, str):
             yield tuple(tokenizer.encode(record.prompt))
         else:
             yield tuple(record.prompt or ())
+
+
+def ignored_fields(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> list[str]:
+    """
+    Return a sentence for each field that the records state and the chat template ignores.
+
+    A field of messages is looked at once for each role, in the first conversation that states it: its text
+    with the field is compared with the text without.
+    """
+    found: dict[str, list[str]] = {}
+    seen = set[tuple[str, str]]()
+    for record in records:
+        for role, field in _stated(record):
+            if (role, field) in seen:
+                continue
+            seen.add((role, field))
+            with contextlib.suppress(ValueError):  # a field that the template needs, or a faulty message
+                text = tokenizer.chat_text(record.chat_messages, **record.template)
+                if text == _without(record, role, field, tokenizer):
+                    of = f" of {role} messages" if role else ""
+                    found.setdefault(f"{field}{of}", []).append(f"line {record.line}")
+    return [
+        f"the chat template of {tokenizer.name!r} ignores {field}, first stated in {lines[0]}"
+        for field, lines in found.items()
+    ]
+
+
+def _stated(record: PromptRecord) -> Iterator[tuple[str, str]]:
+    """Yield each field that a chat states, with the role of its message; "" for the template's options."""
+    for message in record.messages:
+        yield from ((message.role, name) for name in message.fields)
+    yield from (("", name) for name in record.template if name not in _OWN_OPTIONS)
+
+
+def _without(record: PromptRecord, role: str, field: str, tokenizer: Tokenizer) -> str:
+    """Return the text of a conversation without a field."""
+    template = {name: value for name, value in record.template.items() if role or name != field}
+    messages = [
+        {name: value for name, value in message.items() if name != field or message["role"] != role}
+        for message in record.chat_messages
+    ]
+    return tokenizer.chat_text(messages, **template)
+
+
+_OWN_OPTIONS = ("add_generation_prompt", "continue_final_message")
+"""Options that transformers carries out itself, whatever the template."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,8 +18,8 @@ from .wrapped import unwrapped
 _BYTES = 256
 _SPECIALS = ("<bos>", "<eos>", "<pad>")
 
-Message = Mapping[str, str]
-"""A chat message: ``role`` and ``content``."""
+Message = Mapping[str, Any]
+"""A chat message: ``role``, ``content``, and any other field that a chat template may read."""
 
 
 class TemplateError(ValueError):
@@ -46,7 +48,15 @@ class Tokenizer(Protocol):
         """Return the token ids of a piece of text, without special tokens."""
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Return the token ids of a conversation that the assistant is to completion."""
+        """
+        Return the token ids of a conversation, at least one.
+
+        ``options`` go to the chat template, ``tools`` among them. TemplateError if it refuses the
+        conversation, another ValueError if there is no template that takes options.
+        """
+
+    def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
+        """Return the text of a conversation; errors as :meth:`encode_chat` has them."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
@@ -70,8 +80,11 @@ class ByteTokenizer:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the tokens of the conversation written as lines."""
-        _refuse_options(options, self.name)
-        return self.encode(plain_chat(messages))
+        return self.encode(self.chat_text(messages, **options))
+
+    def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
+        """Return the conversation written as lines."""
+        return plain_chat(messages, _plain_options(options, self.name))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the bytes among ``ids``; what is not UTF-8 becomes a replacement character."""
@@ -102,11 +115,48 @@ class HubTokenizer:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the tokens of the conversation by the tokenizer's chat template, or written as lines."""
+        text = self.chat_text(messages, **options)
         if not self._tokenizer.chat_template:
-            _refuse_options(options, self.name)
-            return self.encode(plain_chat(messages))
+            return self.encode(text)
+        # The template has written the special tokens already.
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
+        """Return the text that the chat template makes of a conversation, or the conversation as lines."""
+        if not self._tokenizer.chat_template:
+            return plain_chat(messages, _plain_options(options, self.name))
+        if not self._takes_parts:
+            messages = [{**message, "content": joined_parts(message.get("content"))} for message in messages]
+        refused: TemplateError | None = None
+        for form in _forms(messages):
+            try:
+                text = self._rendered(form, options)
+            except TemplateError as error:
+                refused = refused or error
+                continue
+            # A template that writes a missing content as a word takes an empty text.
+            emptied = [{**one, "content": one.get("content") or ""} for one in form]
+            if text.count("None") and emptied != form:
+                with contextlib.suppress(TemplateError):
+                    other = self._rendered(emptied, options)
+                    text = other if other.count("None") < text.count("None") else text
+            return text
+        assert refused is not None
+        raise refused
+
+    @functools.cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the chat template reads a content that is a list of parts."""
+        probe = "a part of a message"
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = self._rendered([{"role": "user", "content": [{"type": "text", "text": probe}]}], {})
+        except TemplateError:
+            return False
+        return probe in text and "'type'" not in text and '"type"' not in text
+
+    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 **{"add_generation_prompt": True, **options, "tokenize": False},
             )
@@ -114,8 +164,7 @@ class HubTokenizer:
             raise TemplateError(
                 f"the chat template of {self.name!r} refuses it: {first_line(error)}"
             ) from error
-        # The template has written the special tokens already.
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``, without special tokens."""
@@ -123,20 +172,73 @@ class HubTokenizer:
         return text
 
 
-def _refuse_options(options: Mapping[str, Any], name: str) -> None:
-    if options:
-        told = ", ".join(sorted(options))
-        raise ValueError(f"the tokenizer {name!r} has no chat template that could be told {told}")
+def joined_parts(content: Any) -> Any:
+    """Return a content's text parts as one text, joined by line breaks; any other content as it is."""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        return "\n".join(str(part["text"]) for part in content)
+    return content
 
 
-def plain_chat(messages: Sequence[Message]) -> str:
-    """Write a conversation as lines, for models without a chat template."""
+def _forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """
+    Yield a conversation in the forms that chat templates expect, the usual one first.
+
+    Arguments of tool calls are objects, as transformers documents them, or the JSON text that the API has;
+    the content of a message that only calls tools is null or empty.
+    """
+    parsed = [_with_parsed_arguments(message) for message in messages]
+    emptied = [{**one, "content": "" if one.get("content") is None else one["content"]} for one in messages]
+    yield parsed
+    if parsed == list(messages) == emptied:
+        return
+    yield [_with_parsed_arguments(message) for message in emptied]
+    yield list(messages)
+    yield list(emptied)
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_parsed_call(call) for call in calls]}
+
+
+def _parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _plain_options(options: Mapping[str, Any], name: str) -> str:
+    """Return the ending of a conversation without a template; ValueError if an option needs a template."""
+    stated = sorted(set(options) - {"add_generation_prompt", "continue_final_message"})
+    if stated:
+        raise ValueError(f"the tokenizer {name!r} has no chat template that takes {', '.join(stated)}")
+    if options.get("continue_final_message"):
+        return "continue"
+    return "prompt" if options.get("add_generation_prompt", True) else ""
+
+
+def plain_chat(messages: Sequence[Message], ending: str = "prompt") -> str:
+    """
+    Return a conversation as lines ``role: content``, for models without a chat template.
+
+    ``ending`` is ``prompt`` for a last line ``assistant:``, ``continue`` to leave the last line open, or
+    empty. TemplateError if a message has no text.
+    """
+    messages = [{**message, "content": joined_parts(message.get("content"))} for message in messages]
     for message in messages:
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise TemplateError(
                 f"role and content must be texts where there is no chat template: {shown(message)}"
             )
-    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+    lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    return lines[:-1] if ending == "continue" else lines + "assistant:" * (ending == "prompt")
 
 
 def tokenizer_like(given: Any) -> Tokenizer:

@@ -348,7 +348,7 @@ def _clock(traces: Sequence[Trace]) -> Literal["model", "measured"]:
     return "model" if simulated and any(trace.engine for trace in traces) else "measured"
 
 
-def _rows(ids: npt.NDArray[np.str_], traces: Sequence[Trace]) -> list[IntArray]:
+def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArray]:
     """Return the plan's requests that each trace serves, in the trace's order."""
     row_of = {name: row for row, name in enumerate(ids.tolist())}
     strangers = [name for trace in traces for name in trace.ids if name not in row_of]

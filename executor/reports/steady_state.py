@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.configuration import PlannedConfiguration
-from ...data.reached import Reached
+from ...data.configuration import PlannedConfiguration, Reached
 from ...data.trace import Trace
 
 

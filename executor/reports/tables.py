@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...data.bound import PROVEN_WITHIN
+from ...data.configuration import Reached
 from ...data.expectation import Expectation
-from ...data.reached import Reached
 from ...data.report import (
     BETWEEN,
     BUBBLES,

@@ -207,7 +207,14 @@ class ServerJob:
         return ServerRun(
             ids=tuple(request.custom_id for request in requests),
             choices=np.array([request.choices for request in requests], dtype=np.int64),
-            prompt_tokens=np.array([prompt for prompt, _ in usage], dtype=np.int64),
+            # The server counts all prompts of a request together; a completion reads at least a token of one.
+            prompt_tokens=np.array(
+                [
+                    min(prompt, 1) if request.prompts else prompt
+                    for request, (prompt, _) in zip(requests, usage, strict=True)
+                ],
+                dtype=np.int64,
+            ),
             completion_tokens=np.array([completion for _, completion in usage], dtype=np.int64),
             position=np.array([one.request for one in served], dtype=np.int64),
             sent=np.array([one.sent for one in served]),

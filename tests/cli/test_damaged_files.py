@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
     "two times for one point in a profile": (
         "layer profile",
         edited("operations.0.points.0.0", 1e6),
-        "profile.json, field 'operations.0': operation 'prefill stage': two times stand for the same point",
+        "profile.json, field 'operations.0': operation 'prefill stage': one point has two times",
     ),
     "a size beyond any model's": (
         "model's configuration (roofline)",
@@ -144,7 +144,7 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a completion beyond the room": (
         "measured run, requests.jsonl",
         edited("output_toks", 10**6, line=1),
-        "A100-toy/requests.jsonl, request 'q1': 1000004 tokens of keys and values do not fit into 128 blocks",
+        "A100-toy/requests.jsonl, request 'q1': 1000004 tokens of KV cache do not fit into 128 blocks",
     ),
     "an iteration's time with two points": (
         "server's log of iterations",

@@ -171,7 +171,7 @@ def test_a_request_that_is_called_as_an_answer_of_another_is_refused(
     assert main(["plan", str(tmp_path / "prompts.jsonl"), *MODEL, "-o", str(tmp_path / "plan.json")]) == 2
     said = capsys.readouterr().err
     assert "line 2, field 'custom_id'" in said
-    assert "'a#1' also names an answer of line 1" in said
+    assert "'a#1' also names one of the completions of line 1" in said
 
 
 def test_a_prefix_cache_without_shared_prompts_is_refused(
@@ -214,7 +214,7 @@ def test_an_answer_that_failed_leaves_the_others_in_the_line(tmp_path: Path) -> 
     choices = line["response"]["body"]["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "one"), (2, "three")]
     assert line["response"]["body"]["usage"]["total_tokens"] == 21
-    assert line["error"]["message"] == "1 of 3 answers failed; answer 1: logits are not finite"
+    assert line["error"]["message"] == "1 of 3 completions failed; completion 1: logits are not finite"
     lost: Any = joined_line([lines[1]] * 3)
     assert lost["response"] is None
     assert lost["custom_id"] == "r0"

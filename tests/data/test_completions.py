@@ -81,7 +81,7 @@ BAD_ANSWERS: dict[str, tuple[tuple[object, ...], str]] = {
         r"line 2, field 'response': is not a completion",
     ),
     "no name": (({"response": {}},), r"line 1, field 'custom_id': is not a completion"),
-    "twice": ((answered(A), answered(A)), r"line 2, field 'custom_id': 'a' is answered a second time"),
+    "twice": ((answered(A), answered(A)), r"line 2, field 'custom_id': 'a' is completed a second time"),
     "errors only": ((error_line(A, "x", "y"),), r"holds no completion"),
     "no usage": (
         ({"custom_id": "a", "response": {"body": {}}},),

@@ -74,7 +74,7 @@ def test_a_schedule_that_breaks_no_rule_passes() -> None:
         (
             FleetSchedule(np.array([0, 1, 0, 1, 0]), (FIRST, schedule_of([0, 1], [0, 0], [1, 1]))),
             "any",
-            "every request finishes: replica 1: every request finishes: needs 2 rounds, 1 are left"
+            "every request finishes: replica 1: every request finishes: needs 2 decode steps, 1 are left"
             " (request 1, slot 0, bin 1)",
         ),
         (

@@ -209,9 +209,15 @@ def test_a_file_that_does_not_answer_every_request_is_refused(answers: Path) -> 
     assert "quantile:Q:FILE" in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["known", "cap"])
-def test_a_request_without_its_length_or_cap_is_named(kind: str) -> None:
-    with pytest.raises(InputError, match=r"1 of 2 requests have no completion length, first 'b'.*constant:N"):
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("known", r"1 of 2 requests have no completion length, first 'b'.*constant:N"),
+        ("cap", r"no max_tokens in 'b'\. Add --longest-completion 1024.*constant:N"),
+    ],
+)
+def test_a_request_without_its_length_or_cap_is_named(kind: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
         LengthSource.parse(kind).resolve(["a", "b"], caps=[3, None], known=[3, None])
 
 

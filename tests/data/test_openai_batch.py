@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchbound.data.files.disk import InputError
-from batchbound.data.readers.openai_batch import CHAT, COMPLETIONS, Message, PromptRecord, read_batch
+from batchbound.data.prompts.messages import Message
+from batchbound.data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord, read_batch
 from batchbound.data.readers.requests import bundled_prompts_path
 
 Write = Callable[..., Path]
@@ -61,10 +62,11 @@ def test_a_prompt_is_a_text_or_a_list_of_token_ids(write: Write) -> None:
     assert read_batch(write(completion([5, 0, 7])))[0].prompt == (5, 0, 7)
 
 
-def test_text_parts_are_joined(write: Write) -> None:
+def test_text_parts_stay_parts(write: Write) -> None:
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
     (record,) = read_batch(write(chat(messages=[{"role": "user", "content": parts}])))
-    assert record.chat_messages == [{"role": "user", "content": "One.\nTwo."}]
+    assert record.chat_messages == [{"role": "user", "content": parts}]
+    assert record.messages[0].text == "One.\nTwo."
 
 
 def test_both_names_of_the_cap_are_read(write: Write) -> None:
@@ -120,7 +122,27 @@ BAD_LINES: dict[str, tuple[object, str]] = {
     "no content": (chat(messages=[{"role": "user"}]), r"'body.messages\[0\].content': None is not text"),
     "an image": (chat(messages=IMAGE), r"'body.messages\[0\].content\[0\]': 'image_url' is not a text part"),
     "empty prompt": (completion(""), r"field 'body.prompt': '' is not a prompt"),
-    "several prompts": (completion(["x", "y"]), r"\['x', 'y'\] is not a prompt.*need a line each"),
+    "texts and token ids": (completion(["x", 3]), r"field 'body.prompt': \['x', 3\] is not a prompt"),
+    "an empty one of several prompts": (
+        completion(["x", ""]),
+        r"field 'body.prompt\[1\]': '' is not a prompt",
+    ),
+    "an assistant's turn at the end": (
+        chat(messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]),
+        r"field 'body.messages\[1\]': the last message is the assistant's. Set continue_final_message",
+    ),
+    "a user's turn to continue": (
+        chat(continue_final_message=True),
+        r"field 'body.continue_final_message': True, but the last message is of the user",
+    ),
+    "two endings": (
+        chat(continue_final_message=True, add_generation_prompt=True),
+        r"field 'body.continue_final_message': True contradicts add_generation_prompt",
+    ),
+    "an old call": (
+        chat(messages=[{"role": "assistant", "content": "", "function_call": {"name": "f"}}]),
+        r"field 'body.messages\[0\].function_call': is a field no chat template takes. Write it as",
+    ),
     "negative token id": (completion([3, -1]), r"\[3, -1\] is not a prompt"),
     "negative cap": (chat(max_tokens=-4), r"field 'body.max_tokens': -4 is less than one token.*from 1 to"),
     "zero cap": (chat(max_completion_tokens=0), r"'body.max_completion_tokens': 0 is less than one token"),
@@ -133,10 +155,14 @@ BAD_LINES: dict[str, tuple[object, str]] = {
     "no answer": (chat(n=0), r"field 'body.n': 0 is not a number of completions.*Give 1 to 16,384"),
     "lengths of fewer answers": (
         {**chat(n=3), "output_tokens": [1, 2]},
-        r"field 'output_tokens': 2 lengths for the 3 answers that n asks for",
+        r"field 'output_tokens': 2 lengths for the 3 completions that the line asks for",
     ),
     "streamed": (chat(stream=True), r"field 'body.stream': True cannot be served"),
-    "tools": (chat(tools=[{"type": "function"}]), r"field 'body.tools': .* cannot be served"),
+    "tools": (
+        chat(tools=[{"type": "function"}]),
+        r"field 'body.tools\[0\]': .* is not a function with a name",
+    ),
+    "a tool that must be called": (chat(tool_choice="required"), r"'body.tool_choice': .* cannot be served"),
     "a JSON answer": (chat(response_format={"type": "json_object"}), r"'body.response_format': .* cannot be"),
     "negative temperature": (
         chat(temperature=-1),

@@ -44,7 +44,7 @@ def test_a_request_that_fits_no_limit_is_named(limit: str, least: int, what: str
 
 
 def test_what_is_kept_for_prompts_is_named_beside_the_kv_capacity_that_it_was_taken_from() -> None:
-    with pytest.raises(ProblemError, match="more than kv_capacity = 7 beside prefix_cache = 40 "):
+    with pytest.raises(ProblemError, match="more than kv_capacity = 7 without prefix_cache = 40 "):
         problem_of([3, 5], [1, 4], 2, kv_capacity=7, prefix_cache=40)
 
 

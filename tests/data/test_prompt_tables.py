@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from batchbound.cli import main
 from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
 from batchbound.data.prompts.columns import PromptColumns
+from batchbound.data.prompts.messages import Message
 from batchbound.data.prompts.table import batch_entries, prompts_digest
-from batchbound.data.readers.openai_batch import Message, read_batch
+from batchbound.data.readers.openai_batch import read_batch
 from batchbound.data.readers.server_batch import read_server_batch
 
 ROWS: list[dict[str, Any]] = [
@@ -129,7 +130,9 @@ BAD: Mapping[str, tuple[list[dict[str, Any]], PromptColumns, str]] = {
     ),
     "no role": ([{"q": [{"content": "a"}]}], PromptColumns("q"), _FIRST + ".* is not a conversation"),
     "no content": (
-        [{"q": [{"role": "user", "content": None}]}], PromptColumns("q"), _FIRST + "the content None is not",
+        [{"q": [{"role": "user", "content": None}]}],
+        PromptColumns("q"),
+        r"1, column 'q\[0\].content': None is not",
     ),
 }  # fmt: skip
 
@@ -150,9 +153,18 @@ def test_a_spreadsheet_is_read_with_lengths_as_pandas_writes_them(mark: str, tmp
     assert [(one.prompt, one.max_tokens) for one in records] == [("a", 12), ("b", None)]
 
 
-def test_a_conversation_made_a_text_of_is_no_prompt(tmp_path: Path) -> None:
-    rows = [{"q": str([{"role": "user", "content": "Hi"}])}]
-    with pytest.raises(InputError, match=r"row 1, column 'q': is a conversation written as text"):
+@pytest.mark.parametrize("written", [str, json.dumps])
+def test_a_conversation_written_as_text_is_a_conversation(
+    tmp_path: Path, written: Callable[[object], str]
+) -> None:
+    rows = [{"q": written([{"role": "user", "content": "It's 5\nor 6"}])}]
+    (record,) = read_batch(write_csv(tmp_path, rows), PromptColumns("q"))
+    assert record.messages == (Message("user", "It's 5\nor 6"),)
+
+
+def test_half_a_conversation_written_as_text_is_refused(tmp_path: Path) -> None:
+    rows = [{"q": "[{'role': 'user', 'content': 'Hi'} {'role'"}]
+    with pytest.raises(InputError, match=r"row 1, column 'q': begins as a conversation written as text"):
         read_batch(write_csv(tmp_path, rows), PromptColumns("q"))
 
 

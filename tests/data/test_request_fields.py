@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.files.disk import InputError
+from batchbound.data.prompts.messages import FieldError
 from batchbound.data.readers.openai_batch import PromptRecord, read_batch
-from batchbound.data.readers.request_fields import FieldError, asked_of
+from batchbound.data.readers.request_fields import asked_of
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.readers.server_batch import read_server_batch
 

@@ -90,7 +90,7 @@ def test_a_prompt_without_any_token_is_named_by_its_line(write: Write) -> None:
 
 def test_requests_without_a_cap_need_another_source_of_lengths(write: Write) -> None:
     path = write(chat("a", max_tokens=5), chat("b"))
-    with pytest.raises(InputError, match="1 of 2 requests have no completion length, first 'b'"):
+    with pytest.raises(InputError, match=r"no max_tokens in 'b'\. Add --longest-completion"):
         read_workload(path, count_tokens=lambda records: [4, 4])
     job = read_workload(path, count_tokens=lambda records: [4, 4], lengths="constant:8")
     assert job.workload.output_tokens.tolist() == [5, 8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,21 +56,21 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 0, 3], [0, 1, 0], [2, 0, -1, 2]),
         three(),
         schedule_of([0, 0, 3], [0, 1, 0], [2, 0, 0, 1]),
-        "decode rounds are counted: -1 decode rounds (bin 2)",
+        "decode steps are counted: -1 decode steps (bin 2)",
     ),
     "no more rounds than all requests have": (
         three(),
         schedule_of([0, 0, 1], [0, 1, 0], [2, 5]),
         three(),
         schedule_of([0, 0, 1], [0, 1, 0], [2, 4]),
-        "decode rounds are of use: 7 decode rounds for requests of 6 in all, 100,000,000 at most",
+        "decode steps are of use: 7 decode steps for requests of 6 in all, 100,000,000 at most",
     ),
     "no more rounds than memory holds": (
         problem_of([1], [MOST_ROUNDS + 1], 1),
         schedule_of([0], [0], [MOST_ROUNDS + 1]),
         problem_of([1], [MOST_ROUNDS], 1),
         schedule_of([0], [0], [MOST_ROUNDS]),
-        "decode rounds are of use: 100,000,001 decode rounds for requests of 100,000,001 in all,"
+        "decode steps are of use: 100,000,001 decode steps for requests of 100,000,001 in all,"
         " 100,000,000 at most",
     ),
     "no bin before the first": (
@@ -105,14 +106,14 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 0, 1], [0, 1, 0], [2, 0]),
         three(),
         LEGAL,
-        "every request finishes: needs 3 rounds, 2 are left (request 1, slot 1, bin 0)",
+        "every request finishes: needs 3 decode steps, 2 are left (request 1, slot 1, bin 0)",
     ),
     "every request of a later bin finishes": (
         problem_of([2, 2], [1, 3], 1),
         schedule_of([0, 1], [0, 0], [1, 2]),
         problem_of([2, 2], [1, 2], 1),
         schedule_of([0, 1], [0, 0], [1, 2]),
-        "every request finishes: needs 3 rounds, 2 are left (request 1, slot 0, bin 1)",
+        "every request finishes: needs 3 decode steps, 2 are left (request 1, slot 0, bin 1)",
     ),
     "a slot is free again only when its request is done": (
         three(),
@@ -203,28 +204,28 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 0], [0, 1], [3]),
         problem_of([2, 2], [3, 3], 2, kv_capacity=8),
         schedule_of([0, 0], [0, 1], [3]),
-        "KV capacity: a decode round holds 8 of 7 tokens (bin 0)",
+        "KV capacity: a decode step holds 8 of 7 tokens (bin 0)",
     ),
     "the KV capacity in a single round after another request is done": (
         problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=5),
         schedule_of([0, 0, 0], [0, 1, 2], [2]),
         problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=6),
         schedule_of([0, 0, 0], [0, 1, 2], [2]),
-        "KV capacity: a decode round holds 6 of 5 tokens (bin 0)",
+        "KV capacity: a decode step holds 6 of 5 tokens (bin 0)",
     ),
     "the KV capacity with the token that prefill gives": (
         problem_of([2, 2], [2, 2], 2, kv_capacity=5, prefill_emits_first_token=True),
         schedule_of([0, 0], [0, 1], [1]),
         problem_of([2, 2], [2, 2], 2, kv_capacity=6, prefill_emits_first_token=True),
         schedule_of([0, 0], [0, 1], [1]),
-        "KV capacity: a decode round holds 6 of 5 tokens (bin 0)",
+        "KV capacity: a decode step holds 6 of 5 tokens (bin 0)",
     ),
     "the KV capacity in a later bin": (
         problem_of([1, 1], [5, 2], 2, kv_capacity=6),
         schedule_of([0, 1], [0, 1], [3, 2]),
         problem_of([1, 1], [5, 2], 2, kv_capacity=7),
         schedule_of([0, 1], [0, 1], [3, 2]),
-        "KV capacity: a decode round holds 7 of 6 tokens (bin 1)",
+        "KV capacity: a decode step holds 7 of 6 tokens (bin 1)",
     ),
 }
 
@@ -243,7 +244,7 @@ def test_a_capacity_counts_no_request_that_is_done() -> None:
     assert schedule_of([0, 0], [0, 1], [6]).check(problem) is None
     assert str(
         schedule_of([0, 0], [0, 1], [6]).check(problem_of([4, 1], [2, 6], 2, kv_capacity=6))
-    ).startswith("KV capacity: a decode round holds 7 of 6 tokens")
+    ).startswith("KV capacity: a decode step holds 7 of 6 tokens")
 
 
 def test_a_capacity_counts_no_request_that_has_no_rounds() -> None:
@@ -509,3 +510,37 @@ def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
     # A stage that is free, and nothing to decode.
     free = problem_of([3], [1], 1, CostModel(0.0, 0.0, 1.0, 0.0), prefill_emits_first_token=True)
     assert schedule_of([0], [0], [0]).utilization(free) == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.integers(0, 5), st.booleans())
+def test_figures_of_runs_of_steps_are_those_of_single_steps(
+    lengths: list[int], between: int, emits: bool
+) -> None:
+    cost = CostModel(0.1, 0.01, 0.02, 0.003, decode_per_kv_token=1e-4)
+    problem = problem_of(
+        [3] * len(lengths), lengths, len(lengths), cost=cost, prefill_emits_first_token=emits
+    )
+    half = len(lengths) // 2
+    bins = np.arange(len(lengths)) >= half
+    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), [between, int(problem.rounds.max())])
+    prefill, decode = schedule.stage_seconds(problem)
+    active = schedule.active(problem)
+    assert schedule.makespan(problem) == pytest.approx(prefill.sum() + decode.sum(), rel=1e-12)
+    assert schedule.without_idle_rounds(problem).rounds.sum() == np.count_nonzero(active)
+    first = schedule.starts[schedule.bin_of]
+    points = np.unique(np.concatenate((first, first + problem.rounds)))
+    assert schedule.changes(problem) == np.count_nonzero(active[points[points < len(active)]])
+
+
+def test_a_completion_of_many_steps_takes_no_memory_for_each() -> None:
+    problem = problem_of([10, 10], [99_000_000, 5], 2)
+    schedule = schedule_of([0, 0], [0, 1], [99_000_000])
+    tracemalloc.start()
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) > 1e6
+    schedule.finishes(problem)
+    schedule.without_idle_rounds(problem)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1e6

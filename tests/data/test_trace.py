@@ -109,7 +109,7 @@ def test_a_stage_costs_what_the_model_says_of_its_tokens_rounds_and_reads() -> N
 
 
 def test_a_decode_stage_has_rounds_and_a_prefill_stage_need_not() -> None:
-    with pytest.raises(ValueError, match="a decode stage has no rounds"):
+    with pytest.raises(ValueError, match="a decode stage has no decode steps"):
         Stage("decode", 0.0, 1.0, 0, 1, 1, 1, 1)
     assert Stage("decode", 0.0, 1.0, 1, 1, 1, 1, 1).rounds == 1
 
@@ -161,7 +161,7 @@ def test_a_wrong_field_is_named_with_its_line_and_its_value(
 
 
 def test_a_decode_stage_without_rounds_is_refused_with_its_line(path: Path) -> None:
-    with pytest.raises(InputError, match=r"trace.jsonl, line 3.*a decode stage has no rounds"):
+    with pytest.raises(InputError, match=r"trace.jsonl, line 3.*a decode stage has no decode steps"):
         Trace.load(changed(path, 3, rounds=0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,15 @@ def test_a_frame_may_have_names_as_its_index_and_none_of_them_is_missing() -> No
         Workload.from_frame(frame.assign(id=pd.Series(["a", float("nan")])))
     with pytest.raises(WorkloadError, match=r"arrival: .* not timedelta64"):
         Workload.from_frame(frame.assign(arrival=pd.to_timedelta([1, 2], unit="s")))
+
+
+def test_one_long_name_among_many_takes_no_room_for_the_others() -> None:
+    names = [f"r{k}" for k in range(20_000)]
+    names[7] = "x" * 40_000
+    tracemalloc.start()
+    work = Workload(np.array(names, dtype=np.object_), np.ones(20_000, int), np.ones(20_000, int))
+    part = work.select(np.arange(10))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert part.ids[7] == names[7]
+    assert most < 50e6, "as texts of fixed width the names take 3 GB"

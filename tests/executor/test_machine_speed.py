@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from batchbound.cli.run_configuration import say_reached
-from batchbound.data.configuration import PlannedConfiguration
+from batchbound.data.configuration import PlannedConfiguration, Reached
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.costs.reference_time import ReferenceTime
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
-from batchbound.data.reached import Reached
 from batchbound.data.trace import Stage, Trace
 from batchbound.executor.jobs.machine_speed import MachineSpeed
 from batchbound.executor.reports.steady_state import reached

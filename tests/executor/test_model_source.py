@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.data.files.disk import InputError
+from batchbound.data.prompts.messages import Message
 from batchbound.data.readers.openai_batch import CHAT as CHAT_URL
-from batchbound.data.readers.openai_batch import Message, PromptRecord
+from batchbound.data.readers.openai_batch import PromptRecord
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import (

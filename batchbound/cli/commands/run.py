@@ -55,6 +55,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="tokenizer (default: the one that counted the plan's prompts)"
     )
+    parser.add_argument(
+        "--any-model",
+        action="store_true",
+        help="complete every request by the loaded model, whatever model it names",
+    )
     choice = parser.add_argument_group("completions")
     choice.add_argument(
         "--pinned",
