@@ -145,19 +145,18 @@ def gain_of(
     first = simulate(limited, params.policy)
     this_run = Course.of(trace, trace.makespan)
     result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
-    least, known = result.bound.proven, None
-    if trace.evictions:
-        least = work_bound(Fleet.of(problem, 1)).proven
-    if result.schedule is not None:
-        schedule = result.schedule
-        known = Course(clock * result.makespan, int(schedule.rounds.sum()), len(schedule.rounds))
+    bound = work_bound(Fleet.of(problem, 1)) if trace.evictions else result.bound
+    known, schedule = None, result.schedule
+    if schedule is not None:
+        seconds = clock * schedule.makespan(problem)
+        known = Course(seconds, int(schedule.rounds.sum()), len(schedule.rounds))
     return Gain(
         requests=len(problem),
         slots=problem.slots,
         first_come=Course.of(first, clock * first.makespan),
         this_run=this_run,
         known=known,
-        least=clock * least,
+        least=clock * ((bound.proven if bound else None) or 0.0),
         clock=clock,
         evicts=trace.evictions > 0,
     )
