@@ -1,0 +1,57 @@
+"""The end screen of a run: what it gained, what is possible, what to do next."""
+
+from __future__ import annotations
+
+from ..executor.reports.tables import duration
+from ..gain import Gain
+
+_EQUAL = 0.005
+"""Differences below this share of the time are shown as none."""
+
+
+def gain_lines(gain: Gain, model: str, command: str | None) -> list[str]:
+    """
+    Return the lines of the end screen, at most 80 columns each but for the command.
+
+    ``command`` would run the same prompts with the lengths of this run; None where lengths do not repeat.
+    """
+    several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
+    rows = [
+        ("first come, first served", gain.first_come.seconds, "simulated, same lengths"),
+        ("this run", gain.this_run.seconds, _against(gain.saved)),
+    ]
+    if gain.known is not None:
+        rows.append(("lengths known beforehand", _known_seconds(gain), _next_time(gain, command)))
+    rows.append(("least possible", gain.least, _above(gain)))
+    lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
+    lines += [f"  {name:<25}{duration(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
+    return lines
+
+
+def _known_seconds(gain: Gain) -> float:
+    """Return the seconds of the better of this run and a plan of its lengths."""
+    assert gain.known is not None
+    return min(gain.known.seconds, gain.this_run.seconds)
+
+
+def _against(saved: float) -> str:
+    if abs(saved) < _EQUAL:
+        return "no less time"
+    return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'}"
+
+
+def _next_time(gain: Gain, command: str | None) -> str:
+    """Return the next step, where it is worth one."""
+    assert gain.known is not None
+    if gain.known.seconds > (1 - _EQUAL) * gain.this_run.seconds:
+        return "no more to gain"
+    if command is None:
+        return "if lengths were the same again"
+    return f"next time: {command}"
+
+
+def _above(gain: Gain) -> str:
+    above = gain.above_least
+    if above is None:
+        return "nothing is proven"
+    return f"proven; this run is {max(0.0, above):.0%} above it"

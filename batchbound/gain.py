@@ -1,0 +1,179 @@
+"""What a run gained: first come, first served, this run, known lengths, the least possible, on one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .data.costs.cost import CostModel
+from .data.fleet import Fleet
+from .data.problem import Problem
+from .data.trace import Trace
+from .executor.profiling.calibrate import fit_cost
+from .executor.reports.report import model_seconds, served_part
+from .heuristics.simulate import simulate
+from .models.bounds.fleet import work_bound
+from .solvers.result import Limits
+from .solvers.solve import solve
+
+
+@dataclass(frozen=True, slots=True)
+class GainParams:
+    """
+    How much work the comparison may do.
+
+    Parameters
+    ----------
+    share
+        Search time as a share of the run's seconds; more finds a better order for known lengths.
+    least_seconds, most_seconds
+        Limits of that time.
+    policy
+        The baseline: what an engine without a plan would do.
+    """
+
+    share: float = 0.02
+    least_seconds: float = 0.1
+    most_seconds: float = 1.2
+    policy: str = "fcfs"
+
+    def seconds(self, makespan: float) -> float:
+        """Return the seconds of the search for a run of so many seconds."""
+        return min(self.most_seconds, max(self.least_seconds, self.share * makespan))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """
+    One way to serve the requests of a run.
+
+    Parameters
+    ----------
+    seconds
+        On the run's own clock.
+    decode_steps, prefill_stages
+        Counted, not scaled.
+    """
+
+    seconds: float
+    decode_steps: int
+    prefill_stages: int
+
+    @classmethod
+    def of(cls, trace: Trace, seconds: float) -> Course:
+        """Return the course of a trace that took so many seconds."""
+        return cls(seconds, trace.decode_rounds, trace.prefill_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """
+    A run beside what else could have served the same completions on the same slots.
+
+    All seconds are on the run's clock: simulated ones are the cost model's, times measured over modelled
+    seconds of this run. Decode steps are exact.
+
+    Parameters
+    ----------
+    requests, slots
+        Completions that the run served, and how many at a time.
+    first_come
+        First come, first served, simulated at the lengths that came out.
+    this_run
+        What ran.
+    known
+        A plan made with those lengths.
+    least
+        Proven seconds: no schedule of these completions takes less (assuming that the cost model holds).
+    clock
+        Measured seconds for a second of the cost model.
+    evicts
+        Whether the run evicted requests; then the bound allows for it, and no plan of known lengths is shown
+        unless it takes less than the run.
+    """
+
+    requests: int
+    slots: int
+    first_come: Course
+    this_run: Course
+    known: Course | None
+    least: float
+    clock: float
+    evicts: bool = False
+
+    @property
+    def saved(self) -> float:
+        """The share of first come, first served's seconds that the run saved; below zero if it lost some."""
+        return 1 - self.this_run.seconds / self.first_come.seconds if self.first_come.seconds else 0.0
+
+    @property
+    def above_least(self) -> float | None:
+        """How far the run is above the least possible, as a fraction; None without a bound above zero."""
+        return self.this_run.seconds / self.least - 1 if self.least > 0 else None
+
+    @property
+    def steps_to_save(self) -> float:
+        """The share of this run's decode steps that known lengths would save; 0 if none."""
+        if self.known is None or not self.this_run.decode_steps:
+            return 0.0
+        return max(0.0, 1 - self.known.decode_steps / self.this_run.decode_steps)
+
+
+def gain_of(
+    fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
+) -> Gain | None:
+    """
+    Return what a run on one machine gained, or None if it served nothing or was shared among replicas.
+
+    Parameters
+    ----------
+    fleet
+        The requests and the machine, with the cost model to fall back on.
+    trace
+        The run.
+    cost
+        The cost model; the run's own stages are fitted if left out.
+    """
+    params = params or GainParams()
+    served = served_part(fleet, [trace])
+    if served is None or len(fleet.replicas) != 1:
+        return None
+    cost = cost or _own_cost(trace, fleet.replicas[0].cost)
+    problem = replace(served.problem(), cost=cost)
+    modelled = model_seconds(cost, trace, overheads=False)
+    clock = trace.makespan / modelled if modelled else 1.0
+    limited = _with_capacity(problem, fleet)
+    first = simulate(limited, params.policy)
+    this_run = Course.of(trace, trace.makespan)
+    result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
+    bound = work_bound(Fleet.of(problem, 1)) if trace.evictions else result.bound
+    known, schedule = None, result.schedule
+    if schedule is not None:
+        seconds = clock * schedule.makespan(problem)
+        known = Course(seconds, int(schedule.rounds.sum()), len(schedule.rounds))
+    return Gain(
+        requests=len(problem),
+        slots=problem.slots,
+        first_come=Course.of(first, clock * first.makespan),
+        this_run=this_run,
+        known=known,
+        least=clock * ((bound.proven if bound else None) or 0.0),
+        clock=clock,
+        evicts=trace.evictions > 0,
+    )
+
+
+def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
+    """Return the cost model of a run's own stages, or the stated one where they are too few to fit."""
+    try:
+        return fit_cost(trace.stages)
+    except ValueError:
+        return stated
+
+
+def _with_capacity(problem: Problem, fleet: Fleet) -> Problem:
+    """Return the problem under the machine's memory, unless a completion outgrew it."""
+    capacity = fleet.replicas[0].kv_capacity
+    try:
+        return replace(problem, kv_capacity=capacity)
+    except ValueError:
+        return problem

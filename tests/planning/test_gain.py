@@ -1,0 +1,107 @@
+"""What a run gained, on jobs small enough to count by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import UNIT, problem_of
+
+from batchbound.cli.gain_screen import gain_lines
+from batchbound.data.fleet import Fleet
+from batchbound.data.problem import Problem
+from batchbound.data.trace import Trace
+from batchbound.gain import Gain, gain_of
+from batchbound.heuristics.simulate import simulate
+
+
+def two_slots() -> Problem:
+    """Return two short requests and a long one on two slots, a second a stage and a second a step."""
+    return problem_of([1, 1, 1], [1, 1, 4], 2, UNIT)
+
+
+def slower(trace: Trace, times: float) -> Trace:
+    """Return a run whose clock goes so many times slower."""
+    return replace(
+        trace,
+        stages=tuple(replace(one, start=times * one.start, end=times * one.end) for one in trace.stages),
+        prefilled=times * trace.prefilled,
+        first_token=times * trace.first_token,
+        finished=times * trace.finished,
+    )
+
+
+def gain(problem: Problem, policy: str, times: float = 1.0) -> Gain:
+    found = gain_of(Fleet.of(problem, 1), slower(simulate(problem, policy), times), cost=problem.cost)
+    assert found is not None
+    return found
+
+
+def test_first_come_first_served_takes_a_step_more_than_longest_first() -> None:
+    # First come: both short ones (1 stage, 1 step), then the long one alone (1 stage, 4 steps): 7 s.
+    # Longest first: the long one and a short one (1, 1), the other short one (1, 1), 2 more steps: 6 s.
+    found = gain(two_slots(), "lpt")
+    assert (found.first_come.seconds, found.first_come.decode_steps) == (7.0, 5)
+    assert (found.this_run.seconds, found.this_run.decode_steps) == (6.0, 4)
+    assert found.least == pytest.approx(6.0)
+    assert found.saved == pytest.approx(1 / 7)
+    assert found.above_least == pytest.approx(0.0)
+
+
+def test_known_lengths_would_save_a_step_of_first_come_first_served() -> None:
+    found = gain(two_slots(), "fcfs")
+    assert found.saved == 0
+    assert found.known is not None
+    assert (found.known.seconds, found.known.decode_steps) == (6.0, 4)
+    assert found.steps_to_save == pytest.approx(1 / 5)
+
+
+def test_all_seconds_are_on_the_clock_of_the_run() -> None:
+    found = gain(two_slots(), "lpt", times=3.0)
+    assert found.clock == pytest.approx(3.0)
+    assert found.first_come.seconds == pytest.approx(21.0)
+    assert found.this_run.seconds == pytest.approx(18.0)
+    assert found.least == pytest.approx(18.0)
+    assert found.first_come.decode_steps == 5
+
+
+def test_a_run_that_served_nothing_gained_nothing() -> None:
+    assert gain_of(Fleet.of(two_slots(), 1), Trace.empty(2)) is None
+
+
+def test_lengths_that_came_out_count_and_not_those_planned() -> None:
+    planned = two_slots()
+    trace = simulate(planned, "fcfs", np.array([1, 1, 2]))
+    found = gain_of(Fleet.of(planned, 1), trace, cost=planned.cost)
+    assert found is not None
+    # The long one turned out to take two steps: 1 stage, 1 step, 1 stage, 2 steps.
+    assert found.first_come.seconds == 5.0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpt", "fcfs-ski", "learned"])
+def test_no_run_is_below_the_least_possible(policy: str) -> None:
+    rng = np.random.default_rng(7)
+    problem = problem_of(rng.integers(1, 40, 30).tolist(), rng.integers(1, 60, 30).tolist(), 4)
+    found = gain(problem, policy, times=1.7)
+    assert found.least <= found.this_run.seconds * (1 + 1e-9)
+    assert found.least <= found.first_come.seconds
+    assert found.known is not None
+    assert found.least <= found.known.seconds * (1 + 1e-9)
+
+
+def test_the_end_screen_says_what_was_gained_what_is_possible_and_what_next() -> None:
+    lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", "batchbound run p.jsonl --model M")
+    assert lines == [
+        "3 prompts, 2 at a time, tiny:speller",
+        "  first come, first served    7.00 s    simulated, same lengths",
+        "  this run                    7.00 s    no less time",
+        "  lengths known beforehand    6.00 s    next time: batchbound run p.jsonl --model M",
+        "  least possible              6.00 s    proven; this run is 17% above it",
+    ]
+
+
+def test_the_end_screen_promises_nothing_of_lengths_that_do_not_repeat() -> None:
+    lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", None)
+    assert lines[3].endswith("if lengths were the same again")
+    assert gain_lines(gain(two_slots(), "lpt"), "M", "again")[3].endswith("no more to gain")
