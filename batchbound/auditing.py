@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .data.arrays import FloatArray
 from .data.costs.communication import with_all_reduce
-from .data.costs.cost import FloatArray
 from .data.costs.iteration_rates import IterationRates
 from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text

@@ -29,8 +29,9 @@ import time
 
 import numpy as np
 
+from batchbound.data.arrays import IntArray
 from batchbound.data.bound import Bound
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import GENERATORS, generate
 from batchbound.data.schedule import Schedule

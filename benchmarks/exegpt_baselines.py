@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.models.exegpt.timeline import Timeline
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.models.exegpt.configuration import ExecConfig, Strategy

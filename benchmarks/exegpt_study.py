@@ -16,7 +16,7 @@ from exegpt_baselines import IterationBatching, StaticBatching, best_within
 from exegpt_machines import MACHINES, measured_machine, paper_machine
 from exegpt_phases import simulate_phases
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS

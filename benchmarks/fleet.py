@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from batchbound.data.arrays import IntArray
 from batchbound.data.bound import Bound
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.lengths.prediction_error import MeasuredError
 from batchbound.data.problem import Problem

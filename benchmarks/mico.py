@@ -19,7 +19,8 @@ from functools import partial
 import numpy as np
 from fleet import ssjf
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch import dispatch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.data.trace import Trace
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from cpu_clock import limit_cpu_seconds
 from rollouts_plan import best_rule, measured, summary
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.solvers import Limits

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
 from batchbound.data.workload import Workload

@@ -32,7 +32,8 @@ from pathlib import Path
 import numpy as np
 from rollouts import BASELINE, DATASETS, TRACES, Step
 
-from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.heuristics.queues.queue_policy import QueuedPolicy
 from batchbound.heuristics.simulate import simulate

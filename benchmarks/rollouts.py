@@ -37,7 +37,8 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.lengths.interval import Interval
 from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.prefix_cache import usual_prefix_cache

@@ -21,7 +21,7 @@ import numpy as np
 from measured_points import MeasuredPoint, read_aiconfigurator
 from scipy.optimize import least_squares
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.models.exegpt.roofline import ERROR_BAR, ROOFLINE_DEVICES, Efficiency, Roofline
 
 START = Efficiency(0.7, 0.6, 0.6, 0.6, 0.6, 10e-6, 2e-6, 1e-3)

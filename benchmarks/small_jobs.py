@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from cpu_clock import limit_cpu_seconds
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.certificates.checker import verify_bound

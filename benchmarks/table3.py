@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from cpu_clock import limit_cpu_seconds
 
-from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.heuristics.loop import schedule_of

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.lengths.prediction_error import LogNormalError, MeasuredError, PredictionError
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import CostModel, IntArray
+from .arrays import IntArray
+from .costs.cost import CostModel
 from .files.record import Positive
 from .problem import LIMITS, Problem, settle_limits
 from .schedule import Schedule, Violation

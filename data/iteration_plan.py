@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .arrays import IntArray
 from .bound import PROVEN_WITHIN, gap_above
-from .costs.cost import IntArray
 from .costs.iteration_rates import IterationRates
 from .costs.layer_profile import LayerProfile
 from .files.disk import InputError, read_json_object, write_json

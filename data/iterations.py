@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .costs.cost import IntArray
+from .arrays import IntArray
 from .files.record import Count, Positive
 from .problem import limit_of
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import FloatArray, IntArray
+from .arrays import FloatArray, IntArray
 from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
 

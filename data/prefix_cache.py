@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .costs.cost import IntArray
+from .arrays import IntArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,8 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from .costs.cost import CostModel, IntArray
+from .arrays import IntArray
+from .costs.cost import CostModel
 from .workload import Workload
 
 MOST_SLOTS = 1_000_000

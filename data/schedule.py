@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import CostModel, FloatArray, IntArray
+from .arrays import FloatArray, IntArray
+from .costs.cost import CostModel
 from .prefix_cache import computed_tokens
 from .problem import MOST_ROUNDS, Problem
 

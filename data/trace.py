@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import LONGEST_TIME, CostModel, FloatArray, IntArray
+from .arrays import FloatArray, IntArray
+from .costs.cost import LONGEST_TIME, CostModel
 from .files.disk import InputError, atomic_write, parsed_json, read_text
 from .files.record import Count, Positive, plain, record
 from .workload import LONGEST

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import FloatArray, IntArray
+from .arrays import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

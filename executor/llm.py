@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..data.costs.cost import CostModel, IntArray
+from ..data.arrays import IntArray
+from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem, limit_of

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.arrays import FloatArray, IntArray
 from ..data.fleet import Fleet, Groups
 from ..models.bounds.fleet import request_costs
 from ..models.bounds.fleet_partition import least_loaded, spread_groups

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.problem import Problem
 
 FREE = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.problem import Problem
 from ..models.bounds.packing.heuristics import longest_processing_time
 from .policy import Policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..data.trace import Trace

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.arrays import FloatArray, IntArray
 
 Entries = tuple[IntArray, IntArray, FloatArray | IntArray | float]
 """Rows and columns of a matrix, and a number for each or for all."""

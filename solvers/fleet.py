@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..data.arrays import FloatArray, IntArray
 from ..data.bound import Bound, gap_above
-from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule

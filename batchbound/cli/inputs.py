@@ -188,9 +188,7 @@ def columns_of(args: argparse.Namespace) -> PromptColumns | None:
     """Return the columns that the options of :func:`add_columns` name; None where none is named."""
     if args.prompt_column is None:
         return None
-    return PromptColumns(
-        args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant
-    )
+    return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant)
 
 
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..data.arrays import IntArray
 from ..data.bound import gap_above
-from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
 from ..data.fleet import Groups
 from ..data.lengths.prediction_error import parse_prediction_error
@@ -23,8 +23,7 @@ from ..planning.uncertain import make_robust_plan
 from ..solvers.params import ParamsError, SearchParams
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
-from ..solvers.solve import DEFAULT_SOLVER
-from ..solvers.solve import limits_heeded
+from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
 from .inputs import Inputs, positive, seconds
 from .output import note
 from .parser import Parser, Rule

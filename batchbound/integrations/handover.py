@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.iteration_plan import IterationPlan
 from .handover_file import ENGINES
 

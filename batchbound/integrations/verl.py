@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 
 PRIORITY = "priority"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from .. import __version__
-from ..data.costs.cost import CostModel, IntArray
+from ..data.arrays import IntArray
+from ..data.costs.cost import CostModel
 from ..data.expectation import Expectation
 from ..data.files.disk import InputError, read_json_object
 from ..data.files.record import Positive, record, refuse_unknown

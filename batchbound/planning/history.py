@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.arrays import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import read_lengths

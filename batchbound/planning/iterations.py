@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from .. import __version__
-from ..data.costs.cost import CostModel, IntArray
+from ..data.arrays import IntArray
+from ..data.costs.cost import CostModel
 from ..data.costs.iteration_rates import IterationRates
 from ..data.costs.layer_profile import LayerProfile
 from ..data.fleet import Fleet, Groups, Replica

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.files.disk import InputError
 from ..data.files.kinds import refuse_other_kinds
 from ..data.iteration_plan import least_known

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.arrays import FloatArray, IntArray
 from ..heuristics.unknown_lengths.lengths import SHARES
 
 STEP_SCALE = 0.25

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan
 from ..executor.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Predicted
 from ..executor.serving.leaps import IterationPrices
 from ..executor.serving.release import Release, predict, shuffled_orders

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.arrays import FloatArray, IntArray
 from ..data.expectation import Expectation, Follow
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.lengths.prediction_error import LogNormalError, PredictionError

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..data.arrays import IntArray
 from ..data.bound import Bound
-from ..data.costs.cost import IntArray
 from ..data.fleet import Fleet
 from ..data.lengths.steps import Way
 from ..data.problem import Problem

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.arrays import IntArray
 from ..data.configuration import PlannedConfiguration
-from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
 from ..data.lengths.pair import LengthPair
 from ..data.plan import Plan

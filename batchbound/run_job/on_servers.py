@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..data.costs.cost import IntArray
+from ..data.arrays import IntArray
 from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.files.sources import local_file

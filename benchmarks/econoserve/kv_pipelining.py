@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from prediction import PredictorErrors
 
-from batchbound.data.costs.cost import IntArray
+from batchbound.data.arrays import IntArray
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
 from batchbound.executor.models.prompts import Prompts

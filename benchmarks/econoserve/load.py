@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from published import RATES
 from study import Study
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.data.workload import Workload
 from batchbound.executor.serving.metrics import serving_metrics
 from batchbound.executor.serving.simulation import ServingRun

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from setting import FORWARD
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.executor.serving.disaggregated import DisaggregatedRun
 from batchbound.executor.serving.metrics import ServingMetrics
 from batchbound.executor.serving.simulation import QUEUED, WAITING, ServingRun

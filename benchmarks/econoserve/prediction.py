@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

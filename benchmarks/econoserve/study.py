@@ -11,7 +11,7 @@ import numpy as np
 from outcome import Binding, Outcome
 from setting import FORWARD, TRACES, Served
 
-from batchbound.data.costs.cost import IntArray
+from batchbound.data.arrays import IntArray
 from batchbound.data.costs.iteration_cost import MixedCost
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload

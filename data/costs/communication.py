@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .cost import FloatArray
+from ..arrays import FloatArray
 from .layer_profile import LayerProfile, Operation
 from .link import Link
 from .model_shape import ModelShape

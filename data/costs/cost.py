@@ -6,13 +6,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import numpy.typing as npt
+
+from ..arrays import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 LONGEST_TIME = 1e12
 """Seconds: a time beyond it, thirty thousand years, is damage and not a measurement."""

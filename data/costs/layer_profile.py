@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..arrays import FloatArray
 from ..files.disk import read_json_object, write_json
 from ..files.record import plain, record, refuse_unknown
-from .cost import LONGEST_TIME, FloatArray
+from .cost import LONGEST_TIME
 from .model_shape import ModelShape
 from .reference_time import ReferenceTime
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from ..arrays import FloatArray
 from ..files.disk import InputError
 from ..files.record import Positive
-from .cost import FloatArray
 from .quantisation import weight_bytes_of
 
 WeightBytes = Annotated[float, msgspec.Meta(ge=0, le=64)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cost import FloatArray
+from ..arrays import FloatArray
 
 PROMPTS, TOKENS, ROUNDS = 16, 32, 4
 """The fixed piece of work, about the size of a small job: a smaller one would fit the caches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 
 POINTS = 200
 """Fewest grid points over the range of the numbers."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 
 FAMILIES = ("normal", "censored_normal", "log_normal", "gamma")
 """Families on a range of whole tokens: truncated to it, the censored one cut to its ends."""

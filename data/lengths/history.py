@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..costs.cost import IntArray
+from ..arrays import IntArray
 from ..files.disk import InputError, atomic_write
 from ..files.jsonl import json_lines
 from .repair import LengthRepair

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.cost import FloatArray
+from ..arrays import FloatArray
 from ..workload import Workload
 from .distributions import LengthDistribution
 

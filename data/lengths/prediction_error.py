@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 from ..files.disk import InputError, read_text
 from ..files.jsonl import file_digest
 from ..problem import MOST_ROUNDS

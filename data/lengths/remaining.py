@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 from .prediction_error import PredictionError
 
 KINDS = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 
 LEAST_SEEN = 8
 """Groups of which something has ended, before anything is learnt from them."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.cost import LONGEST_TIME, FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
+from ..costs.cost import LONGEST_TIME
 from ..files.disk import InputError, read_text
 from ..workload import LONGEST
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.cost import IntArray
+from ..arrays import IntArray
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
 from ..files.record import Positive, plain, record, refuse_unknown

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..costs.cost import LONGEST_TIME, FloatArray
+from ..arrays import FloatArray
+from ..costs.cost import LONGEST_TIME
 from ..files.disk import InputError, read_json_object
 from ..files.jsonl import json_lines
 from ..files.record import Positive, record

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..costs.cost import FloatArray
+from ..arrays import FloatArray
 from ..costs.layer_profile import LayerProfile, Operation
 from ..costs.model_shape import ModelShape
 from ..files.disk import InputError, read_json_object, read_text

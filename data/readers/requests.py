@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..costs.cost import IntArray
+from ..arrays import IntArray
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
 from ..files.kinds import refuse_other_kinds

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..costs.cost import IntArray
+from ..arrays import IntArray
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from ..costs.cost import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray
 from ..files.disk import InputError, atomic_write, parsed_json, read_text
 from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, plain, record

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..costs.cost import IntArray
+from ..arrays import IntArray
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_text, shown
 from ..files.jsonl import json_array, json_lines

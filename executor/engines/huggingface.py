@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem

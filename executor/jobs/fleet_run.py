@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.fleet import Fleet, FleetSchedule
 from ...data.plan import Plan
 from ...data.schedule import Schedule

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.plan import Plan
 from ...data.readers.completions import answer_line, error_line, joined_line, write_completions

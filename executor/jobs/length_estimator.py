@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage

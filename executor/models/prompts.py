@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord
 from ...data.readers.request_fields import TEMPLATE_FIELDS

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.predictor import COVERAGE, Examples, Predicted, bucket_of
 
 DISTILBERT = "distilbert-base-uncased"

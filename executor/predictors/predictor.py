@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.files.disk import InputError, atomic_write, read_json_object, write_json
 from ...data.files.jsonl import json_lines
 from ...data.files.record import record

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.predictor import COVERAGE, Examples, Predicted
 from .levels import HELD_OUT, LEVELS
 

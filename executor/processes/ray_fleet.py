@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace

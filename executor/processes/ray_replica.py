@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.problem import Problem
 from ...data.trace import Stage
 from ..engines.huggingface import HuggingFaceEngine

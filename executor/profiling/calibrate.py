@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ...data.arrays import FloatArray
 from ...data.costs.calibration import CalibratedCost, FitError
-from ...data.costs.cost import CostModel, FloatArray
+from ...data.costs.cost import CostModel
 from ...data.costs.layer_profile import LayerProfile
 from ...data.trace import Stage, StageKind
 from ...models.exegpt.layer_cost import LayerCost

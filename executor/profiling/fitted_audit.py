@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Sequences
 from ...models.exegpt.iteration_minorant import Minorant
 from ..serving.release import fits, simulable

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.iteration_log import IterationLog
 from ...data.workload import Workload

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.model_shape import ModelShape
 from ...data.costs.reference_time import WORK, ReferenceTime

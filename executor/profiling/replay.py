@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...data.arrays import FloatArray, IntArray
 from ...data.costs.communication import exchange_seconds, experts_apart, with_all_reduce
-from ...data.costs.cost import FloatArray, IntArray
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
 from ...data.files.disk import InputError

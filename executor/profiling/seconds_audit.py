@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.readers.measured_run import MeasuredRun
 from ...heuristics.serving.device import DeviceBatch

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
+from ...data.costs.cost import CostModel
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
 from ...data.readers.measured_run import MeasuredRun

@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.files.disk import atomic_write
 
 _WIDTH, _HEIGHT, _LEFT, _BAR = 900.0, 220.0, 250.0, 26.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING
 from ...data.trace import Trace
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
+from ...data.costs.cost import CostModel
 from ...data.files.disk import InputError, atomic_write
 from ...data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING, Report
 from ...data.trace import Trace

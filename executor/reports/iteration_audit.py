@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
 from ...models.bounds.iterations import iteration_bound

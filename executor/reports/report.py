@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
 from ...data.costs.calibration import FitError
-from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.costs.cost import CostModel
 from ...data.fleet import Fleet
 from ...data.plan import Plan
 from ...data.problem import Problem

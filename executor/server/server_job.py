@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.lengths.repair import LengthRepair
 from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics

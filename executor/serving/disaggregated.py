@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.costs.iteration_cost import MixedCost
 from ...data.workload import Workload
 from ...heuristics.serving.baselines import Vllm

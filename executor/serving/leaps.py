@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.iterations import EngineLimits, Predicted
 
 

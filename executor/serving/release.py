@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Predicted, Sequences
 from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill

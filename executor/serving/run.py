@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.workload import Workload
 from ...heuristics.serving.policy import ServingPolicy
 from .engine import ServingEngine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.costs.iteration_cost import MixedCost
 from ...data.workload import Workload
 from ...heuristics.serving.device import DeviceBatch, ServingDevice, SimulatedDevice

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...data.arrays import IntArray
 from ...data.configuration import PlannedConfiguration
-from ...data.costs.cost import IntArray
 from ...models.exegpt.length_drift import LengthDrift
 from ..policy import State, Step
 from .configured import dynamic_batch

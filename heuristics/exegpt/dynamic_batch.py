@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 
 THRESHOLD = 0.1
 """Deviation from the plan that is let pass if nothing else is said, as a fraction."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.expectation import Expectation, Follow, Tail
 from ...data.fleet import Fleet, Groups
 from ...data.lengths.prediction_error import PredictionError

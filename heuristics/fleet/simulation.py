@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.fleet import Fleet
 from ...data.lengths.remaining import RemainingLengths
 from ...data.problem import Problem

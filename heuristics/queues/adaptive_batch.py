@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ..policy import UNTIL_CHANGE, State, Step
 from .admission import Admission

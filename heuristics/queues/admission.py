@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ..policy import State, Step
 from .admission import Admission

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ..policy import State, Step
 from .admission import Admission
 from .prefill_rules import Opportunity, PrefillRule

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from .policy import ServingState, ServingStep
 
 

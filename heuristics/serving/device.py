@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.costs.iteration_cost import MixedCost
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 
 
 class KvForecast:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from .econoserve.queue import TaskQueue
 from .econoserve.sizes import EconoServeSizes
 from .kv_forecast import KvForecast

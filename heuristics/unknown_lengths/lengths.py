@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 
 ATOMS = 48
 """Lengths told apart, at most: neighbours of the lengths that finished are taken together."""

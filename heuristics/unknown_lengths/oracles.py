@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from ..queues.queue_policy import QueuedPolicy
 from .lengths import Observed

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from ..policy import State
 from ..queues.ordered import arrival_order

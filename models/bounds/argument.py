@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
-from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from .least_counts import Counts, cost_terms, prefill_seconds
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...data.arrays import IntArray
 from ...data.bound import Bound
-from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from .argument import Curve, Known, exact
 from .least_counts import Counts, least_counts

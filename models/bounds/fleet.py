@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from ...data.arrays import FloatArray
 from ...data.bound import Bound
-from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
 from ..programme import Programme
 from .fleet_steps import FleetCosts, steps_bound

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.fleet import Fleet, Replica
 from .packing.lower_bounds import lifted_bound
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from .packing.lower_bounds import lifted_bound
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from .packing.lower_bounds import dual_feasible_bound, lifted_bound, mean_or_longest
 from .params import BoundParams

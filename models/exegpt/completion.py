@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.lengths.pair import LengthPair
 
 _NEVER = 1e-300

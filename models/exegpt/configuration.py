@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 
 
 class Strategy(StrEnum):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.iterations import EngineLimits
 from ..programme import Programme
 from .layer_cost import LayerCost

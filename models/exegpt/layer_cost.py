@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.lengths.distributions import LengthDistribution
 

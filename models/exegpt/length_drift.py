@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...data.arrays import IntArray
 from ...data.configuration import PlannedConfiguration
-from ...data.costs.cost import IntArray
 
 LEAST = 0.05
 """A mean that is off by less, as a share of the planned one, is no drift worth a new plan (Figure 11)."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...data.arrays import FloatArray
 from ...data.costs.communication import SQUARES
-from ...data.costs.cost import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.link import LINKS, Link, usual_link
 from ...data.costs.model_shape import ModelShape

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
 from .row import Probe
 from .run_profile import WARMING_ROUNDS, seconds_after_encoding

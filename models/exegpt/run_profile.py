@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from .layer_cost import LayerCost, Surface
 

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.lengths.pair import LengthPair
 from .configuration import Cluster
 from .layer_cost import LayerCost

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.lengths.pair import LengthPair
 from .completion import Occupancy
 from .configuration import Cluster, ExecConfig, Performance, Strategy

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_model import LinearModel
 from ..result import Limits, Status, StoppedBy
 from .worker import Desk

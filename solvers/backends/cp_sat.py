@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...models.formulations.slot_free import IntervalModel
 from ..result import Limits
 from .worker import Desk

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.formulations.full_model import (

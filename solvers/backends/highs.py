@@ -5,7 +5,7 @@ from __future__ import annotations
 import highspy
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_model import LinearModel
 from ...models.programme import Programme, SilentHighs
 from ..result import Limits, Status, StoppedBy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_model import TOLERANCE, LinearModel
 from ..result import Limits, Status, StoppedBy
 from .backend import BACKENDS, HUGE, Answer, Backend

@@ -10,7 +10,7 @@ from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
 from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
 from ortools.util.python.solve_interrupter import SolveInterrupter  # type: ignore[import-untyped]
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_model import LinearModel
 from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend, whole_scale

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pulp  # type: ignore[import-untyped]
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_model import LinearModel
 from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend

@@ -9,7 +9,7 @@ import numpy as np
 from pyscipopt import SCIP_EVENTTYPE, Eventhdlr, Model  # type: ignore[attr-defined]
 from pyscipopt.scip import Event
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.formulations.linear_files import write_mps
 from ...models.formulations.linear_model import LinearModel
 from ..result import Limits, Status, StoppedBy

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 
 BoolArray = NDArray[np.bool_]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from .columns import BoolArray, Columns, any_of, first_of_equal, total
 from .least_rounds import AnyIntArray, Shapes
 from .request_sets import RequestSets

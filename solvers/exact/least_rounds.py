@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from .columns import all_of, total
 from .outcome import no_limit
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from .least_rounds import NEVER, Shapes, least_rounds
 from .outcome import no_limit

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from .columns import BoolArray
 
 MOST_PARTS = 600_000

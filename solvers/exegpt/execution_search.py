@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
+from ...data.arrays import FloatArray
 from ...models.exegpt.configuration import ExecConfig, Performance, Strategy, Targets
 from ...models.exegpt.timeline import Timeline
 from .configuration_search import Evaluate, Point, SearchResult, Variable, branch_and_bound

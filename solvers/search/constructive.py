@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 

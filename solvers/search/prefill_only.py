@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.bounds.least_counts import least_counts

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...data.costs.cost import CostModel, IntArray
+from ...data.arrays import IntArray
+from ...data.costs.cost import CostModel
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from published_profiles import WholeModelTimes, error_of_fit, read_distserve, read_splitwise
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.data.files.disk import InputError
 from batchbound.models.exegpt.layer_cost import LayerCost
 

@@ -17,7 +17,7 @@ import pytest
 from small_encoder import save_small_distilbert
 
 from batchbound.cli import main
-from batchbound.data.costs.cost import IntArray
+from batchbound.data.arrays import IntArray
 from batchbound.data.files.disk import InputError
 from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bucket_of
 from batchbound.executor.predictors.encoder import EncoderPredictor

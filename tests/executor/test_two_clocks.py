@@ -10,7 +10,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from batchbound.cli.reporting import run_line
-from batchbound.data.costs.cost import CostModel, FloatArray
+from batchbound.data.arrays import FloatArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage, Trace
 from batchbound.data.workload import Workload

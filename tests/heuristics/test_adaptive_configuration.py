@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from batchbound.data.arrays import IntArray
 from batchbound.data.configuration import PlannedConfiguration
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch import RULES, Units, dispatch

@@ -8,7 +8,8 @@ from builders import Watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.trace import Trace

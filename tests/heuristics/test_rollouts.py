@@ -11,7 +11,7 @@ from builders import UNIT, workload_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import IntArray
+from batchbound.data.arrays import IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.heuristics.policy import Step

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.models.bounds import fleet_partition
 from batchbound.models.bounds.fleet_partition import Exchanges
 

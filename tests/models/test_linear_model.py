@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.data.files.disk import InputError
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel, ModelBuilder

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from batchbound.data.costs.cost import FloatArray
+from batchbound.data.arrays import FloatArray
 from batchbound.models.programme import Programme
 
 MOST = 5.0

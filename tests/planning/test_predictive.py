@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import PAPER, workload_of
 
-from batchbound.data.costs.cost import IntArray
+from batchbound.data.arrays import IntArray
 from batchbound.data.lengths.interval import Interval
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from builders import mostly_slow
 
-from batchbound.data.costs.cost import CostModel, FloatArray
+from batchbound.data.arrays import FloatArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.formulations.full_model import (

@@ -13,7 +13,7 @@ from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS

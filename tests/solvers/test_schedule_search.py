@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import CostModel, IntArray
+from batchbound.data.arrays import IntArray
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule

@@ -13,8 +13,8 @@ from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
-from ...solvers.search.core.library import library
 from ...solvers.result import Limits, StoppedBy
+from ...solvers.search.core.library import library
 from ...solvers.search.stages.rounding import rounds
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
@@ -26,7 +26,6 @@ from ..inputs import (
     provenance_of,
     random_seed,
     read_inputs,
-    refuse_given,
     seconds,
 )
 from ..interrupts import terminating
@@ -142,7 +141,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
     return INTERRUPTED
-
 
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.costs.iteration_cost import read_distserve_cost
 from ...data.files.disk import InputError
 from ...data.files.kinds import refuse_other_kinds

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...data.costs.cost import IntArray
+from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan

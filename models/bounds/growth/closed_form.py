@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
+from ....data.arrays import FloatArray, IntArray
 from ..argument import Known
 from .states import GrowthPrices, GrowthStates
 

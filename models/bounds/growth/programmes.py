@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
+from ....data.arrays import FloatArray, IntArray
 from ...programme import Entries, Programme
 from ..argument import Curve, Known
 from ..least_counts import ALL_ON

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ..argument import LARGEST, Curve, exact
 

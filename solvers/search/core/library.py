@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from .parameters import EventParameters, RuinParameters, SpanParameters
 
 Int32Array = npt.NDArray[np.int32]
@@ -148,7 +148,9 @@ def call(
     stop, moves = ctypes.c_int32(0), ctypes.c_int64(0)
     # Benchmarks make limits count CPU seconds by putting one clock in the place of the other.
     cpu = int(time.perf_counter is time.process_time)
-    limits = LimitsStructure(allowance.seconds, allowance.enough, allowance.moves or 0, ctypes.pointer(stop), cpu, 0)
+    limits = LimitsStructure(
+        allowance.seconds, allowance.enough, allowance.moves or 0, ctypes.pointer(stop), cpu, 0
+    )
     arguments = (
         ctypes.byref(job),
         (ctypes.c_double * len(values))(*values),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
 from .library import MOST, Allowance, Found, Job, Parameters, call, pointer
@@ -126,4 +126,3 @@ def countable(problem: Problem) -> bool:
     """Return whether all steps and tokens are numbers that the library can count."""
     peak = int(problem.kv_peak.max()) * min(problem.slots, len(problem))
     return max(int(problem.rounds.sum()), problem.kv_capacity or 0, peak) <= MOST
-

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from ....data.problem import Problem
 
 FULL = 1 << 60

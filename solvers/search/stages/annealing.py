@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ..constructive import ski_rental_schedule
 from .initial_times import initial_times

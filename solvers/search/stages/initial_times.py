@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slots_by_lengths
 from .times import StageCosts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....data.costs.cost import IntArray
+from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ....models.bounds.least_counts import cheapest_stages, cost_terms

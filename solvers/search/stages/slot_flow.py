@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
+from ....data.arrays import FloatArray, IntArray
 from ....models.programme import Entries, Programme
 
 ROUNDING_NODES = 200

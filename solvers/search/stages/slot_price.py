@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
+from ....data.arrays import FloatArray, IntArray
 from ....models.programme import Programme
 from .slot_flow import LengthProfile, Spans, pairs
 

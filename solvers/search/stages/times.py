@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
+from ....data.arrays import FloatArray, IntArray
 from ....data.problem import Problem
 from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least

@@ -1,0 +1,9 @@
+"""Arrays of numbers, by the type of their entries."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
