@@ -41,7 +41,7 @@ class CostCache:
         error = found.error
         if error is None or error.prefill_stages < self.least_prefill_stages:
             return False
-        if error.decode_rounds < self.least_decode_steps:
+        if error.decode_steps < self.least_decode_steps:
             return False
         path = self._folder_of(model) / f"{_digest(_conditions(found))}-{slots}.json"
         try:

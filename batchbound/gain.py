@@ -61,7 +61,7 @@ class Course:
     @classmethod
     def of(cls, trace: Trace, seconds: float) -> Course:
         """Return the course of a trace that took so many seconds."""
-        return cls(seconds, trace.decode_rounds, trace.prefill_stages)
+        return cls(seconds, trace.decode_steps, trace.prefill_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def gain_of(
     known, schedule = None, result.schedule
     if schedule is not None:
         seconds = clock * schedule.makespan(problem)
-        known = Course(seconds, int(schedule.rounds.sum()), len(schedule.rounds))
+        known = Course(seconds, int(schedule.decode_steps.sum()), len(schedule.decode_steps))
     return Gain(
         requests=len(problem),
         slots=problem.slots,

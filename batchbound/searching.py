@@ -135,7 +135,7 @@ class ConfigurationSearch:
         config, reached = best.config, best.performance
         how = f"{config.encode_batch} prompts at a time"
         if config.strategy is Strategy.RRA:
-            how += f", then {config.decode_rounds} decode iterations"
+            how += f", then {config.decode_steps} decode iterations"
             how += f" of about {reached.decode_batch:.0f} requests"
         else:
             how += f" on {reached.stages[0]} of the devices, about {reached.decode_batch:.0f} requests decode"
@@ -188,7 +188,7 @@ class ConfigurationSearch:
         schedule = schedule_of(simulate(problem, rra_policy(configuration)))
         name = (
             f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
-            f" N_D={configuration.decode_rounds}"
+            f" N_D={configuration.decode_steps}"
         )
         maker = Maker(name, __version__, "feasible", "search", time.perf_counter() - begun, 0)
         bound = proven_bound(problem)
@@ -257,7 +257,7 @@ def search(
         what = "what the devices tell each other cannot be costed: their link is not known"
         raise InputError(what, where="--link", hint=f"Name one of {', '.join(LINKS)}.")
     # What decodes is counted, so a completion whose first token the prefill yields is one shorter.
-    workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
+    workload = problem.workload.with_output_tokens(problem.decode_steps.clip(min=1))
     timelines = timelines_of(
         given or [whole_model_profile(problem.cost, "the problem's cost model")],
         LengthPair.observed(workload, independent=independent),
@@ -320,7 +320,7 @@ def planned_configuration(
     return PlannedConfiguration(
         strategy=config.strategy.value,
         encode_batch=config.encode_batch,
-        decode_rounds=config.decode_rounds,
+        decode_steps=config.decode_steps,
         decode_batch=batch,
         lead=lead,
         input_tokens=lengths.inputs.mean,

@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=installed, choices=sorted(BACKENDS))
     parser.add_argument("--share", type=float, default=1.0, help="of both instances' sizes (default 1)")
     options = parser.parse_args()
-    print("| instance | solver | start | status, stopped by | makespan (rounds) | bound | gap | seconds |")
+    print(
+        "| instance | solver | start | status, stopped by | makespan (decode steps) | bound | gap | seconds |"
+    )
     print("|---|---|---|---|---:|---:|---:|---:|")
     for name, (weights, machines) in instances(options.share).items():
         ours = solve_partition(weights, machines, options.seconds)

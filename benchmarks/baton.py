@@ -109,13 +109,13 @@ def measure(
                 "idle": record.idle_rows / max(1, record.rows),
                 "idle_outside_the_tail": (record.idle_rows - record.tail_idle_rows) / max(1, record.rows),
                 "insertion_ms": 1e3 * statistics.median(record.insertions or [0.0]),
-                "step_ms": 1e3 * record.decode_seconds / max(1, record.rounds),
+                "step_ms": 1e3 * record.decode_seconds / max(1, record.decode_steps),
                 "kv_used": float(
                     np.mean([held / max(1, kept) for _, held, kept, _ in record.held] or [np.nan])
                 ),
                 "finished_at": [round(at, 4) for at in record.finished],
                 "held": record.held,
-                "rounds": record.rounds,
+                "decode_steps": record.decode_steps,
             }
     for name in ways:
         figures[name]["cpu_seconds"] = statistics.median(seconds[name])
@@ -126,7 +126,7 @@ def show(title: str, figures: dict[str, dict[str, Any]], published: dict[str, fl
     """Print a table of one batch size."""
     print(f"\n{title}")
     print(
-        f"{'way':40s} {'CPU s':>8s} {'speed-up':>9s} {'paper':>7s} {'rounds':>7s} {'step ms':>8s}"
+        f"{'way':40s} {'CPU s':>8s} {'speed-up':>9s} {'paper':>7s} {'decode_steps':>7s} {'step ms':>8s}"
         f" {'idle':>7s} {'before tail':>12s} {'KV used':>8s} {'insert ms':>10s} {'of a step':>10s}"
     )
     static = figures[BASELINE]["cpu_seconds"]
@@ -135,7 +135,7 @@ def show(title: str, figures: dict[str, dict[str, Any]], published: dict[str, fl
         of_step = row["insertion_ms"] / row["step_ms"] if row["step_ms"] else 0.0
         print(
             f"{name:40s} {row['cpu_seconds']:8.2f} {static / row['cpu_seconds']:8.2f}x"
-            f" {'' if paper is None else f'{paper:.2f}x':>7s} {row['rounds']:7d} {row['step_ms']:8.2f}"
+            f" {'' if paper is None else f'{paper:.2f}x':>7s} {row['decode_steps']:7d} {row['step_ms']:8.2f}"
             f" {row['idle']:7.1%} {row['idle_outside_the_tail']:12.1%} {row['kv_used']:8.1%}"
             f" {row['insertion_ms']:10.3f} {of_step:10.1%}"
         )
@@ -187,7 +187,9 @@ def main() -> None:
     parser.add_argument("--picture", metavar="FILE", help="draw the curves of Figures 5 to 7 there")
     parser.add_argument("--small", action="store_true", help="a model of 0.2 million weights")
     parser.add_argument("--tries", type=int, default=TRIES, help="lists of lengths, where they are inferred")
-    parser.add_argument("--compile", action="store_true", help="also compile whole rounds (minutes, once)")
+    parser.add_argument(
+        "--compile", action="store_true", help="also compile whole decode steps (minutes, once)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -215,7 +217,7 @@ def main() -> None:
                 published = {way: table[BASELINE] / seconds for way, seconds in table.items()}
             show(f"{len(queries)} {name} queries, batch size {slots}", figures, published)
             most = any_order([query.tokens for query in queries], slots)
-            print(f"at most {most:.2f}x by any order, if every round took the same time")
+            print(f"at most {most:.2f}x by any order, if every decode step took the same time")
             written.append({"set": name, "slots": slots, "ways": figures})
     for tier in (WindowBatch, RaggedBatch):
         milliseconds = 1e3 * preemption_seconds(model, tier)

@@ -48,9 +48,9 @@ class Fit:
     Parameters
     ----------
     lengths
-        Rounds of each answer, in the order in which the queries are served.
+        Decode steps of each answer, in the order in which the queries are served.
     seconds
-        Of a round: the part without rows, and what each row adds.
+        Of a decode step: the part without rows, and what each row adds.
     errors
         Fitted over published seconds, less one; static and BATON, shape (batch sizes, 2).
     """
@@ -65,25 +65,25 @@ class Fit:
         return float((self.errors**2).sum())
 
 
-def static_rounds(lengths: Sequence[int], slots: int) -> int:
-    """Return the rounds of one full batch after the other, each until its longest answer ends."""
+def static_steps(lengths: Sequence[int], slots: int) -> int:
+    """Return the decode steps of one full batch after the other, each until its longest answer ends."""
     return sum(max(lengths[begin : begin + slots]) for begin in range(0, len(lengths), slots))
 
 
-def refilled_rounds(lengths: Sequence[int], slots: int) -> int:
-    """Return the rounds if the next query takes each row that falls free."""
+def refilled_steps(lengths: Sequence[int], slots: int) -> int:
+    """Return the decode steps if the next query takes each row that falls free."""
     ends = list(lengths[:slots])
     heapq.heapify(ends)
-    for rounds in lengths[slots:]:
-        heapq.heapreplace(ends, ends[0] + rounds)
+    for decode_steps in lengths[slots:]:
+        heapq.heapreplace(ends, ends[0] + decode_steps)
     return max(ends)
 
 
 def fit_seconds(lengths: Sequence[int]) -> Fit:
-    """Return the seconds of a round, never fewer with more rows, that explain the published times best."""
-    rounds = [(static_rounds(lengths, slots), refilled_rounds(lengths, slots)) for slots in TABLE_2]
+    """Return the seconds of a step, never fewer with more rows, that explain the published times best."""
+    decode_steps = [(static_steps(lengths, slots), refilled_steps(lengths, slots)) for slots in TABLE_2]
     # Errors are relative: each row of the least squares is divided by what was published.
-    shares = (np.array(rounds) / np.array(list(TABLE_2.values()))).ravel()
+    shares = (np.array(decode_steps) / np.array(list(TABLE_2.values()))).ravel()
     slopes = shares * np.repeat(list(TABLE_2), 2)
     a, b, c = shares @ shares, shares @ slopes, slopes @ slopes
     per_row = (a * slopes.sum() - b * shares.sum()) / (a * c - b * b)
@@ -131,16 +131,16 @@ def largest_ratio(shortest: int, longest: int, slots: int) -> float:
     """
     Return what static batches of any lengths in a range, in any order, take at most, over any other way.
 
-    A batch of B answers whose longest has l rounds holds at least l + (B - 1) shortest of them, and no way
-    gives more than B tokens a round: it takes (l + (B - 1) shortest) / B rounds for what the static batch
-    takes l for. The quotient grows with l. For rounds that take equal time in both ways.
+    A batch of B answers whose longest has l steps holds at least l + (B - 1) shortest of them, and no way
+    gives more than B tokens a step: it takes (l + (B - 1) shortest) / B steps for what the static batch
+    takes l for. The quotient grows with l. For decode steps that take equal time in both ways.
     """
     return slots * longest / (longest + (slots - 1) * shortest)
 
 
 def any_order(lengths: Sequence[int], slots: int) -> float:
     """Return how many times as long static batches in this order take as the best order could at all."""
-    return static_rounds(lengths, slots) / max(max(lengths), sum(lengths) / slots)
+    return static_steps(lengths, slots) / max(max(lengths), sum(lengths) / slots)
 
 
 def show(name: str, seed: int, tries: int) -> None:
@@ -150,14 +150,14 @@ def show(name: str, seed: int, tries: int) -> None:
     print(
         f"\n{name}, seed {seed}: root mean square error {math.sqrt(fit.loss / fit.errors.size):.1%}; ", end=""
     )
-    print(f"a round takes {1e3 * base:.1f} + {1e3 * per_row:.2f} x batch size ms")
+    print(f"a decode step takes {1e3 * base:.1f} + {1e3 * per_row:.2f} x batch size ms")
     print(f"  lengths {list(fit.lengths)}, mean {np.mean(fit.lengths):.0f}")
     print(
         f"  {'batch':>5s} {'static':>8s} {'error':>7s} {'BATON':>8s} {'error':>7s} {'speed-up':>9s} ", end=""
     )
     print(f"{'fitted':>7s} {'any order':>10s}")
     for (slots, (static, refilled)), (before, after) in zip(TABLE_2.items(), fit.errors, strict=True):
-        ratio = static_rounds(fit.lengths, slots) / refilled_rounds(fit.lengths, slots)
+        ratio = static_steps(fit.lengths, slots) / refilled_steps(fit.lengths, slots)
         print(f"  {slots:5d} {static:8.2f} {before:+7.1%} {refilled:8.2f} {after:+7.1%} ", end="")
         print(f"{static / refilled:8.2f}x {ratio:6.2f}x {any_order(fit.lengths, slots):9.2f}x")
 
@@ -174,7 +174,7 @@ def main() -> None:
     shortest, longest = RANGES["stated"]
     most = largest_ratio(shortest, longest, 2)
     print(
-        f"""If rounds take equal time in both ways: at batch 2 the longer answers of the 15 pairs take
+        f"""If decode steps take equal time in both ways: at batch 2 the longer answers of the 15 pairs take
 {static} s one after the other, and all 30 at most 2 x {refilled} s. So the 15 shorter ones come to
 {share:.1%} of the longer ones at most: {share * longest:.0f} words beside {longest}.
 With answers of {shortest} to {longest} words no order gives more than {most:.2f}x;

@@ -1,7 +1,7 @@
 """
 The ways that BATON's experiments compare: static batches, PD, vector shaping, vector embedding on each tier.
 
-Each serves the same queries and takes down the rounds, the idle rows and when queries end.
+Each serves the same queries and takes down the decode steps, the idle rows and when queries end.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ COMPILED = "vector embedding, planned and compiled"
 
 @dataclass(slots=True)
 class Record:
-    """What a way did: rounds and rows computed, when queries ended, what was held, what insertions took."""
+    """What a way did: steps and rows computed, when queries ended, what was held, what insertions took."""
 
     answers: list[list[int]]
     rows: int = 0
     idle_rows: int = 0
     tail_idle_rows: int = 0
     decode_seconds: float = 0.0
-    rounds: int = 0
+    decode_steps: int = 0
     insertions: list[float] = field(default_factory=list)
     finished: list[float] = field(default_factory=list)
     held: list[tuple[float, int, int, int]] = field(default_factory=list)
@@ -120,7 +120,7 @@ def run_static(model: Any, queries: Sequence[Job], slots: int, *, apart: bool = 
                 :, -1
             ].argmax(-1)
             record.decode_seconds += time.process_time() - start
-            note_round(record, queries, chosen, tokens.tolist(), width=batch.mask.shape[1], waiting=True)
+            note_step(record, queries, chosen, tokens.tolist(), width=batch.mask.shape[1], waiting=True)
     return record
 
 
@@ -133,7 +133,7 @@ def run_generate(model: Any, queries: Sequence[Job], slots: int) -> Record:
         start = time.process_time()
         record.answers[begin : begin + slots] = static_generate(model, chosen, slots)
         record.decode_seconds += time.process_time() - start
-        record.rounds += longest - 1
+        record.decode_steps += longest - 1
         record.rows += (longest - 1) * len(chosen)
         record.idle_rows += sum(longest - query.tokens for query in chosen)
         record.finished += [record.now] * len(chosen)
@@ -167,7 +167,7 @@ def prefill_apart(
     return done
 
 
-def note_round(
+def note_step(
     record: Record,
     queries: Sequence[Job],
     rows: Sequence[int],
@@ -176,8 +176,8 @@ def note_round(
     width: int,
     waiting: bool,
 ) -> None:
-    """Count a round and the rows of it that were computed for a query that is done."""
-    record.rounds += 1
+    """Count a decode step and the rows of it that were computed for a query that is done."""
+    record.decode_steps += 1
     held = 0
     for i, token in zip(rows, tokens, strict=True):
         record.rows += 1
@@ -238,7 +238,7 @@ def run_shaping(model: Any, queries: Sequence[Job], slots: int) -> Record:
         record.idle_rows += (width - 1) * (len(rows) - len(fresh))
         record.rows += (width - 1) * (len(rows) - len(fresh))
         others = [row for row in range(len(rows)) if row not in fresh]
-        note_round(
+        note_step(
             record,
             queries,
             [rows[row] for row in others],
@@ -249,10 +249,10 @@ def run_shaping(model: Any, queries: Sequence[Job], slots: int) -> Record:
 
 
 def compiled_ragged(model: Any, slots: int, capacity: int) -> RunningBatch:
-    """Return a ragged batch whose rounds are compiled, as they can be on a GPU; kept for reuse."""
+    """Return a ragged batch whose decode steps are compiled, as they can be on a GPU; kept for reuse."""
     key = id(model), slots, capacity
     if key not in _COMPILED:
-        batch = RaggedBatch(model, slots, capacity, capture=compiled(lambda round_: round_))
+        batch = RaggedBatch(model, slots, capacity, capture=compiled(lambda step: step))
         batch.warm_up()
         _COMPILED[key] = batch
     return _COMPILED[key]
@@ -293,13 +293,13 @@ def embedding(make: Callable[[Any, int, int], RunningBatch], *, ahead: int = 8, 
             if not running:
                 continue
             start = time.process_time()
-            rounds = min(queries[i].tokens - len(record.answers[i]) for i in running.values())
+            decode_steps = min(queries[i].tokens - len(record.answers[i]) for i in running.values())
             held, padding = batch.kv_tokens, batch.padding_read
-            tokens = batch.decode(rounds)
-            padded = held + round((batch.padding_read - padding) / rounds)
+            tokens = batch.decode(decode_steps)
+            padded = held + round((batch.padding_read - padding) / decode_steps)
             record.decode_seconds += time.process_time() - start
-            record.rounds += rounds
-            record.rows += rounds * len(running)
+            record.decode_steps += decode_steps
+            record.rows += decode_steps * len(running)
             record.note_held(held, padded)
             for slot, i in list(running.items()):
                 record.answers[i] += tokens[:, slot].tolist()

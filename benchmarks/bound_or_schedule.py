@@ -91,31 +91,31 @@ def differences_limit(problem: Problem, bound: Bound, descents: int, seed: int) 
     """Return the least cost found at which the differences of some stage times could host all requests."""
     rng = np.random.default_rng(seed)
     counts = least_counts(problem)
-    lengths, numbers = np.unique(problem.rounds, return_counts=True)
-    work, best = int(problem.rounds.sum()), np.inf
+    lengths, numbers = np.unique(problem.decode_steps, return_counts=True)
+    work, best = int(problem.decode_steps.sum()), np.inf
     fewest = round(bound.terms["prefill stages"] / problem.cost.prefill_base)
     for stages in range(fewest, fewest + MORE_STAGES + 1):
         for _ in range(descents):
             # Late stages are close together in good schedules: half the descents start from there.
-            low = 0 if rng.random() < 0.5 else max(0, counts.rounds - 2 * int(lengths[-1]))
-            inner = np.sort(rng.integers(low + 1, counts.rounds, stages - 1))
-            times = np.concatenate(([0], inner, [counts.rounds]))
+            low = 0 if rng.random() < 0.5 else max(0, counts.decode_steps - 2 * int(lengths[-1]))
+            inner = np.sort(rng.integers(low + 1, counts.decode_steps, stages - 1))
+            times = np.concatenate(([0], inner, [counts.decode_steps]))
             waste = descend(times, lengths, numbers, rng)
-            rounds = max(counts.rounds, -(-(work + waste) // counts.slots))
-            best = min(best, sum(cost_terms(problem, stages, rounds).values()))
+            decode_steps = max(counts.decode_steps, -(-(work + waste) // counts.slots))
+            best = min(best, sum(cost_terms(problem, stages, decode_steps).values()))
     return best
 
 
 def planted(problem: Problem, schedule: Schedule, share: float) -> Problem:
     """Return the problem with requests so much longer that the schedule wastes a share of what it did."""
-    times = np.concatenate(([0], np.cumsum(schedule.rounds)))
+    times = np.concatenate(([0], np.cumsum(schedule.decode_steps)))
     order = np.lexsort((schedule.bin_of, schedule.slot_of))
     begin, slot = times[schedule.bin_of[order]], schedule.slot_of[order]
     end = np.append(begin[1:], times[-1])
     end[np.append(slot[1:] != slot[:-1], True)] = times[-1]
     held = np.empty_like(begin)
-    held[order] = np.minimum(end - begin, problem.rounds.max())
-    longer = np.rint((1.0 - share) * (held - problem.rounds)).astype(np.int64)
+    held[order] = np.minimum(end - begin, problem.decode_steps.max())
+    longer = np.rint((1.0 - share) * (held - problem.decode_steps)).astype(np.int64)
     workload = problem.workload.with_output_tokens(problem.workload.output_tokens + longer)
     return Problem(workload, problem.cost, problem.slots)
 
@@ -150,7 +150,7 @@ def main() -> None:
             if exact.status is Status.OPTIMAL and exact.makespan is not None:
                 row["optimum"] = exact.makespan
         proof = time.process_time() - begun
-        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+        stages, decode_steps = found.schedule.prefill_stages(), int(found.schedule.decode_steps.sum())
         if options.descents > 0:
             row["differences"] = differences_limit(problem, bound, options.descents, seed)
         gaps = {name: bound.gap(seconds) for name, seconds in row.items()}
@@ -165,7 +165,7 @@ def main() -> None:
             if name in gaps:
                 values.append(100 * gaps[name])
             cells.append(f"{values[-1]:.3f} %" if name in gaps else "")
-        row_cells = [seed, f"{bound.seconds:.3f}", *cells, f"{stages}, {rounds}", f"{proof:.1f}"]
+        row_cells = [seed, f"{bound.seconds:.3f}", *cells, f"{stages}, {decode_steps}", f"{proof:.1f}"]
         print("| " + " | ".join(map(str, row_cells)) + " |", flush=True)
     means = [f"{np.mean(values):.3f} %" if values else "" for values in columns.values()]
     print("| mean | | " + " | ".join(means) + " | | |")

@@ -17,8 +17,8 @@ pinned lengths and are greedy; how many are token for token ours is printed besi
   the next token of all that run, then prompts up to its batch, as its server does; the model is
   converted once.
 
-Beside them stands the roofline: what the job's rounds and prompts need at the rates that this process
-measures, of bytes where each round reads all weights and what its rows hold, or of operations where those
+Beside them stands the roofline: what the job's decode steps and prompts need at the rates that this process
+measures, of bytes where each step reads all weights and what its rows hold, or of operations where those
 take longer.
 
 Run: ``python benchmarks/engine_peers.py --cells 7m-short-16 --python openvino=/path/to/its/python``
@@ -403,9 +403,9 @@ def roofline(shape: str, jobs: list[dict[str, Any]], slots: int, rates: tuple[fl
     held, operations = np.zeros_like(active), 0.0
     for job in jobs:
         slot, tokens, prompt = free.index(min(free)), job["tokens"] - 1, len(job["prompt"])
-        rounds = slice(free[slot], free[slot] + tokens)
-        active[rounds] += 1
-        held[rounds] += prompt + 1 + np.arange(tokens)
+        decode_steps = slice(free[slot], free[slot] + tokens)
+        active[decode_steps] += 1
+        held[decode_steps] += prompt + 1 + np.arange(tokens)
         free[slot] += tokens
         operations += 2 * (inner * prompt + logits) + 2 * hidden * layers * prompt**2
     number = 2 * layers * kv_heads * (hidden // heads)

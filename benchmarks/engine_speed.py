@@ -148,8 +148,8 @@ def concatenate(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
             for job, token in zip(joining, batch.join([jobs[job].prompt for job in joining]), strict=True):
                 answers[job].append(token)
             running += joining
-        rounds = min(jobs[job].tokens - len(answers[job]) for job in running)
-        history = [batch.step() for _ in range(rounds)]
+        decode_steps = min(jobs[job].tokens - len(answers[job]) for job in running)
+        history = [batch.step() for _ in range(decode_steps)]
         if history:
             for job, tokens in zip(running, torch.stack(history, 1).tolist(), strict=True):
                 answers[job] += tokens
@@ -176,8 +176,8 @@ def refilled(tier: type[RunningBatch]) -> Way:
                 for slot, job, token in zip(places, joining, first, strict=True):
                     running[slot] = job
                     answers[job].append(token)
-            rounds = min(jobs[job].tokens - len(answers[job]) for job in running.values())
-            tokens = batch.decode(rounds).T.tolist()
+            decode_steps = min(jobs[job].tokens - len(answers[job]) for job in running.values())
+            tokens = batch.decode(decode_steps).T.tolist()
             for slot, job in list(running.items()):
                 answers[job] += tokens[slot]
                 if len(answers[job]) == jobs[job].tokens:
@@ -251,8 +251,8 @@ WAYS: dict[str, Way] = {
 }
 WORKLOADS = ((64, 128), (48, 384), (128, 64))
 """Requests, and the most tokens of a prompt and of an answer."""
-HOST_ROUNDS = (20, 120)
-"""Answers of so many tokens are timed: the difference is what decode rounds alone take."""
+HOST_STEPS = (20, 120)
+"""Answers of so many tokens are timed: the difference is what decode steps alone take."""
 
 ORDERS: dict[str, Callable[[list[Job]], list[Job]]] = {
     "arrival": list,
@@ -304,15 +304,15 @@ def measure(
 
 
 def host_overhead(model: Any, slots: int, repeats: int, ways: dict[str, Way]) -> None:
-    """Print the CPU milliseconds of a decode round with a model so small that the host's work remains."""
-    few, many = ([Job([slot, 1, 2, 3], tokens) for slot in range(slots)] for tokens in HOST_ROUNDS)
-    rounds = HOST_ROUNDS[1] - HOST_ROUNDS[0]
-    print(f"\nCPU ms of a decode round at {slots} slots")
+    """Print the CPU milliseconds of a decode step with a model so small that the host's work remains."""
+    few, many = ([Job([slot, 1, 2, 3], tokens) for slot in range(slots)] for tokens in HOST_STEPS)
+    decode_steps = HOST_STEPS[1] - HOST_STEPS[0]
+    print(f"\nCPU ms of a decode step at {slots} slots")
     milliseconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
             taken = [measure(model, jobs, slots, {name: way}, 1)[name][0] for jobs in (few, many)]
-            milliseconds[name].append(1e3 * (taken[1] - taken[0]) / rounds)
+            milliseconds[name].append(1e3 * (taken[1] - taken[0]) / decode_steps)
     ours = statistics.median(milliseconds["ragged"]) if "ragged" in ways else float("nan")
     for name, values in milliseconds.items():
         middle = statistics.median(values)

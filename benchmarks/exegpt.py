@@ -116,7 +116,7 @@ def _compare(
         if config not in known and min(sampled) > 0:
             known[config] = _sampled(timeline, config, reached, sampled, worst)
         print(
-            f"{head} within {bound:6.2f} s: B_E {config.encode_batch:3d} N_D {config.decode_rounds:3d} B_m"
+            f"{head} within {bound:6.2f} s: B_E {config.encode_batch:3d} N_D {config.decode_steps:3d} B_m"
             f" {config.micro_batches} groups {config.tensor_groups}, {reached.throughput:7.2f}/s"
             f" {reached.latency:6.2f} s | loss {loss:.0e}, {found.evaluated}/{found.grid} ="
             f" {found.evaluated / found.grid:.2%}, {seconds:.2f} s | not monotone by"
@@ -130,11 +130,11 @@ def _sampled(
     timeline: Timeline, config: ExecConfig, reached: Performance, sampled: tuple[int, int], worst: Worst
 ) -> str:
     requests, count = sampled
-    rounds = config.decode_rounds if config.strategy is Strategy.RRA else None
+    decode_steps = config.decode_steps if config.strategy is Strategy.RRA else None
     runs = [simulate_phases(timeline, config, requests=requests, seed=seed) for seed in range(count)]
     # Throughput, latency of an answer of the 99th-percentile length, and the 99th percentile of latencies.
     seen = np.array(
-        [[run.throughput, run.latency_near(timeline.longest, rounds), run.tail_latency] for run in runs]
+        [[run.throughput, run.latency_near(timeline.longest, decode_steps), run.tail_latency] for run in runs]
     )
     expected = np.array([reached.throughput, reached.latency, reached.latency])
     # A run without a request of as many phases (nan) says nothing of how late one is.

@@ -54,7 +54,7 @@ class PhaseRun:
         chosen = self.latency[self.iterations == iterations]
         return float(chosen.mean()) if len(chosen) else float("nan")
 
-    def latency_near(self, iterations: int, rounds: int | None = None) -> float:
+    def latency_near(self, iterations: int, decode_steps: int | None = None) -> float:
         """
         Return the latency of a request of so many iterations: few are just as long, so a line is fitted.
 
@@ -62,12 +62,12 @@ class PhaseRun:
         ----------
         iterations
             Of the request; those within a tenth of it are looked at.
-        rounds
+        decode_steps
             Iterations of a phase: only requests of as many phases are; None for no phases.
         """
         chosen = np.abs(self.iterations - iterations) <= 0.1 * iterations
-        if rounds is not None:
-            chosen &= (self.iterations - 1) // rounds == (iterations - 1) // rounds
+        if decode_steps is not None:
+            chosen &= (self.iterations - 1) // decode_steps == (iterations - 1) // decode_steps
         lengths, latency, part = self.iterations[chosen] - iterations, self.latency[chosen], self.part[chosen]
         if len(latency) < 2 or lengths.min() == lengths.max():
             return self.latency_of(iterations)
@@ -182,29 +182,29 @@ class _Decoding:
         self.left = np.concatenate((self.left, left))
         self.length = np.concatenate((self.length, left))
 
-    def seconds(self, stages: StageSeconds, rounds: int, parts: int = 1) -> FloatArray:
-        """Return the seconds a stage takes for each of the next iterations, shape (rounds,)."""
-        ends = np.minimum(self.left, rounds)
-        done = np.bincount(ends, minlength=rounds + 1)
-        active = len(self) - np.concatenate(([0], np.cumsum(done[1:rounds])))
-        gone = np.bincount(ends, weights=self.held, minlength=rounds + 1)
-        tokens = self.held.sum() - np.concatenate(([0.0], np.cumsum(gone[1:rounds])))
-        context = tokens / np.maximum(active, 1) + np.arange(1, rounds + 1)
+    def seconds(self, stages: StageSeconds, decode_steps: int, parts: int = 1) -> FloatArray:
+        """Return the seconds a stage takes for each of the next iterations, shape (decode_steps,)."""
+        ends = np.minimum(self.left, decode_steps)
+        done = np.bincount(ends, minlength=decode_steps + 1)
+        active = len(self) - np.concatenate(([0], np.cumsum(done[1:decode_steps])))
+        gone = np.bincount(ends, weights=self.held, minlength=decode_steps + 1)
+        tokens = self.held.sum() - np.concatenate(([0.0], np.cumsum(gone[1:decode_steps])))
+        context = tokens / np.maximum(active, 1) + np.arange(1, decode_steps + 1)
         return stages.decode(active / parts, context)
 
-    def iterations(self, rounds: int) -> int:
-        """Return the iterations of all requests together in the next rounds."""
-        return int(np.minimum(self.left, rounds).sum())
+    def iterations(self, decode_steps: int) -> int:
+        """Return the iterations of all requests together in the next decode steps."""
+        return int(np.minimum(self.left, decode_steps).sum())
 
-    def advance(self, rounds: int) -> tuple[IntArray, IntArray, IntArray]:
+    def advance(self, decode_steps: int) -> tuple[IntArray, IntArray, IntArray]:
         """Run iterations; return the requests done, their lengths, and the iteration of each."""
-        done = self.left <= rounds
+        done = self.left <= decode_steps
         finished = self.number[done], self.length[done], self.left[done]
         self.length = self.length[~done]
         self.number, self.held, self.left = (
             self.number[~done],
-            self.held[~done] + rounds,
-            self.left[~done] - rounds,
+            self.held[~done] + decode_steps,
+            self.left[~done] - decode_steps,
         )
         return finished
 
@@ -270,11 +270,11 @@ class _Pipeline:
 
 
 class _RoundRobin:
-    """As many micro-batches as stages pass through the pipeline: encoded, then decoded for some rounds."""
+    """As many micro-batches as stages pass through the pipeline: encoded, then decoded for some steps."""
 
     def __init__(self, timeline: Timeline, config: ExecConfig, sample: _Sample, threshold: float) -> None:
         self.stages = timeline.rra_row(config, config.encode_batch).stages
-        self.rounds, self.sample = config.decode_rounds, sample
+        self.decode_steps, self.sample = config.decode_steps, sample
         count = self.stages.count
         mean, planned = timeline.lengths.inputs.mean, timeline(config).decode_batch
         self.sizes = [
@@ -288,7 +288,7 @@ class _RoundRobin:
     def _begun(self, prompts: float) -> _Decoding:
         """Return the batch that earlier cycles would have left."""
         batch, owed = _Decoding(), 0.0
-        for done in range(self.rounds, self.sample.longest, self.rounds):
+        for done in range(self.decode_steps, self.sample.longest, self.decode_steps):
             # Half a prompt too many in each cycle would take as long to be gone as a request takes.
             owed += prompts
             inputs, outputs = self.sample.encoded(int(owed))
@@ -313,17 +313,17 @@ class _RoundRobin:
                 self.ready[at] = max(self.ready[at], left)
                 measured.encoded(number, start, seconds)
             batch.add(number, inputs, outputs)
-        seconds_of = [batch.seconds(self.stages, self.rounds).tolist() for batch in self.batches]
-        exits = [[0.0] * self.rounds for _ in self.batches]
-        for step in range(self.rounds):
+        seconds_of = [batch.seconds(self.stages, self.decode_steps).tolist() for batch in self.batches]
+        exits = [[0.0] * self.decode_steps for _ in self.batches]
+        for step in range(self.decode_steps):
             for at in range(len(self.batches)):
                 if seconds_of[at][step]:
                     self.ready[at] = self.pipeline.enter(seconds_of[at][step], self.ready[at])[1]
                 exits[at][step] = self.ready[at]
         for at, batch in enumerate(self.batches):
             measured.decode.append(seconds_of[at][0])
-            measured.iterations += batch.iterations(self.rounds)
-            for number, length, step in zip(*batch.advance(self.rounds), strict=True):
+            measured.iterations += batch.iterations(self.decode_steps)
+            for number, length, step in zip(*batch.advance(self.decode_steps), strict=True):
                 measured.finished(int(number), int(length), at, exits[at][int(step) - 1])
 
 

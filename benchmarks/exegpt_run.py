@@ -100,7 +100,7 @@ def main() -> None:
     problem = _problem(args)
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
-    longest = math.ceil(problem.prompt_tokens.mean() + problem.rounds.mean())
+    longest = math.ceil(problem.prompt_tokens.mean() + problem.decode_steps.mean())
     # No batch holds more tokens a request on average, but a batch of few.
     batches, lengths = args.points
     sizes = Grid(
@@ -129,7 +129,7 @@ def main() -> None:
             profile = profiled(on_point=go_on)
         for strategy, run in runs.items():
             planned, state = chosen[strategy], run.steady_state()
-            config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
+            config = ExecConfig(strategy, planned.encode_batch, planned.decode_steps)
             predicted = _timeline(profile, problem, strategy)(config)
             if state is None:
                 print(f"{repeat} {planned.strategy:5s}: too short for a steady state: give more --requests")
@@ -175,7 +175,7 @@ def _profile(
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
-    lengths = LengthPair.observed(problem.workload.with_output_tokens(problem.rounds))
+    lengths = LengthPair.observed(problem.workload.with_output_tokens(problem.decode_steps))
     devices = 1 if strategy is Strategy.RRA else 2
     return timelines_of([profile], lengths, devices)[strategy is not Strategy.RRA]
 
@@ -184,8 +184,8 @@ def _choose(timeline: Timeline, strategy: Strategy) -> PlannedConfiguration:
     """Return the best under a bound half way (by ratio) from the least latency to that without a bound."""
     batches = (1, MOST_ENCODE_BATCH)
     free = search(timeline, strategy, 1, math.inf, encode_batches=batches)
-    rounds = timeline.lengths.outputs.high if strategy is Strategy.RRA else 1
-    least = timeline(ExecConfig(strategy, 1, rounds)).latency
+    decode_steps = timeline.lengths.outputs.high if strategy is Strategy.RRA else 1
+    least = timeline(ExecConfig(strategy, 1, decode_steps)).latency
     assert free.performance is not None
     bound = math.sqrt(least * free.performance.latency)
     found = search(timeline, strategy, 1, bound, encode_batches=batches)
@@ -194,7 +194,7 @@ def _choose(timeline: Timeline, strategy: Strategy) -> PlannedConfiguration:
     planned = planned_configuration(timeline, found.config, bound)
     print(
         f"{planned.strategy}: least latency {least:.3f} s, without a bound {free.performance.latency:.3f} s;"
-        f" under {bound:.3f} s B_E {planned.encode_batch}, N_D {planned.decode_rounds}, B_D"
+        f" under {bound:.3f} s B_E {planned.encode_batch}, N_D {planned.decode_steps}, B_D"
         f" {planned.decode_batch:.1f}: {planned.throughput:.2f}/s, 99 % latency {planned.latency:.3f} s",
         flush=True,
     )

@@ -128,7 +128,7 @@ def _stacked(timeline: Timeline, strategy: Strategy, degree: int) -> Grid:
     grids = []
     for space in spaces(timeline, strategy, degree):
         reached = [each.row.reach(np.arange(each.low, each.high + 1)) for each in space.rows(timeline)]
-        # Fewer rounds, or fewer micro-batches, should raise both.
+        # Fewer decode steps, or fewer micro-batches, should raise both.
         grids.append(
             (np.array([row[0] for row in reached])[::-1], np.array([row[1] for row in reached])[::-1])
         )
@@ -167,11 +167,11 @@ def _falls(grids: Grid, axis: int, tolerance: float, limit: float) -> tuple[floa
 
 
 def _text(config: ExecConfig) -> str:
-    rounds = (
-        f" N_D {config.decode_rounds}" if config.strategy is Strategy.RRA else f" B_m {config.micro_batches}"
+    decode_steps = (
+        f" N_D {config.decode_steps}" if config.strategy is Strategy.RRA else f" B_m {config.micro_batches}"
     )
     groups = f" TP {config.tensor_degree} x{config.tensor_groups}" if config.tensor_degree > 1 else ""
-    return f"{config.strategy.value} B_E {config.encode_batch}{rounds}{groups}"
+    return f"{config.strategy.value} B_E {config.encode_batch}{decode_steps}{groups}"
 
 
 def _found(each: Found) -> str:

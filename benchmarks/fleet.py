@@ -43,7 +43,7 @@ DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2
 REPLICAS = 8
 COSTS = {
     "mico": ("70 ms an iteration, 1 ms an insertion", CostModel(0.001, 0.0, 0.070, 0.0)),
-    "paper": ("29 ms + 0.21 ms/slot a round, 25 ms + 0.13 ms/token a stage", CostModel.paper()),
+    "paper": ("29 ms + 0.21 ms/slot a decode step, 25 ms + 0.13 ms/token a stage", CostModel.paper()),
 }
 RIVALS = {"MICO": "mico", "Karmarkar-Karp": "karmarkar-karp", "round robin": "round-robin"}
 
@@ -73,7 +73,7 @@ class Table:
         prefill = sum(stage.seconds for stage in stages if stage.kind == "prefill")
         least = len(fleet) * cost.prefill_base / slots
         least += cost.prefill_per_token * int(fleet.workload.input_tokens.sum())
-        idle = sum((slots - stage.active) * stage.rounds for stage in stages if stage.kind == "decode")
+        idle = sum((slots - stage.active) * stage.decode_steps for stage in stages if stage.kind == "decode")
         whole = bound.seconds * len(fleet.replicas)
         self._gaps.setdefault(name, []).append(bound.gap(run.makespan))
         self._parts.setdefault(name, []).append(

@@ -5,16 +5,16 @@ Every figure is written to the JSON file as soon as it is known: a run that is c
 was about to measure. A part that fails is written down with its error, and the next one begins; parts
 that no longer fit into the minutes left are named as left out.
 
-- ``device``: names, versions, and the rate at which memory is copied, which bounds a decode round.
+- ``device``: names, versions, and the rate at which memory is copied, which bounds a decode step.
 - ``kernels``: microseconds of each attention kernel for one token a row, and which of them are right.
-- ``rounds``: captured decode rounds against that bound, and the same rounds run by Python.
+- ``decode_steps``: captured decode steps against that bound, and the same decode steps run by Python.
 - ``job``: Table III's requests profiled, planned and run; the gap of the run to the bound.
 - ``peer``: the same requests by transformers' continuous batching.
-- ``ends``: completions that end by a token: rounds run over rounds planned, by slots.
-- ``log_probabilities``: a round that records them against one that does not, both captured.
+- ``ends``: completions that end by a token: decode steps run over decode steps planned, by slots.
+- ``log_probabilities``: a decode step that records them against one that does not, both captured.
 - ``memory``: bytes allocated under a KV capacity against the capacity.
 - ``long_prompts``: peak bytes and seconds of a prompt of many chunks.
-- ``compiled``: rounds compiled before the capture.
+- ``compiled``: decode steps compiled before the capture.
 
 Without a GPU the same parts run on the CPU with tiny shapes, to show that they work; their figures then say
 nothing about a GPU.
@@ -55,7 +55,7 @@ from gpu_decode import (
 
 from batchbound.data.files.disk import write_json
 from batchbound.executor.attention.kernels import KERNELS, Held, agree, masked
-from batchbound.executor.kv.captured import Capture, Round, cuda_graph
+from batchbound.executor.kv.captured import Capture, DecodeStep, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.mixed_sampling import MixedSampler
 from batchbound.executor.models.recording import Recorder
@@ -72,12 +72,12 @@ class Sizes:
     shape
         Of the model, a key of ``gpu_decode.SHAPES``.
     slots, contexts
-        Of the rounds.
+        Of the decode steps.
     requests, job_slots, longest
         Of the job, and the most tokens of its prompts and completions.
     long_prompt
         Tokens of the prompt that is prefilled in chunks.
-    rounds, repeats
+    decode_steps, repeats
         Of a burst, and how often it is measured.
     """
 
@@ -88,12 +88,12 @@ class Sizes:
     job_slots: int
     longest: int
     long_prompt: int
-    rounds: int = 16
+    decode_steps: int = 16
     repeats: int = 3
 
 
 ON_GPU = Sizes("llama-3.1-8b", (8, 64, 128), (1024,), 1_319, 200, 1024, 32_768)
-ON_CPU = Sizes("tiny", (2, 4), (24,), 12, 4, 16, 96, rounds=4, repeats=1)
+ON_CPU = Sizes("tiny", (2, 4), (24,), 12, 4, 16, 96, decode_steps=4, repeats=1)
 
 
 @dataclass(slots=True)
@@ -127,10 +127,10 @@ class Day:
 
     @property
     def capture(self) -> Capture:
-        """What captures rounds; on a CPU a captured round is simply run again."""
+        """What captures decode steps; on a CPU a captured decode step is simply run again."""
 
-        def again(round_: Round) -> Round:
-            return round_
+        def again(step: DecodeStep) -> DecodeStep:
+            return step
 
         return cuda_graph if self.gpu else again
 
@@ -188,19 +188,19 @@ def kernels_part(day: Day) -> None:
                 day.note("kernels", found)
 
 
-def rounds_part(day: Day, *, compiled: bool = False) -> None:
-    """Measure decode rounds of the ragged tier, captured and not."""
+def steps_part(day: Day, *, compiled: bool = False) -> None:
+    """Measure decode steps of the ragged tier, captured and not."""
     makers = ways(day.gpu, compiled)
     kept = ("ragged, compiled",) if compiled else ("ragged", "ragged, in blocks", "ragged, not captured")
     rate = day.report["device"]["bytes_per_s"]
     points = all_points(
         day.model, {way: makers[way] for way in kept}, day.sizes.slots, day.sizes.contexts,
-        day.sizes.rounds, rate, day.sizes.repeats,
+        day.sizes.decode_steps, rate, day.sizes.repeats,
     )  # fmt: skip
     found = []
     for point in points:
         found.append({**asdict(point), "share": point.share})
-        day.note("compiled" if compiled else "rounds", found)
+        day.note("compiled" if compiled else "decode_steps", found)
 
 
 def job_part(day: Day) -> None:
@@ -217,13 +217,13 @@ def peer_part(day: Day) -> None:
 
 
 def ends_part(day: Day) -> None:
-    """Count the rounds that completions of random length need, and those that were launched."""
+    """Count the decode steps that completions of random length need, and those that were launched."""
     found = []
     for slots in day.sizes.slots:
         batch = RaggedBatch(day.model, slots, 2 * day.sizes.longest, capture=day.capture)
         most = day.sizes.longest // 2
         batch.prefill(list(range(slots)), day.prompts(slots, 8))
-        # Tokens that some row gives every few rounds, whatever the model: one in 32 of the vocabulary.
+        # Tokens that some row gives every few decode steps, whatever the model: one in 32 of the vocabulary.
         ends = (
             frozenset(range(0, day.model.config.vocab_size, 32 * slots)) if day.gpu else frozenset({1, 2, 3})
         )
@@ -232,22 +232,22 @@ def ends_part(day: Day) -> None:
         found.append(
             {
                 "slots": slots,
-                "rounds": sum(bursts),
+                "decode_steps": sum(bursts),
                 "calls": len(bursts),
-                "seconds_a_round": seconds / sum(bursts),
+                "seconds_a_step": seconds / sum(bursts),
             }
         )
         day.note("ends", found)
 
 
 def _to_the_end(batch: RaggedBatch, most: int, ends: frozenset[int], bursts: list[int]) -> None:
-    """Decode, a call after each end, and note the rounds of each."""
+    """Decode, a call after each end, and note the decode steps of each."""
     while sum(bursts) < most:
         bursts.append(len(batch.decode(most - sum(bursts), until=ends)))
 
 
 def log_probabilities_part(day: Day) -> None:
-    """Time captured rounds that record log-probabilities, and those that do not."""
+    """Time captured decode steps that record log-probabilities, and those that do not."""
     found = []
     for slots in day.sizes.slots:
         entry: dict[str, Any] = {"slots": slots}
@@ -263,9 +263,9 @@ def log_probabilities_part(day: Day) -> None:
                 sampler=MixedSampler(asked, None, recorder),
             )
             batch.prefill(list(range(slots)), day.prompts(slots, 8), request_ids=list(asked))
-            batch.decode(day.sizes.rounds)
-            seconds = clock(lambda batch=batch: batch.decode(day.sizes.rounds), day.device)  # type: ignore[misc]
-            entry[f"{name}_seconds"] = seconds / day.sizes.rounds
+            batch.decode(day.sizes.decode_steps)
+            seconds = clock(lambda batch=batch: batch.decode(day.sizes.decode_steps), day.device)  # type: ignore[misc]
+            entry[f"{name}_seconds"] = seconds / day.sizes.decode_steps
             entry[f"{name}_captured"] = batch._capture is not None
         found.append(entry)
         day.note("log_probabilities", found)
@@ -304,18 +304,18 @@ def long_prompts_part(day: Day) -> None:
 
 
 def host_part(day: Day) -> None:
-    """Time rounds that Python runs on a batch of one row: what a launch costs the host."""
+    """Time decode steps that Python runs on a batch of one row: what a launch costs the host."""
     batch = uncaptured(day.model, 1, day.sizes.longest)
     batch.prefill([0], day.prompts(1, 8))
     batch.decode(2)
-    seconds = clock(lambda: batch.decode(day.sizes.rounds), day.device) / day.sizes.rounds
+    seconds = clock(lambda: batch.decode(day.sizes.decode_steps), day.device) / day.sizes.decode_steps
     bound = bound_seconds(day.model, 1, 8, day.report["device"]["bytes_per_s"])
-    day.note("host", {"seconds_a_round": seconds, "bound_seconds": bound})
+    day.note("host", {"seconds_a_step": seconds, "bound_seconds": bound})
 
 
 PARTS: dict[str, tuple[Callable[[Day], None], float]] = {
     "kernels": (kernels_part, 0.5),
-    "rounds": (rounds_part, 4.0),
+    "decode_steps": (steps_part, 4.0),
     "job": (job_part, 5.0),
     "memory": (memory_part, 0.5),
     "ends": (ends_part, 1.5),
@@ -323,7 +323,7 @@ PARTS: dict[str, tuple[Callable[[Day], None], float]] = {
     "peer": (peer_part, 4.0),
     "long_prompts": (long_prompts_part, 1.0),
     "host": (host_part, 0.5),
-    "compiled": (lambda day: rounds_part(day, compiled=True), 4.0),
+    "compiled": (lambda day: steps_part(day, compiled=True), 4.0),
 }
 """What measures each part, and the minutes on a GPU that it is begun with at least."""
 

@@ -1,7 +1,7 @@
 """
-What is measured of the engine on a GPU: decode rounds against the bandwidth bound, a peer, and a whole job.
+What is measured of the engine on a GPU: decode steps against the bandwidth bound, a peer, and a whole job.
 
-A decode round has to read every weight once and every key and value that its rows hold; at the rate at which
+A decode step has to read every weight once and every key and value that its rows hold; at the rate at which
 the device copies memory, that is the least time it can take.
 
 Weights are seeded random numbers: only shapes matter here.
@@ -30,7 +30,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.engines.self_check import greedy_shortfall, near_tie
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.captured import Capture, Round, compiled, cuda_graph
+from batchbound.executor.kv.captured import Capture, DecodeStep, compiled, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.executor.profiling.grid_run import grid, profile
@@ -66,7 +66,7 @@ Maker = Callable[[Any, int, int], RunningBatch]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A way to decode at a number of slots and a context length; seconds of a round."""
+    """A way to decode at a number of slots and a context length; seconds of a decode step."""
 
     way: str
     slots: int
@@ -83,22 +83,22 @@ class Point:
 
 
 def uncaptured(model: Any, slots: int, capacity: int) -> RunningBatch:
-    """Return a ragged batch whose rounds Python runs, as on a CPU."""
+    """Return a ragged batch whose decode steps Python runs, as on a CPU."""
     batch = RaggedBatch(model, slots, capacity)
     batch._capture = None
     return batch
 
 
 def captured(capture: Capture) -> Maker:
-    """Return what makes ragged batches whose rounds are captured so."""
+    """Return what makes ragged batches whose decode steps are captured so."""
     return lambda model, slots, capacity: RaggedBatch(model, slots, capacity, capture=capture)
 
 
-def ways(gpu: bool, compile_rounds: bool) -> dict[str, Maker]:
-    """Return the ways to decode; on a CPU a captured round is simply run again."""
+def ways(gpu: bool, compile_steps: bool) -> dict[str, Maker]:
+    """Return the ways to decode; on a CPU a captured decode step is simply run again."""
 
-    def again(round_: Round) -> Round:
-        return round_
+    def again(step: DecodeStep) -> DecodeStep:
+        return step
 
     capture: Capture = cuda_graph if gpu else again
     found: dict[str, Maker] = {
@@ -108,7 +108,7 @@ def ways(gpu: bool, compile_rounds: bool) -> dict[str, Maker]:
             model, slots, capacity, capture=capture, kv_tokens=slots * capacity
         ),
     }
-    if compile_rounds:
+    if compile_steps:
         found["ragged, compiled"] = captured(compiled(capture))
     return found
 
@@ -150,7 +150,7 @@ def clock(call: Callable[[], object], device: torch.device) -> float:
 
 
 def bound_seconds(model: Any, slots: int, context: float, rate: float) -> float:
-    """Return the least seconds of a round: every weight but the embedding, and all keys and values, once."""
+    """Return the least seconds of a step: every weight but the embedding, and all keys and values, once."""
     config = model.config
     weights = (
         sum(parameter.numel() for parameter in model.parameters()) - config.vocab_size * config.hidden_size
@@ -167,21 +167,21 @@ def tokens_right(model: Any, prompts: Sequence[list[int]], answers: Sequence[lis
 
 
 def measure(
-    model: Any, way: str, maker: Maker, slots: int, context: int, rounds: int, rate: float, repeats: int
+    model: Any, way: str, maker: Maker, slots: int, context: int, decode_steps: int, rate: float, repeats: int
 ) -> Point:
     """Return the median round of a way, with rows whose lengths lie between half and all of the context."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(max(1, context // 2), context + 1, slots)
     prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in lengths]
-    batch = maker(model, slots, context + (repeats + 1) * rounds + 1)
+    batch = maker(model, slots, context + (repeats + 1) * decode_steps + 1)
     first = batch.prefill(list(range(slots)), prompts)
-    start = batch.decode(rounds)
+    start = batch.decode(decode_steps)
     answers = [[first[slot], *start[:, slot].tolist()] for slot in range(slots)]
     right = tokens_right(model, prompts, answers)
     seconds, held = [], []
     for _ in range(repeats):
-        held.append(batch.kv_tokens / slots + rounds / 2)
-        seconds.append(clock(lambda: batch.decode(rounds), model.device) / rounds)
+        held.append(batch.kv_tokens / slots + decode_steps / 2)
+        seconds.append(clock(lambda: batch.decode(decode_steps), model.device) / decode_steps)
     middle = int(np.argsort(seconds)[len(seconds) // 2])
     bound = bound_seconds(model, slots, held[middle], rate)
     kernel = (isinstance(batch, RaggedBatch) and batch.kernel) or "sdpa"

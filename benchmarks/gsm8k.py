@@ -5,7 +5,7 @@ Profiles the model on this machine, plans with the measured costs, runs the plan
 prints the report. Needs the public files `gsm8k/` and `gpt2_bpe/` (see --data).
 
 Also prints what prefilling ahead of free slots could save at most, the reason why the engine does not:
-0.8 % of the plan where it was measured (49 stages, 2,075 rounds), less 0.1 ms for each insertion.
+0.8 % of the plan where it was measured (49 stages, 2,075 decode steps), less 0.1 ms for each insertion.
 
     python benchmarks/gsm8k.py --data ../shared/data --slots 64
 """
@@ -62,13 +62,13 @@ def least_seconds_ahead(problem: Problem) -> float:
 
     One prefill stage, no slot ever empty, as few rounds as the answers need.
     """
-    cost, rounds = problem.cost, int(problem.rounds.sum())
-    fewest = max(-(-rounds // problem.slots), int(problem.rounds.max()))
+    cost, decode_steps = problem.cost, int(problem.decode_steps.sum())
+    fewest = max(-(-decode_steps // problem.slots), int(problem.decode_steps.max()))
     return (
         cost.prefill_seconds(int(problem.prompt_tokens.sum()))
         + cost.decode_base * fewest
-        + cost.decode_per_slot * rounds
-        + cost.decode_per_kv_token * problem.kv_token_rounds
+        + cost.decode_per_slot * decode_steps
+        + cost.decode_per_kv_token * problem.kv_token_steps
     )
 
 

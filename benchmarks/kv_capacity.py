@@ -3,7 +3,7 @@ A job whose keys and values do not fit: the plan beside first come, first served
 
 The first requests of the Azure conversation trace, all there at the start, at the hybrid paper's costs. The
 baseline admits whatever fits now, keeps one per cent free and evicts the newest when memory runs out; the
-plan knows the lengths and never exceeds the capacity, as the referee checks at every round.
+plan knows the lengths and never exceeds the capacity, as the referee checks at every decode step.
 
 Run: ``python benchmarks/kv_capacity.py`` (``BATCHBOUND_DATA`` names the folder of public data).
 """
@@ -64,7 +64,7 @@ def main() -> None:
     for name in ("fcfs", "lpt", "lpt-ski"):
         trace = simulate(problem, policy_named(name, problem))
         most = max(
-            stage.kv_tokens // max(1, stage.rounds) for stage in trace.stages if stage.kind == "decode"
+            stage.kv_tokens // max(1, stage.decode_steps) for stage in trace.stages if stage.kind == "decode"
         )
         above = plan.bound.gap(trace.makespan)
         print(f"| {name} | {trace.makespan:.1f} | {most:,} | {trace.evictions} | {above:.1%} |")

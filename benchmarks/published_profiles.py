@@ -41,7 +41,7 @@ _FALL = 0.8
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeModelTimes:
     """
-    Times of prefill stages and decode rounds of a whole model, at batches of equal lengths.
+    Times of prefill stages and decode steps of a whole model, at batches of equal lengths.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class WholeModelTimes:
     prompts, prompt_seconds
         Sequences and tokens of each, shape (points, 2), and the seconds of their prefill, shape (points,).
     decodes, decode_seconds
-        Sequences and tokens held by each, and the seconds of a round, shapes as above.
+        Sequences and tokens held by each, and the seconds of a decode step, shapes as above.
     traps
         What was found wrong and left out, one sentence each.
     """

@@ -12,7 +12,7 @@ order. ``--orders N`` serves each step in N orders, the file's and others of the
 says what a policy is worth apart from luck.
 
 ``--several`` serves the steps of a trace one after another, each group's prompt computed once: with a
-barrier, with partial rollouts that go on, with RollPacker's rounds, with the first k of n completions.
+barrier, with partial rollouts that go on, with RollPacker's decode steps, with the first k of n completions.
 ``--intervals`` says on how many steps the 90 % interval holds that the other steps of a trace give, or the
 other models' completions. ``--drawn N`` does so on drawn traces. ``--moves N`` moves KV caches in N drawn
 jobs of each share of completions that are cut at a cap.

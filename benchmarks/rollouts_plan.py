@@ -71,7 +71,7 @@ class Row:
     gap: float
     best_rule_s: float
     prefill_stages: int
-    decode_rounds: int
+    decode_steps: int
 
 
 def measured(name: str, problem: Problem, limits: Limits, best_rule: float) -> Row:
@@ -86,8 +86,8 @@ def measured(name: str, problem: Problem, limits: Limits, best_rule: float) -> R
     broken = schedule.check(problem)
     assert broken is None, broken
     makespan = schedule.makespan(problem)
-    stages, rounds = schedule.prefill_stages(), int(schedule.rounds.sum())
-    figures = makespan, bound.seconds, bound.gap(makespan), best_rule, stages, rounds
+    stages, decode_steps = schedule.prefill_stages(), int(schedule.decode_steps.sum())
+    figures = makespan, bound.seconds, bound.gap(makespan), best_rule, stages, decode_steps
     return Row(name, len(problem), problem.slots, limits.seconds, round(cpu, 3), *figures)
 
 
@@ -99,10 +99,10 @@ def measured_fleet(name: str, fleet: Fleet, limits: Limits, best_rule: float) ->
     assert limits.seconds is not None
     schedules = [schedule for schedule in plan.shares.schedules if schedule is not None]
     stages = sum(schedule.prefill_stages() for schedule in schedules)
-    rounds = sum(int(schedule.rounds.sum()) for schedule in schedules)
+    decode_steps = sum(int(schedule.decode_steps.sum()) for schedule in schedules)
     bound = plan.bound
     assert bound is not None
-    figures = plan.makespan, bound.seconds, bound.gap(plan.makespan), best_rule, stages, rounds
+    figures = plan.makespan, bound.seconds, bound.gap(plan.makespan), best_rule, stages, decode_steps
     slots = sum(replica.slots for replica in fleet.replicas)
     return Row(name, len(fleet), slots, limits.seconds, round(cpu, 3), *figures)
 

@@ -65,7 +65,7 @@ def measure(problem: Problem, limits: Limits) -> tuple[str, float]:
     gap = 100 * bound.gap(schedule.makespan(problem))
     line = (
         f"{found.makespan:9.3f} s, gap {gap:.3f} %, {found.status},"
-        f" S {schedule.prefill_stages()}, R {int(schedule.rounds.sum())};"
+        f" S {schedule.prefill_stages()}, R {int(schedule.decode_steps.sum())};"
         f" bound {bound.seconds:9.3f} s ({bound.source}); {found.seconds:.1f} s, {cpu:.1f} s CPU"
     )
     return line, gap

@@ -35,7 +35,7 @@ from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
 
 SLOTS = 200
-COLUMNS = ("makespan_s", "utilization", "prefill_stages", "decode_rounds", "gap_percent")
+COLUMNS = ("makespan_s", "utilization", "prefill_stages", "decode_steps", "gap_percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Row:
 ROWS = (
     Row("first come, first served", "fcfs", paper="201.00  .802"),
     Row("Algorithm 1, round-robin clients", "algorithm1"),
-    Row("  the same, rule (41)-(43) per round", "lagrangian", paper="193.33  .862"),
+    Row("  the same, rule (41)-(43) per decode step", "lagrangian", paper="193.33  .862"),
     Row("  the same, rule (41)-(43) per token", "lagrangian-token", paper="193.33  .862"),
     Row("  the same, all tokens decoded", "lagrangian-literal", paper="193.33  .862"),
     Row("optimal bin packing", "packing", True, paper="197.08  .855"),
     Row("optimal bin packing + Algorithm 1", "packing-algorithm1", True),
-    Row("  the same, rule (41)-(43) per round", "lagrangian", True, "190.58  .891"),
+    Row("  the same, rule (41)-(43) per decode step", "lagrangian", True, "190.58  .891"),
     Row("  the same, rule (41)-(43) per token", "lagrangian-token", True, "190.58  .891"),
     Row("  the same, all tokens decoded", "lagrangian-literal", True, "190.58  .891"),
     Row("LPT order, prefill first", "lpt"),
@@ -83,7 +83,7 @@ def main() -> None:
         problem = Problem(generate("table3", seed), CostModel.paper(), SLOTS)
         bounds[seed] = proven_bound(problem).seconds
         begun = time.process_time()
-        packed = solve_partition(problem.rounds, SLOTS)
+        packed = solve_partition(problem.decode_steps, SLOTS)
         packing_seconds[seed] = time.process_time() - begun
         proven += packed.optimal
         packing = packed.assignment
@@ -93,7 +93,7 @@ def main() -> None:
             makespan = trace.makespan
             utilization = schedule_of(trace).utilization(problem)
             gap = 100 * (makespan / bounds[seed] - 1)
-            figure[:] = makespan, utilization, trace.prefill_stages, trace.decode_rounds, gap
+            figure[:] = makespan, utilization, trace.prefill_stages, trace.decode_steps, gap
         if time_limit is not None:
             plan = make_plan(problem, limits=Limits(seconds=time_limit, seed=seed))
             schedule = plan.schedule
@@ -101,11 +101,11 @@ def main() -> None:
                 plan.makespan,
                 schedule.utilization(problem),
                 schedule.prefill_stages(),
-                schedule.rounds.sum(),
+                schedule.decode_steps.sum(),
                 100 * plan.bound.gap(plan.makespan) if plan.bound is not None else np.nan,
             )
     print(f"Table III, {seeds} seeds, {SLOTS} slots, no token cap; makespan in seconds")
-    print(f"{'':36}{'makespan':>15}{'util.':>8}{'stages':>8}{'rounds':>8}{'gap %':>8}   the paper")
+    print(f"{'':36}{'makespan':>15}{'util.':>8}{'stages':>8}{'decode_steps':>8}{'gap %':>8}   the paper")
     for row, figure in zip(ROWS, figures, strict=True):
         _print_row(row.label, figure, row.paper)
     if time_limit is not None:
@@ -135,11 +135,11 @@ def _policy(row: Row, problem: Problem, packing: IntArray) -> Policy:
 
 
 def _print_row(label: str, figure: FloatArray, note: str) -> None:
-    makespan, utilization, stages, rounds, gap = figure.mean(axis=0)
+    makespan, utilization, stages, decode_steps, gap = figure.mean(axis=0)
     spread = figure[:, 0].std()
     print(
         f"{label:36}{makespan:8.2f} +- {spread:3.1f}{utilization:8.3f}"
-        f"{stages:8.0f}{rounds:8.0f}{gap:8.2f}   {note}".rstrip()
+        f"{stages:8.0f}{decode_steps:8.0f}{gap:8.2f}   {note}".rstrip()
     )
 
 

@@ -5,7 +5,7 @@ Each problem has one to seven requests on one to four slots; a KV capacity, a to
 of prefill stages, first tokens from the prefill and costs of nothing are there or not. For each: no bound is
 above the optimum, the exact search finds and proves it, the independent checker accepts every certificate,
 and refuses the exact one with a millionth more claimed. The optimum is Dijkstra's over what waits and what is
-under way, decode round by decode round, and shares nothing with solver or checker. With `--kind groups` the
+under way, decode step by decode step, and shares nothing with solver or checker. With `--kind groups` the
 requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
 generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
 is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
@@ -91,12 +91,12 @@ def random_problem(seed: int) -> Problem:
 
 
 def optimum(problem: Problem) -> float:
-    """Return the least makespan, by Dijkstra over what waits and (rounds left, tokens held) under way."""
-    rounds, prompts = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+    """Return the least makespan, by Dijkstra over what waits and (steps left, tokens held) under way."""
+    decode_steps, prompts = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
     first, cost = int(problem.prefill_emits_first_token), problem.cost
     capacity, cap = problem.kv_capacity or 10**9, problem.prefill_token_cap or 10**9
     frontier: list[tuple[float, tuple[int, ...], tuple[tuple[int, int], ...]]] = [
-        (0.0, tuple(range(len(rounds))), ())
+        (0.0, tuple(range(len(decode_steps))), ())
     ]
     settled = set()
     while True:
@@ -114,7 +114,7 @@ def optimum(problem: Problem) -> float:
             for chosen in combinations(waiting, size):
                 tokens = sum(prompts[i] for i in chosen)
                 if tokens <= cap and held + tokens <= capacity:
-                    new = ((rounds[i], prompts[i] + first) for i in chosen if rounds[i] > 0)
+                    new = ((decode_steps[i], prompts[i] + first) for i in chosen if decode_steps[i] > 0)
                     rest = tuple(i for i in waiting if i not in chosen)
                     then = seconds + cost.prefill_seconds(tokens)
                     heapq.heappush(frontier, (then, rest, tuple(sorted((*busy, *new)))))
@@ -123,7 +123,7 @@ def optimum(problem: Problem) -> float:
 def faults(problem: Problem, least: float) -> list[str]:
     """Return what is wrong with the bounds and the exact search of a problem, nothing if all is well."""
     wrong = []
-    one_by_one = Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+    one_by_one = Schedule.from_bins(problem, np.arange(len(problem)), problem.decode_steps)
     exact = best_by_states(problem, Limits(), one_by_one)
     makespan, proven = exact.schedule.makespan(problem), exact.bound(problem)
     if exact.schedule.check(problem) is not None:
@@ -189,7 +189,7 @@ def faults_of_plan(work: Sequences, limits: EngineLimits, least: int) -> list[st
 def raised(bound: Bound) -> Bound:
     """Return a bound with a millionth more claimed."""
     more = 1e-6 * bound.seconds
-    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + more}
+    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + more}
     return replace(bound, seconds=bound.seconds + more, terms=terms)
 
 
@@ -201,7 +201,7 @@ def options(problem: Problem) -> list[str]:
         "floor": lambda each: each.cost.prefill_floor,
         "bend": lambda each: each.reaches_bend,
         "first token from the prefill": lambda each: each.prefill_emits_first_token,
-        "decode rounds of no cost": lambda each: each.cost.decode_base == 0,
+        "decode steps of no cost": lambda each: each.cost.decode_base == 0,
     }
     return [name for name, has in present.items() if has(problem)]
 

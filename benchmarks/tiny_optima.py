@@ -51,13 +51,13 @@ def grouped_problem(seed: int) -> Problem:
 
 
 def grouped_optimum(problem: Problem) -> float:
-    """Least makespan by Dijkstra over (requests waiting, rounds done by each running one, prompts kept)."""
-    rounds, prompts = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+    """Least makespan by Dijkstra over (requests waiting, steps done by each running one, prompts kept)."""
+    decode_steps, prompts = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
     first = int(problem.prefill_emits_first_token)
     capacity = problem.kv_capacity or 10**9
     cap = problem.prefill_token_cap or 10**9
     State = tuple[tuple[int, ...], tuple[tuple[int, int], ...], frozenset[int]]
-    start: State = (tuple(range(len(rounds))), (), frozenset())
+    start: State = (tuple(range(len(decode_steps))), (), frozenset())
     # The number breaks ties: sets of kept prompts have no order.
     frontier: list[tuple[float, int, State]] = [(0.0, 0, start)]
     settled, number = set[State](), count(1)
@@ -71,7 +71,7 @@ def grouped_optimum(problem: Problem) -> float:
             return seconds
         held = sum(prompts[i] + first + done for i, done in running)
         if running and held <= capacity:
-            left = tuple((i, done + 1) for i, done in running if done + 1 < rounds[i])
+            left = tuple((i, done + 1) for i, done in running if done + 1 < decode_steps[i])
             cost = problem.cost.decode_seconds(len(running), held)
             heapq.heappush(frontier, (seconds + cost, next(number), (waiting, left, kept)))
         for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
@@ -79,7 +79,7 @@ def grouped_optimum(problem: Problem) -> float:
                 tokens, still = _computed(problem, waiting, chosen, kept)
                 if tokens > cap or held + sum(prompts[i] for i in chosen) > capacity:
                     continue
-                now = tuple(sorted(running + tuple((i, 0) for i in chosen if rounds[i] > 0)))
+                now = tuple(sorted(running + tuple((i, 0) for i in chosen if decode_steps[i] > 0)))
                 rest = tuple(i for i in waiting if i not in chosen)
                 total = seconds + problem.cost.prefill_seconds(tokens)
                 heapq.heappush(frontier, (total, next(number), (rest, now, still)))

@@ -22,7 +22,7 @@ class PlannedConfiguration:
         One of :data:`STRATEGIES`.
     encode_batch
         Prompts of an encoding, :math:`B_E`.
-    decode_rounds
+    decode_steps
         Decode iterations between two encodings, :math:`N_D`; 1 under WAA.
     decode_batch
         Requests a decode iteration starts with, :math:`B_D`; 0 to leave it as it comes.
@@ -44,7 +44,7 @@ class PlannedConfiguration:
 
     strategy: str
     encode_batch: int
-    decode_rounds: int
+    decode_steps: int
     decode_batch: float
     lead: int
     input_tokens: float

@@ -91,16 +91,16 @@ class Fleet:
         return len(self.workload)
 
     @property
-    def rounds(self) -> IntArray:
+    def decode_steps(self) -> IntArray:
         """Decode steps of each request, shape (requests,)."""
         return self.workload.output_tokens - int(self.prefill_emits_first_token)
 
     @property
-    def kv_token_rounds(self) -> IntArray:
+    def kv_token_steps(self) -> IntArray:
         """Tokens of KV cache that each request reads over all its decode steps, shape (requests,)."""
-        rounds = self.rounds
+        decode_steps = self.decode_steps
         at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
-        read: IntArray = rounds * at_start + rounds * (rounds - 1) // 2
+        read: IntArray = decode_steps * at_start + decode_steps * (decode_steps - 1) // 2
         return read
 
     def problem(self, replica: int = 0) -> Problem:

@@ -16,7 +16,7 @@ from .workload import Workload
 MOST_SLOTS = 1_000_000
 """Most slots of a problem: beyond any device, and each costs memory."""
 
-MOST_ROUNDS = 100_000_000
+MOST_STEPS = 100_000_000
 """Most decode steps of a schedule, each of which costs memory: months on any device."""
 
 LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
@@ -116,7 +116,7 @@ class Problem:
     max_position: int | None = None
     prefill_emits_first_token: bool = False
     prefix_cache: int = 0
-    rounds: IntArray = field(init=False, repr=False)
+    decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
     """The shared prompt that each request begins with, in the order of their first requests; -1 for none."""
     prefix_tokens: IntArray = field(init=False, repr=False)
@@ -124,9 +124,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         settle_limits(self)
-        rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)
-        rounds.flags.writeable = False
-        object.__setattr__(self, "rounds", rounds)
+        decode_steps = self.workload.output_tokens - int(self.prefill_emits_first_token)
+        decode_steps.flags.writeable = False
+        object.__setattr__(self, "decode_steps", decode_steps)
         self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
         self._refuse(total, "max_position", "prompt and completion take {} tokens")
@@ -204,7 +204,7 @@ class Problem:
     @property
     def kv_peak(self) -> IntArray:
         """Most tokens of KV cache that each request ever holds, shape (requests,)."""
-        peak: IntArray = np.maximum(self.prompt_tokens, self.kv_at_start + self.rounds - 1)
+        peak: IntArray = np.maximum(self.prompt_tokens, self.kv_at_start + self.decode_steps - 1)
         return peak
 
     @property
@@ -226,7 +226,7 @@ class Problem:
         return int(np.sort(self.kv_peak)[-self.slots :].sum()) > self.kv_capacity
 
     @property
-    def kv_token_rounds(self) -> int:
+    def kv_token_steps(self) -> int:
         r"""
         Tokens of KV cache read over the whole job, the same for every schedule.
 
@@ -234,5 +234,5 @@ class Problem:
         :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` decode steps and :math:`a_i` tokens
         held at first.
         """
-        total = self.rounds * self.kv_at_start + self.rounds * (self.rounds - 1) // 2
+        total = self.decode_steps * self.kv_at_start + self.decode_steps * (self.decode_steps - 1) // 2
         return int(total.sum())

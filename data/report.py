@@ -94,7 +94,7 @@ class Report:
         failed.
     slots
         Slots of the engine.
-    prefill_stages, decode_rounds
+    prefill_stages, decode_steps
         Counts.
     evictions
         Evictions: requests that returned to the queue after their prefill.
@@ -174,7 +174,7 @@ class Report:
     resumed: int
     slots: int
     prefill_stages: int
-    decode_rounds: int
+    decode_steps: int
     evictions: int
     prompt_tokens: int
     output_tokens: int

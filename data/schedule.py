@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .arrays import FloatArray, IntArray
 from .costs.cost import CostModel
 from .prefix_cache import computed_tokens
-from .problem import MOST_ROUNDS, Problem
+from .problem import MOST_STEPS, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Schedule:
         The bin in which each request is prefilled, shape (requests,).
     slot_of
         The slot each request occupies, shape (requests,).
-    rounds
+    decode_steps
         Decode steps of each bin, shape (bins,).
 
     Raises
@@ -69,10 +69,10 @@ class Schedule:
 
     bin_of: IntArray
     slot_of: IntArray
-    rounds: IntArray
+    decode_steps: IntArray
 
     def __post_init__(self) -> None:
-        for name in ("bin_of", "slot_of", "rounds"):
+        for name in ("bin_of", "slot_of", "decode_steps"):
             given = np.array(getattr(self, name))
             if given.size and not np.issubdtype(given.dtype, np.integer):
                 raise ValueError(f"{name} is of {given.dtype}; it must be of whole numbers")
@@ -81,7 +81,7 @@ class Schedule:
             object.__setattr__(self, name, column)
 
     @classmethod
-    def from_bins(cls, problem: Problem, bin_of: npt.ArrayLike, rounds: npt.ArrayLike) -> Schedule:
+    def from_bins(cls, problem: Problem, bin_of: npt.ArrayLike, decode_steps: npt.ArrayLike) -> Schedule:
         """
         Return the schedule with these prefill bins, its slots found by interval colouring.
 
@@ -93,7 +93,7 @@ class Schedule:
             The problem scheduled.
         bin_of
             The bin in which each request is prefilled, shape (requests,).
-        rounds
+        decode_steps
             Decode steps of each bin, shape (bins,).
 
         Raises
@@ -101,11 +101,11 @@ class Schedule:
         ValueError
             If more requests overlap than there are slots.
         """
-        bins, starts = np.asarray(bin_of), _starts(np.asarray(rounds))
+        bins, starts = np.asarray(bin_of), _starts(np.asarray(decode_steps))
         slot_of = np.empty(len(bins), dtype=np.int64)
         order = np.argsort(bins, kind="stable")
         begins = starts[bins[order]]
-        columns = (bins[order], begins, begins + problem.rounds[order])
+        columns = (bins[order], begins, begins + problem.decode_steps[order])
         free: list[tuple[int, int, int]] = [(0, -1, slot) for slot in range(problem.slots)]
         slots: list[int] = []
         for k, begin, end in zip(*(column.tolist() for column in columns), strict=True):
@@ -115,9 +115,9 @@ class Schedule:
             slots.append(slot)
             heapq.heapreplace(free, (end, k, slot))
         slot_of[order] = slots
-        return cls(bins, slot_of, np.asarray(rounds))
+        return cls(bins, slot_of, np.asarray(decode_steps))
 
-    def without_idle_rounds(self, problem: Problem) -> Schedule:
+    def without_idle_steps(self, problem: Problem) -> Schedule:
         """Return the same schedule without the decode steps in which no slot decodes."""
         runs = self._runs(problem)
         decoding = _starts(np.diff(runs.times) * (runs.active > 0))
@@ -126,12 +126,12 @@ class Schedule:
     @property
     def bins(self) -> int:
         """Number of bins."""
-        return len(self.rounds)
+        return len(self.decode_steps)
 
     @property
     def starts(self) -> IntArray:
         """Decode steps done before each bin, and in all: shape (bins + 1,)."""
-        return _starts(self.rounds)
+        return _starts(self.decode_steps)
 
     def stage_tokens(self, problem: Problem) -> IntArray:
         """Return the prompt tokens computed in each bin, shape (bins,)."""
@@ -152,7 +152,7 @@ class Schedule:
 
     def kv_tokens(self, problem: Problem) -> IntArray:
         """Return the tokens of KV cache held in each step, shape (decode steps,)."""
-        first, _ = self._round_spans(problem)
+        first, _ = self._step_spans(problem)
         drawn = self.active(problem) * np.arange(self._total)
         return drawn + self._summed(problem, problem.kv_at_start - first).astype(np.int64)
 
@@ -173,7 +173,7 @@ class Schedule:
     def finishes(self, problem: Problem) -> FloatArray:
         """Return the seconds at which each request is done, arrivals left aside, shape (requests,)."""
         runs = self._runs(problem)
-        _, last = self._round_spans(problem)
+        _, last = self._step_spans(problem)
         # A stage at a request's last decode step runs after it; its own stage always runs before.
         stages = np.maximum(np.searchsorted(self.starts[:-1], last), self.bin_of + 1)
         decoded, prefilled = (
@@ -208,10 +208,10 @@ class Schedule:
         As the hybrid paper counts it (section V): the slot-steps of work over the slots, times the
         seconds of a decode step with every slot active, over the makespan.
         """
-        kv = problem.kv_token_rounds / max(1, int(problem.rounds.sum())) * problem.slots
-        full_round = problem.cost.decode_seconds(problem.slots, round(kv))
+        kv = problem.kv_token_steps / max(1, int(problem.decode_steps.sum())) * problem.slots
+        full_step = problem.cost.decode_seconds(problem.slots, round(kv))
         makespan = self.makespan(problem)
-        return float(problem.rounds.sum()) / problem.slots * full_round / makespan if makespan else 0.0
+        return float(problem.decode_steps.sum()) / problem.slots * full_step / makespan if makespan else 0.0
 
     def check(self, problem: Problem) -> Violation | None:
         """
@@ -222,19 +222,19 @@ class Schedule:
         for name, count in (
             ("bin_of", len(problem)),
             ("slot_of", len(problem)),
-            ("rounds", self.rounds.size),
+            ("decode_steps", self.decode_steps.size),
         ):
             column = getattr(self, name)
             if column.shape != (count,):
                 what = f"{name} has shape {column.shape} for {len(problem)} requests"
                 return Violation("every request is scheduled", what)
-        if (self.rounds < 0).any():
-            k = int(np.flatnonzero(self.rounds < 0)[0])
-            return Violation("decode steps are counted", f"{self.rounds[k]} decode steps", bin=k)
+        if (self.decode_steps < 0).any():
+            k = int(np.flatnonzero(self.decode_steps < 0)[0])
+            return Violation("decode steps are counted", f"{self.decode_steps[k]} decode steps", bin=k)
         # Before anything is counted step by step: each decode step takes memory.
-        total, useful = sum(self.rounds.tolist()), int(problem.rounds.sum())
-        if total > min(useful, MOST_ROUNDS):
-            what = f"{total:,} decode steps for requests of {useful:,} in all, {MOST_ROUNDS:,} at most"
+        total, useful = sum(self.decode_steps.tolist()), int(problem.decode_steps.sum())
+        if total > min(useful, MOST_STEPS):
+            what = f"{total:,} decode steps for requests of {useful:,} in all, {MOST_STEPS:,} at most"
             return Violation("decode steps are of use", what)
         for name, column, limit in (("bin", self.bin_of, self.bins), ("slot", self.slot_of, problem.slots)):
             wrong = np.flatnonzero((column < 0) | (column >= limit))
@@ -245,14 +245,14 @@ class Schedule:
         return self._check_slots(problem) or self._check_token_cap(problem) or self._check_kv(problem)
 
     def _check_slots(self, problem: Problem) -> Violation | None:
-        end_of_bin = np.cumsum(self.rounds)
-        start_of_bin = end_of_bin - self.rounds
+        end_of_bin = np.cumsum(self.decode_steps)
+        start_of_bin = end_of_bin - self.decode_steps
         start = start_of_bin[self.bin_of]
-        finish = start + problem.rounds
+        finish = start + problem.decode_steps
         late = np.flatnonzero(finish > end_of_bin[-1])
         if late.size:
             i = int(late[0])
-            what = f"needs {problem.rounds[i]} decode steps, {end_of_bin[-1] - start[i]} are left"
+            what = f"needs {problem.decode_steps[i]} decode steps, {end_of_bin[-1] - start[i]} are left"
             return Violation("every request finishes", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
         order = np.lexsort((self.bin_of, self.slot_of))
         before, after = order[:-1], order[1:]
@@ -302,17 +302,17 @@ class Schedule:
         capacity = problem.kv_capacity
         if capacity is None:
             return None
-        held = left = self.rounds[:0]
+        held = left = self.decode_steps[:0]
         for k, new in enumerate(self._members()):
             total = int(held.sum() + problem.prompt_tokens[new].sum())
             if total > capacity:
                 return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)
             held = np.concatenate((held, problem.kv_at_start[new]))
-            left = np.concatenate((left, problem.rounds[new]))
+            left = np.concatenate((left, problem.decode_steps[new]))
             held, left = held[left > 0], left[left > 0]
-            rounds_left = int(self.rounds[k])
-            while rounds_left and left.size:
-                burst = min(rounds_left, int(left.min()))
+            steps_left = int(self.decode_steps[k])
+            while steps_left and left.size:
+                burst = min(steps_left, int(left.min()))
                 total = int(held.sum()) + len(held) * (burst - 1)
                 if total > capacity:
                     return Violation(
@@ -320,16 +320,16 @@ class Schedule:
                     )
                 held, left = held + burst, left - burst
                 held, left = held[left > 0], left[left > 0]
-                rounds_left -= burst
+                steps_left -= burst
         return None
 
     @property
     def _total(self) -> int:
-        return int(self.rounds.sum())
+        return int(self.decode_steps.sum())
 
-    def _round_spans(self, problem: Problem) -> tuple[IntArray, IntArray]:
+    def _step_spans(self, problem: Problem) -> tuple[IntArray, IntArray]:
         first = self.starts[self.bin_of]
-        return first, first + problem.rounds
+        return first, first + problem.decode_steps
 
     def _prefill_seconds(self, problem: Problem) -> FloatArray:
         seconds = problem.cost.prefill_seconds(self.stage_tokens(problem))
@@ -338,7 +338,7 @@ class Schedule:
 
     def _runs(self, problem: Problem) -> _Runs:
         """Return the runs of decode steps between stages, starts and ends of requests."""
-        first, last = self._round_spans(problem)
+        first, last = self._step_spans(problem)
         end = self._total
         spans = np.minimum(np.concatenate((first, last)), end)
         points = np.concatenate((spans, self.starts))
@@ -361,7 +361,7 @@ class Schedule:
 
     def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
         """Return the sum of weights, or the number, of requests in each step, shape (decode steps,)."""
-        first, last = self._round_spans(problem)
+        first, last = self._step_spans(problem)
         size = max(self._total, int(last.max())) + 1
         change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
         return np.cumsum(change)[: self._total]
@@ -402,5 +402,5 @@ class _Runs:
         return np.searchsorted(self.times, steps)
 
 
-def _starts(rounds: IntArray) -> IntArray:
-    return np.append(0, np.cumsum(rounds))
+def _starts(decode_steps: IntArray) -> IntArray:
+    return np.append(0, np.cumsum(decode_steps))

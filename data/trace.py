@@ -37,7 +37,7 @@ class Stage:
         ``"prefill"`` or ``"decode"``.
     start, end
         Seconds after the job's start.
-    rounds
+    decode_steps
         Decode steps in a row; 0 for a prefill stage.
     active
         Slots that were prefilled, or that decoded.
@@ -52,14 +52,14 @@ class Stage:
     kind: StageKind
     start: Moment
     end: Moment
-    rounds: Count
+    decode_steps: Count
     active: Count
     tokens: Count
     kv_tokens: Count
     padded_kv_tokens: Count
 
     def __post_init__(self) -> None:
-        if self.rounds == 0 and self.kind == "decode":
+        if self.decode_steps == 0 and self.kind == "decode":
             raise ValueError("a decode stage has no decode steps")
         if self.end < self.start:
             raise ValueError("a stage ends before it begins")
@@ -73,7 +73,7 @@ class Stage:
         """Return the seconds a cost model gives the stage."""
         if self.kind == "prefill":
             return cost.prefill_seconds(self.tokens)
-        seconds = self.rounds * cost.decode_seconds(self.active)
+        seconds = self.decode_steps * cost.decode_seconds(self.active)
         if not overheads:
             return seconds + cost.decode_per_kv_token * self.kv_tokens
         return seconds + cost.decode_per_kv_token * self.padded_kv_tokens + cost.decode_per_change
@@ -196,9 +196,9 @@ class Trace:
         return sum(stage.kind == "prefill" for stage in self.stages)
 
     @property
-    def decode_rounds(self) -> int:
+    def decode_steps(self) -> int:
         """Number of decode steps."""
-        return sum(stage.rounds for stage in self.stages)
+        return sum(stage.decode_steps for stage in self.stages)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON lines: a header, then one line per stage, then one per request."""

@@ -25,7 +25,7 @@ _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 RULES = {
     "": "without the rule",
-    "lagrangian": "rule per round",
+    "lagrangian": "rule per decode step",
     "lagrangian-token": "rule per token",
     "lagrangian-literal": "all tokens decoded",
 }

@@ -13,10 +13,10 @@ from batchbound import CostModel, Limits, Problem, Schedule, Workload, compare
 
 def in_batches(problem: Problem, limits: Limits) -> Schedule:
     """Return what padded ``generate`` does: the longest requests together, until the longest of them ends."""
-    order = np.argsort(-problem.rounds, kind="stable")
+    order = np.argsort(-problem.decode_steps, kind="stable")
     batch = np.empty(len(order), dtype=np.int64)
     batch[order] = np.arange(len(order)) // problem.slots
-    longest = [problem.rounds[batch == each].max() for each in range(int(batch.max()) + 1)]
+    longest = [problem.decode_steps[batch == each].max() for each in range(int(batch.max()) + 1)]
     return Schedule.from_bins(problem, batch, longest)
 
 

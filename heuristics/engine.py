@@ -33,17 +33,17 @@ class Engine(Protocol):
         """
         ...
 
-    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
+    def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
         """
-        Decode at most ``rounds`` rounds over all occupied slots.
+        Decode at most ``decode_steps`` rounds over all occupied slots.
 
-        Stops after the round in which a request finishes, and after the first round that ends at or after
+        Stops after the step in which a request finishes, and after the first step that ends at or after
         ``until`` seconds.
 
         Returns
         -------
         stage
-            The record of the rounds run, at least one.
+            The record of the decode steps run, at least one.
         finished
             The requests that are done, in the order of their slots; their slots are free.
         """

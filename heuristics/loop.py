@@ -71,12 +71,12 @@ def schedule_of(trace: Trace) -> Schedule:
     if trace.evictions:
         raise ValueError(f"{trace.evictions} evictions: the run has no schedule of one prefill per request")
     bin_of_stage = np.cumsum([stage.kind == "prefill" for stage in trace.stages]) - 1
-    rounds = np.bincount(
+    decode_steps = np.bincount(
         np.maximum(bin_of_stage, 0),
-        weights=[stage.rounds for stage in trace.stages],
+        weights=[stage.decode_steps for stage in trace.stages],
         minlength=trace.prefill_stages,
     )
-    return Schedule(bin_of_stage[trace.stage_of], trace.slot_of, rounds.astype(np.int64))
+    return Schedule(bin_of_stage[trace.stage_of], trace.slot_of, decode_steps.astype(np.int64))
 
 
 class Execution:
@@ -116,7 +116,7 @@ class Execution:
         self.state = State(
             problem=problem,
             time=0.0,
-            rounds_done=0,
+            steps_done=0,
             slot_request=np.full(problem.slots, FREE, dtype=np.int64),
             waiting=queue[0],
             decoded=queue[1],
@@ -155,8 +155,8 @@ class Execution:
         self._evict(step.evict)
         if len(step.prefill):
             yield from self._prefill(step)
-        if step.rounds > 0 and (self.state.slot_request != FREE).any():
-            yield from self._decode(min(step.rounds, most))
+        if step.decode_steps > 0 and (self.state.slot_request != FREE).any():
+            yield from self._decode(min(step.decode_steps, most))
         elif not len(step.prefill) and not len(step.evict):
             self._wait()
 
@@ -228,14 +228,14 @@ class Execution:
             self.first_token[fresh] = stage.end
         return self._record(stage, finished)
 
-    def _decode(self, rounds: int) -> list[int]:
+    def _decode(self, decode_steps: int) -> list[int]:
         running = self.state.running
-        stage, finished = self.engine.decode(rounds, self._next_arrival())
-        self.state.decoded[running] += stage.rounds
-        self.state.rounds_done += stage.rounds
-        self.state.kv_held += stage.rounds * len(running)
+        stage, finished = self.engine.decode(decode_steps, self._next_arrival())
+        self.state.decoded[running] += stage.decode_steps
+        self.state.steps_done += stage.decode_steps
+        self.state.kv_held += stage.decode_steps * len(running)
         new = running[np.isnan(self.first_token[running])]
-        self.first_token[new] = stage.start + stage.seconds / stage.rounds
+        self.first_token[new] = stage.start + stage.seconds / stage.decode_steps
         return self._record(stage, finished)
 
     def _wait(self) -> None:

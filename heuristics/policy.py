@@ -45,7 +45,7 @@ class State:
 
     problem: Problem
     time: float
-    rounds_done: int
+    steps_done: int
     slot_request: IntArray
     waiting: npt.NDArray[np.bool_]
     decoded: IntArray
@@ -78,8 +78,8 @@ class Step:
         Requests to prefill together in one stage, in the order they are laid out.
     slots
         The free slot each of them takes; as many as ``prefill``.
-    rounds
-        Decode at most this many rounds afterwards; 0 for another prefill stage at once.
+    decode_steps
+        Decode at most this many decode steps afterwards; 0 for another prefill stage at once.
     evict
         Running requests to put back into the queue first. Their tokens are kept, their keys and values
         are not: they are prefilled again, prompt and tokens.
@@ -87,7 +87,7 @@ class Step:
 
     prefill: Sequence[int] = ()
     slots: Sequence[int] = ()
-    rounds: int = 1
+    decode_steps: int = 1
     evict: Sequence[int] = ()
 
 
@@ -100,4 +100,4 @@ class Policy(Protocol):
 
 
 UNTIL_CHANGE = 2**62
-"""For :attr:`Step.rounds`: decode until a request finishes or arrives."""
+"""For :attr:`Step.decode_steps`: decode until a request finishes or arrives."""

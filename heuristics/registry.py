@@ -41,7 +41,7 @@ class Entry:
 
 
 def _packed(problem: Problem) -> IntArray:
-    return longest_processing_time(problem.rounds, problem.slots)
+    return longest_processing_time(problem.decode_steps, problem.slots)
 
 
 def _arrival(problem: Problem, _: IntArray) -> Queue:
@@ -87,8 +87,8 @@ POLICIES: Mapping[str, Entry] = {
         "Algorithm 1 on an offline bin packing", _policy(SortingPreemptive, PrefillFirst), _packed
     ),
     "lagrangian": Entry(
-        "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per slot-round",
-        _policy(SortingPreemptive, lambda: Lagrangian("round")),
+        "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per slot-step",
+        _policy(SortingPreemptive, lambda: Lagrangian("decode_step")),
         _packed,
     ),
     "lagrangian-token": Entry(

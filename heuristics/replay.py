@@ -15,12 +15,12 @@ from .queues.prefill_rules import Opportunity, SkiRental
 
 class Replay:
     """
-    Follows a schedule to the round while lengths are as planned, and repairs it when they are not.
+    Follows a schedule to the decode step while lengths are as planned, and repairs it when they are not.
 
-    A bin whose round has come is prefilled as planned if all of its requests still wait and their slots are
+    A bin whose step has come is prefilled as planned if all of its requests still wait and their slots are
     free; otherwise it is given up, and its requests are anyone's. A slot that falls free earlier or later
     than planned, or whose next request is gone, is off the plan: it takes the longest waiting request when
-    a planned stage takes place, or when the ski-rental rule, which counts only the idle slot-rounds of slots
+    a planned stage takes place, or when the ski-rental rule, which counts only the idle slot-steps of slots
     off the plan, starts a stage of its own. When nothing runs, the plan's clock moves on to its next bin.
     Where memory rather than slots is scarce, it takes the first request of the plan instead of the longest:
     requests of a length would reach their peaks together.
@@ -36,7 +36,7 @@ class Replay:
     problem
         The problem with the lengths as planned.
     patience
-        Stage openings' worth of unplanned idle slot-rounds to wait for; see
+        Stage openings' worth of unplanned idle slot-steps to wait for; see
         :class:`~batchbound.heuristics.queues.prefill_rules.SkiRental`.
 
     Raises
@@ -54,7 +54,7 @@ class Replay:
         self._rule = SkiRental(patience)
         self._admission = Admission(problem)
         self._queue = Ordered(_repair_order(schedule, problem))
-        self._rounds = problem.rounds
+        self._decode_steps = problem.decode_steps
         self._slot_of = schedule.slot_of
         by_bin = np.argsort(schedule.bin_of, kind="stable")
         used, first = np.unique(schedule.bin_of[by_bin], return_index=True)
@@ -86,30 +86,30 @@ class Replay:
         evicted = self._admission.overflowing(state)
         if evicted:
             self._put_back(evicted)
-            return Step(rounds=0, evict=evicted)
-        self._idle += self._idling * (state.rounds_done - self._asked)
-        self._asked, self._idling = state.rounds_done, 0
+            return Step(decode_steps=0, evict=evicted)
+        self._idle += self._idling * (state.steps_done - self._asked)
+        self._asked, self._idling = state.steps_done, 0
         nothing_runs = not state.running.size
         if nothing_runs and self._next < len(self._starts) and state.waiting.any():
-            self._ahead = max(self._ahead, self._starts[self._next] - state.rounds_done)
+            self._ahead = max(self._ahead, self._starts[self._next] - state.steps_done)
         members = self._due(state)
         if members.size and not state.waiting[members].all():
-            return Step(rounds=0)  # the plan waits for an arrival
+            return Step(decode_steps=0)  # the plan waits for an arrival
         if members.size:
             self._queue.take(members.tolist())
-            self._planned_finish[members] = self._starts[self._next] + self._rounds[members]
+            self._planned_finish[members] = self._starts[self._next] + self._decode_steps[members]
             self._next += 1
         requests, slots, full = self._off_plan(state, members)
-        rounds = self._admission.rounds_that_fit(state)
+        decode_steps = self._admission.steps_that_fit(state)
         if self._next < len(self._starts):
-            rounds = min(rounds, self._starts[self._next] - self._clock(state))
+            decode_steps = min(decode_steps, self._starts[self._next] - self._clock(state))
         if not requests:
-            return Step(rounds=rounds)
+            return Step(decode_steps=decode_steps)
         if not members.size and not nothing_runs:
             wait = self._rule(state.problem, Opportunity.of(state, requests, self._idle, full))
             if wait > 0:
                 self._idling = len(requests)
-                return Step(rounds=min(wait, rounds))
+                return Step(decode_steps=min(wait, decode_steps))
         return self._prefill(requests, slots)
 
     def withdraw(self, requests: IntArray) -> None:
@@ -121,7 +121,7 @@ class Replay:
         self._gone[self._nothing] = True
 
     def _clock(self, state: State) -> int:
-        return state.rounds_done + self._ahead
+        return state.steps_done + self._ahead
 
     def _note_finished(self, state: State) -> None:
         for request in state.finished:
@@ -133,7 +133,7 @@ class Replay:
                 self._disturb()
 
     def _due(self, state: State) -> IntArray:
-        """Return the requests of the bin whose round has come, giving up bins that are not intact."""
+        """Return the requests of the bin whose decode step has come, giving up bins that are not intact."""
         while self._next < len(self._starts) and self._starts[self._next] <= self._clock(state):
             members = self._bins[self._next]
             if self._intact(state, members):
@@ -173,7 +173,7 @@ class Replay:
         self._gone[requests] = True
         self._running_on.update(zip(requests, slots, strict=True))
         self._idle = 0
-        return Step(prefill=requests, slots=slots, rounds=0)
+        return Step(prefill=requests, slots=slots, decode_steps=0)
 
     def _put_back(self, requests: list[int]) -> None:
         for request in requests:

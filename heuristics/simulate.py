@@ -61,7 +61,7 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
     Return the problem of some of a plan's requests, and a schedule for them that starts from nothing.
 
     The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
-    where that is shorter: once a good part is done, the plan's slots and rounds no longer fit together.
+    where that is shorter: once a good part is done, the plan's slots and decode steps no longer fit together.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
 
 
 def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:
-    """Return a plan's schedule for the requests left, without empty bins and rounds in which nothing runs."""
+    """Return a plan's schedule for the requests left, without empty bins and steps in which nothing runs."""
     used, new_bin = np.unique(bin_of, return_inverse=True)
     finish = np.zeros(len(used), dtype=np.int64)
-    np.maximum.at(finish, new_bin, starts[bin_of] + problem.rounds)
+    np.maximum.at(finish, new_bin, starts[bin_of] + problem.decode_steps)
     busy_until = np.maximum.accumulate(finish)
-    rounds = np.append(np.minimum(starts[used][1:], busy_until[:-1]), busy_until[-1]) - starts[used]
-    return Schedule(new_bin, slot_of, rounds)
+    decode_steps = np.append(np.minimum(starts[used][1:], busy_until[:-1]), busy_until[-1]) - starts[used]
+    return Schedule(new_bin, slot_of, decode_steps)

@@ -38,7 +38,7 @@ class Progress:
     def none(cls, problem: Problem, output_tokens: IntArray | None = None) -> Progress:
         """Return that of a job not begun, with completions' true lengths (by default the problem's)."""
         emitted = int(problem.prefill_emits_first_token)
-        left = (problem.rounds if output_tokens is None else output_tokens - emitted).astype(np.int64)
+        left = (problem.decode_steps if output_tokens is None else output_tokens - emitted).astype(np.int64)
         return cls(np.zeros(len(problem), dtype=np.int64), problem.kv_at_start.copy(), left)
 
 
@@ -94,15 +94,15 @@ class Simulator:
         stage = self._advance("prefill", seconds, 0, len(chosen), tokens, tokens)
         return stage, self._release(chosen, taken)
 
-    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until the first request is done, ``rounds`` rounds are run, or ``until`` is reached."""
+    def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
+        """Decode until the first request is done, ``decode_steps`` steps are run, or ``until`` is reached."""
         occupied = np.flatnonzero(self._slot_request != FREE)
         running = self._slot_request[occupied]
         active = len(running)
-        burst = min(rounds, int(self._left[running].min()))
+        burst = min(decode_steps, int(self._left[running].min()))
         held = int(self._held[running].sum())
         if until < float("inf"):
-            burst = self._rounds_until(burst, active, held, until)
+            burst = self._steps_until(burst, active, held, until)
         kv = burst * held + active * (burst * (burst - 1) // 2)
         seconds = burst * self._cost.decode_seconds(active) + self._cost.decode_per_kv_token * kv
         self._left[running] -= burst
@@ -143,7 +143,7 @@ class Simulator:
         """Return that this was the simulator, and its costs."""
         return {"name": "simulator", "cost": plain(self._cost)}
 
-    def _rounds_until(self, burst: int, active: int, held: int, until: float) -> int:
+    def _steps_until(self, burst: int, active: int, held: int, until: float) -> int:
         time = self._time
         for done in range(1, burst):
             time += self._cost.decode_seconds(active, held + active * (done - 1))
@@ -158,8 +158,8 @@ class Simulator:
         return finished
 
     def _advance(
-        self, kind: StageKind, seconds: float, rounds: int, active: int, tokens: int, kv_tokens: int
+        self, kind: StageKind, seconds: float, decode_steps: int, active: int, tokens: int, kv_tokens: int
     ) -> Stage:
         start = self._time
         self._time += seconds
-        return Stage(kind, start, self._time, rounds, active, tokens, kv_tokens, kv_tokens)
+        return Stage(kind, start, self._time, decode_steps, active, tokens, kv_tokens, kv_tokens)

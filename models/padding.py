@@ -17,8 +17,8 @@ def padding_tokens(problem: Problem, schedule: Schedule) -> int:
     less often reads more, one whose rows have lengths of their own reads none.
     """
     starts = schedule.starts[schedule.bin_of]
-    ends = starts + problem.rounds
-    # What a request holds grows by a token a round, so the longest stays the longest while it runs.
+    ends = starts + problem.decode_steps
+    # What a request holds grows by a token a decode step, so the longest stays the longest while it runs.
     offsets = (problem.kv_at_start - starts).tolist()
     coming = sorted(zip(starts.tolist(), ends.tolist(), offsets, strict=True), reverse=True)
     coming = [request for request in coming if request[1] > request[0]]
@@ -38,4 +38,4 @@ def padding_tokens(problem: Problem, schedule: Schedule) -> int:
         if finishing:
             widths = (end - begin) * -longest[0][0] + (begin + end - 1) * (end - begin) // 2
             read += len(finishing) * widths
-    return read - problem.kv_token_rounds
+    return read - problem.kv_token_steps

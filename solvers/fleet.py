@@ -23,7 +23,7 @@ from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.policy import Policy, State, Step
 from ..heuristics.registry import POLICIES, policy_named
-from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
+from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
 from .search.baselines import baselines
@@ -124,7 +124,7 @@ def plan_fleet(
     Return a schedule for all replicas and the bound that is proven for the fleet.
 
     Requests go, dearest first, to the replica on which they would end first, each priced at its share of
-    stages and rounds; what the replicas' schedules take beyond that is fed back as time they are busy, until
+    stages and steps; what the replicas' schedules take beyond that is fed back as time they are busy, until
     sharing out anew does not help. Then requests are exchanged between the replica that ends last and the
     others. The time left goes to the schedule search, always on the replica that ends last.
 
@@ -203,11 +203,11 @@ class _FleetSearch:
         self._kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
         self._busy = np.array([replica.busy for replica in fleet.replicas])
         by_memory = [_memory_binds(fleet, k) for k in range(len(kinds))]
-        arguments: list[RoundBy] = ["keys and values" if tight else "slots" for tight in by_memory]
+        arguments: list[StepBy] = ["keys and values" if tight else "slots" for tight in by_memory]
         by_kind = list(zip(kinds, arguments, strict=True))
         self._costs = np.array([request_costs(fleet, kind, "slots", by) for kind, by in by_kind])
         self._beside = self._costs - np.array([step_shares(fleet, kind, by) for kind, by in by_kind])
-        self._alone = np.array([kind.cost.decode_base * fleet.rounds for kind in kinds])
+        self._alone = np.array([kind.cost.decode_base * fleet.decode_steps for kind in kinds])
         self._shares: list[_Share] = []
         self._untried: Iterator[tuple[str, IntArray]] = iter(())
 
@@ -485,7 +485,7 @@ def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
     One at least, no further one when it is late.
     """
     for patience in PATIENCE:
-        yield ski_rental_schedule(problem, patience=patience).without_idle_rounds(problem)
+        yield ski_rental_schedule(problem, patience=patience).without_idle_steps(problem)
         if late():
             return
     if len(problem) > MOST_SIMULATED or (problem.keeps_every_prefix and not problem.memory_can_run_out):
@@ -499,8 +499,8 @@ def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
 
 
 def _kept(problem: Problem, schedule: Schedule) -> Schedule | None:
-    """Return a schedule without idle rounds, its stages split if that is better; None if it breaks a rule."""
-    schedule = split_stages(problem, schedule.without_idle_rounds(problem))
+    """Return a schedule without idle steps, its stages split if that is better; None if it breaks a rule."""
+    schedule = split_stages(problem, schedule.without_idle_steps(problem))
     return schedule if schedule.check(problem) is None else None
 
 
@@ -514,5 +514,5 @@ def _memory_binds(fleet: Fleet, kind: int) -> bool:
     replica = list(dict.fromkeys(fleet.replicas))[kind]
     if replica.kv_capacity is None:
         return False
-    mean_held = fleet.kv_token_rounds.sum() / max(1, fleet.rounds.sum())
+    mean_held = fleet.kv_token_steps.sum() / max(1, fleet.decode_steps.sum())
     return bool(mean_held * replica.slots > replica.kv_capacity)

@@ -99,7 +99,7 @@ def solve_full(
 
 def _rule_schedule(problem: Problem) -> Schedule:
     """Return the better schedule of longest first: that waits for others to join a stage, or never waits."""
-    rented = ski_rental_schedule(problem).without_idle_rounds(problem)
+    rented = ski_rental_schedule(problem).without_idle_steps(problem)
     least = rented.makespan(problem)
     listed = list_schedule(problem) or simulated_schedule(problem, "lpt", least)
     return rented if listed is None or least <= listed.makespan(problem) else listed
@@ -182,9 +182,9 @@ def _judged(
 ) -> Result:
     """Return the result with the better of what was found and the start, after the referee has seen both."""
     better, best = schedules
-    if better is not None and int(better.rounds.sum()) > int(problem.rounds.sum()):
+    if better is not None and int(better.decode_steps.sum()) > int(problem.decode_steps.sum()):
         # What a backend found by its limit may let slots stand empty for longer than any schedule needs.
-        better = better.without_idle_rounds(problem)
+        better = better.without_idle_steps(problem)
     broken = None if better is None else better.check(problem)
     assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
     if better is not None and better.makespan(problem) < best.makespan(problem):

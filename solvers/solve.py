@@ -217,7 +217,7 @@ def _result(
     stopped_by: StoppedBy,
     ours: Bound,
 ) -> Result:
-    schedule = schedule.without_idle_rounds(problem)
+    schedule = schedule.without_idle_steps(problem)
     makespan = schedule.makespan(problem)
     optimal = bound.proves(makespan)
     return Result(

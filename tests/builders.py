@@ -19,9 +19,9 @@ from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 
 PAPER = CostModel.paper()
 UNIT = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
-"""A second a prefill stage and a second a decode round."""
-ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
-"""A second a decode round."""
+"""A second a prefill stage and a second a decode step."""
+STEPS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+"""A second a decode step."""
 
 
 def mostly_slow(values: Iterable[object], fast: Container[object]) -> list[Any]:
@@ -57,9 +57,9 @@ def sharing(
     return Problem(workload_of(prompts, [1] * len(own), **columns), cost, slots, **limits)
 
 
-def schedule_of(bins: Sequence[int], slots: Sequence[int], rounds: Sequence[int]) -> Schedule:
+def schedule_of(bins: Sequence[int], slots: Sequence[int], decode_steps: Sequence[int]) -> Schedule:
     """Return a schedule of plain lists."""
-    return Schedule(bins, slots, rounds)  # type: ignore[arg-type]
+    return Schedule(bins, slots, decode_steps)  # type: ignore[arg-type]
 
 
 def limited_problem(seed: int, most: int = 6) -> Problem:
@@ -89,7 +89,7 @@ def limited_problem(seed: int, most: int = 6) -> Problem:
 
 
 def scarce_problem(
-    seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False, most: int = 6
+    seed: int, *, cost: CostModel = STEPS_ALONE, capped: bool = False, most: int = 6
 ) -> Problem:
     """Return a problem of six short requests, or so many, that memory often does not hold at once."""
     rng = np.random.default_rng(seed)
@@ -149,7 +149,7 @@ class Watched:
             assert state.kv_held <= problem.kv_capacity or active <= 1
             assert state.kv_held + tokens <= problem.kv_capacity or active + len(chosen) == 1
             if not len(chosen) and active > 1:
-                left = problem.rounds - state.decoded
-                rounds = min(step.rounds, max(1, int(left[state.running].min())))
-                assert state.kv_held + active * (rounds - 1) <= problem.kv_capacity
+                left = problem.decode_steps - state.decoded
+                decode_steps = min(step.decode_steps, max(1, int(left[state.running].min())))
+                assert state.kv_held + active * (decode_steps - 1) <= problem.kv_capacity
         return step

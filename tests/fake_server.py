@@ -137,7 +137,7 @@ class FakeServer:
         for listening in self._server.sockets:
             self._loop.remove_reader(listening.fileno())
         while True:
-            # A connection that was accepted just now is handed over in one of the loop's next rounds: closed
+            # A connection that was accepted just now is handed over in one of the loop's next steps: closed
             # by then, a server drops it without closing it, and its client would wait for ever.
             for _ in range(5):
                 await asyncio.sleep(0)

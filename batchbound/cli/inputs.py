@@ -18,7 +18,7 @@ from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
 from ..data.predictor import prompt_text
 from ..data.prefix_cache import usual_prefix_cache
-from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
+from ..data.problem import MOST_SLOTS, MOST_STEPS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
@@ -444,7 +444,7 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> 
 def _check_time(problem: Problem, source: str) -> None:
     """Raise InputError if a job takes no time at all."""
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
-    decoding = problem.rounds.any() and cost.decode_seconds(1, 1) > 0
+    decoding = problem.decode_steps.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:
         raise InputError("no stage of this job takes any time", file=source, hint=hint)
 
@@ -453,12 +453,12 @@ def _check_steps(job: JobInput, slots: int) -> None:
     """Raise InputError if no schedule of a job is short enough to be held in memory."""
     lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())
-    if lengths[longest] > MOST_ROUNDS:
-        what = f"a completion of {lengths[longest]:,} tokens, beyond {MOST_ROUNDS:,} decode steps"
+    if lengths[longest] > MOST_STEPS:
+        what = f"a completion of {lengths[longest]:,} tokens, beyond {MOST_STEPS:,} decode steps"
         raise InputError(what, file=job.source, where=_place(job, longest), hint=hint)
-    rounds = int(lengths.sum()) // slots
-    if rounds > MOST_ROUNDS:
-        what = f"{slots} slots need at least {rounds:,} decode steps, beyond {MOST_ROUNDS:,}"
+    decode_steps = int(lengths.sum()) // slots
+    if decode_steps > MOST_STEPS:
+        what = f"{slots} slots need at least {decode_steps:,} decode steps, beyond {MOST_STEPS:,}"
         raise InputError(what, file=job.source, hint=hint)
 
 

@@ -56,12 +56,12 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
         _say_speed(reached)
     drift = LengthDrift.of(configuration, np.maximum(1, trace.tokens - 1))
     if drift.drifted:
-        rounds = (
+        decode_steps = (
             f" (and --encode-batch {configuration.encode_batch}, to change the decode steps alone)"
             if not configuration.handed_over
             else ""
         )
-        note(f"{drift}: search again with --lengths completions:FILE{rounds}")
+        note(f"{drift}: search again with --lengths completions:FILE{decode_steps}")
 
 
 def _say_speed(reached: Reached) -> None:

@@ -119,7 +119,7 @@ def make_robust_fleet_plan(
             if problem is None
             else ski_rental_schedule(
                 problem, order=policy.queue(problem), patience=policy.patience
-            ).without_idle_rounds(problem)
+            ).without_idle_steps(problem)
         )
     shares = FleetSchedule(replica_of, tuple(schedules))
     violation = shares.check(planned, groups)

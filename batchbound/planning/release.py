@@ -96,7 +96,7 @@ def plan_order(plan: Plan) -> IntArray:
     longest first.
     """
     if len(plan.fleet.replicas) > 1:
-        return np.argsort(-plan.fleet.rounds, kind="stable")
+        return np.argsort(-plan.fleet.decode_steps, kind="stable")
     return np.lexsort((-plan.workload.output_tokens, plan.schedule.bin_of))
 
 

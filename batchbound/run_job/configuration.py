@@ -109,7 +109,7 @@ def _changed(
         slots=problem.slots,
         kv_capacity=problem.kv_capacity,
     )[running.handed_over]
-    config = ExecConfig(Strategy(running.strategy), running.encode_batch, running.decode_rounds)
+    config = ExecConfig(Strategy(running.strategy), running.encode_batch, running.decode_steps)
     bound = math.inf if running.latency_bound is None else running.latency_bound
     batches = (1, MOST_GROWTH * running.encode_batch)
     found = replan(timeline, timeline, config, bound, encode_batches=batches)
@@ -119,8 +119,8 @@ def _changed(
         return None
     changed, old = planned_configuration(timeline, found.config, running.latency_bound), found.unchanged
     remark(
-        f"{drift}; from B_E {running.encode_batch}, N_D {running.decode_rounds}, expected to reach"
+        f"{drift}; from B_E {running.encode_batch}, N_D {running.decode_steps}, expected to reach"
         f" {old.throughput:.2f} requests/s in {old.latency:.3f} s, to B_E {changed.encode_batch}, N_D"
-        f" {changed.decode_rounds}: {changed.throughput:.2f} requests/s in {changed.latency:.3f} s ({took})"
+        f" {changed.decode_steps}: {changed.throughput:.2f} requests/s in {changed.latency:.3f} s ({took})"
     )
     return changed

@@ -187,7 +187,7 @@ def costs(folder: Path) -> list[Kind]:
     from batchbound.data.costs.calibration import CalibratedCost, FitError
     from batchbound.data.costs.cost import CostModel
 
-    error = FitError(prefill_mape=0.01, decode_mape=0.02, makespan=0.0, prefill_stages=3, decode_rounds=9)
+    error = FitError(prefill_mape=0.01, decode_mape=0.02, makespan=0.0, prefill_stages=3, decode_steps=9)
     engine = {"name": "huggingface", "model": "llama", "device": "cpu", "dtype": "float32"}
     CalibratedCost(CostModel.paper(), error, engine, "2026-01-01", (1, 2, 4), (8, 16)).save(
         folder / "cost.json"

@@ -37,11 +37,13 @@ def offline(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         policy = serving_policy(system, ServingOptions(2048, FORWARD, replace(study.sizes, padding=0.0)))
         run = simulate_serving(workload, policy, fit, study.capacity, block_tokens=1)
         prompts = run.prompt_tokens[run.prompt_tokens > 0]
-        rounds = int((run.decodes > 0).sum())
-        # What the same iterations take when a prompt and a token are a stage and a round, swaps not counted.
+        decode_steps = int((run.decodes > 0).sum())
+        # What the same iterations take when a prompt and a token are a stage and a step, swaps not counted.
         stages = len(prompts) * cost.prefill_base + cost.prefill_per_token * int(prompts.sum())
-        read = cost.decode_per_kv_token * problem.kv_token_rounds
-        seconds = stages + rounds * cost.decode_base + cost.decode_per_slot * int(run.decodes.sum()) + read
+        read = cost.decode_per_kv_token * problem.kv_token_steps
+        seconds = (
+            stages + decode_steps * cost.decode_base + cost.decode_per_slot * int(run.decodes.sum()) + read
+        )
         schedule = serving_schedule(run, problem)
         also = None if schedule is None else schedule.makespan(problem)
         metrics = serving_metrics(run)

@@ -1,4 +1,4 @@
-"""A served job as a schedule of prefill stages and decode rounds, for the planner to start from."""
+"""A served job as a schedule of prefill stages and decode steps, for the planner to start from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchbound.executor.serving.simulation import ServingRun
 
 def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
     """
-    Return the schedule in which every answer starts at the round it started at, its prompt just before.
+    Return the schedule in which every answer starts at the decode step it started at, its prompt just before.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
         )
     if run.preempted.any() or run.decodes.max(initial=0) > problem.slots:
         return None
-    # Rounds are the iterations in which anyone generates; a prompt's own iteration is none of its rounds.
+    # Decode steps are the iterations in which anyone generates; a prompt's own iteration is none of its steps.
     done = np.cumsum(run.decodes > 0)
     last = np.searchsorted(run.start, run.finished, side="left") - 1
-    # The last of the answer's rounds is the iteration it ended in.
-    begin = done[last] - problem.rounds
+    # The last of the answer's decode steps is the iteration it ended in.
+    begin = done[last] - problem.decode_steps
     starts, bin_of = np.unique(begin, return_inverse=True)
-    rounds = np.diff(np.append(starts, done[-1]))
-    rounds[-1] = max(int(rounds[-1]), int(problem.rounds[bin_of == len(starts) - 1].max()))
-    schedule = Schedule.from_bins(problem, bin_of.astype(np.int64), rounds.astype(np.int64))
+    decode_steps = np.diff(np.append(starts, done[-1]))
+    decode_steps[-1] = max(int(decode_steps[-1]), int(problem.decode_steps[bin_of == len(starts) - 1].max()))
+    schedule = Schedule.from_bins(problem, bin_of.astype(np.int64), decode_steps.astype(np.int64))
     return schedule if schedule.check(problem) is None else None

@@ -23,7 +23,7 @@ class FitError:
         Mean absolute error of a prefill stage and of a decode step, as a fraction of the measured seconds.
     makespan
         Predicted over measured seconds of all stages together, minus one: positive if the model is slow.
-    prefill_stages, decode_rounds
+    prefill_stages, decode_steps
         Measured stages and decode steps that the error is taken over.
     """
 
@@ -31,7 +31,7 @@ class FitError:
     decode_mape: float
     makespan: float
     prefill_stages: int
-    decode_rounds: int
+    decode_steps: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..arrays import FloatArray
 
-PROMPTS, TOKENS, ROUNDS = 16, 32, 4
+PROMPTS, TOKENS, DECODE_STEPS = 16, 32, 4
 """The fixed piece of work, about the size of a small job: a smaller one would fit the caches."""
-WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {ROUNDS} decode steps"
+WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {DECODE_STEPS} decode steps"
 
 
 @dataclass(frozen=True, slots=True)

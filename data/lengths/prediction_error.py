@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..arrays import FloatArray, IntArray
 from ..files.disk import InputError, read_text
 from ..files.jsonl import file_digest
-from ..problem import MOST_ROUNDS
+from ..problem import MOST_STEPS
 from ..workload import LONGEST
 from .deconvolution import Deconvolution
 
@@ -247,12 +247,12 @@ def _deconvolution(predicted: bytes, sd: float, longest: int | None) -> Deconvol
 def _length(text: str | None, column: str, line: int, path: str | os.PathLike[str]) -> int:
     try:
         number = float(text or "")
-        if 1 <= number <= MOST_ROUNDS:
+        if 1 <= number <= MOST_STEPS:
             return round(number)
     except ValueError:
         pass
     raise InputError(
-        f"{text!r} is not a length of at least one token and at most {MOST_ROUNDS:,}",
+        f"{text!r} is not a length of at least one token and at most {MOST_STEPS:,}",
         file=path,
         where=f"line {line}, column '{column}'",
         hint="Correct the row or remove it.",

@@ -78,7 +78,9 @@ class HuggingFaceEngine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not problem.prefill_emits_first_token:
-            raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
+            raise ValueError(
+                "an engine's prefill emits the first token; the problem counts a decode step for it"
+            )
         begun = np.zeros(len(prompts), dtype=np.int64)
         begun[list(decoding.begun)] = [len(tokens) for tokens in decoding.begun.values()]
         for index, prompt in enumerate(prompts):
@@ -172,13 +174,13 @@ class HuggingFaceEngine:
         stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
         return stage, self._release(requests)
 
-    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until a request is done, ``rounds`` decode steps are run, or ``until`` is reached."""
+    def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
+        """Decode until a request is done, ``decode_steps`` decode steps are run, or ``until`` is reached."""
         start = self.time
         requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
         active = len(requests)
         held = self._residence.kv_tokens + active
-        burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
+        burst = min(decode_steps, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # No one looks at the clock or the tokens meanwhile: one read-back for the whole burst.
         at_once = burst if until == float("inf") and not self._watched else 1
         done, beyond, padding = 0, 0, self._residence.padding_read

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..kv.store import Suspended
 
 
-CALM_ROUNDS = 256
+CALM_STEPS = 256
 """Decode steps without running out of memory before more slots are tried; doubled after each failure."""
 
 
@@ -46,7 +46,7 @@ class OffloadingBatch:
         self._parked: dict[int, Suspended] = {}
         self._suspended: dict[int, Suspended] = {}
         self._prompts_at_once = self._most_slots = slots
-        self._calm, self._patience = 0, CALM_ROUNDS
+        self._calm, self._patience = 0, CALM_STEPS
         self.ran_out = 0
         """Times that memory ran out."""
         try:
@@ -114,7 +114,7 @@ class OffloadingBatch:
         return tokens
 
     def decode(
-        self, rounds: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
+        self, decode_steps: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
     ) -> dict[int, list[int]]:
         """Give tokens to every request running, each as many as the others."""
         if self.slots < self._most_slots and self._calm >= self._patience:
@@ -125,11 +125,11 @@ class OffloadingBatch:
         answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
         if until and self._parked:
             # Requests that take turns must not run ahead of another's end.
-            rounds = 1
+            decode_steps = 1
         while True:
-            left = {request: rounds - len(tokens) for request, tokens in answers.items()}
+            left = {request: decode_steps - len(tokens) for request, tokens in answers.items()}
             if not any(left.values()):
-                self._calm += rounds
+                self._calm += decode_steps
                 return answers
             self._take_turns(left)
             try:
@@ -139,12 +139,12 @@ class OffloadingBatch:
                 self._shrink(error)
             except NotFiniteError as error:
                 request = next(name for name, slot in self._slot_of.items() if slot == error.slot)
-                before = emitted(request) + len(answers[request]) + error.round
+                before = emitted(request) + len(answers[request]) + error.decode_step
                 raise self._not_finite(request, before) from error
             else:
                 self._note(answers, tokens)
             if until:
-                rounds = max(1, *(len(tokens) for tokens in answers.values()))
+                decode_steps = max(1, *(len(tokens) for tokens in answers.values()))
 
     def _take_turns(self, left: dict[int, int]) -> None:
         """Let those that have tokens left to decode into the batch, as far as there are slots."""

@@ -79,13 +79,13 @@ class LengthEstimator:
         self._begin = np.full(count, UNKNOWN, dtype=np.int64)
         self._ended = np.zeros(count, dtype=np.bool_)
         self._tokens = np.full(count, UNKNOWN, dtype=np.int64)
-        self._rounds = 0
+        self._decode_steps = 0
         self._prefill = 0.0
         self._decoded = 0
 
     def begun(self, requests: npt.ArrayLike) -> None:
         """Note requests that are prefilled next."""
-        self._begin[np.asarray(requests, dtype=np.int64)] = self._rounds
+        self._begin[np.asarray(requests, dtype=np.int64)] = self._decode_steps
 
     def ran(self, stage: Stage) -> None:
         """Note a stage."""
@@ -93,7 +93,7 @@ class LengthEstimator:
             self._prefill += stage.model_seconds(self._problem.cost)
         else:
             self._decoded += stage.tokens
-        self._rounds += stage.rounds
+        self._decode_steps += stage.decode_steps
 
     def ended(self, request: int, tokens: int) -> None:
         """Note a completion and its tokens, UNKNOWN where none are known."""
@@ -134,7 +134,7 @@ class LengthEstimator:
         return np.flatnonzero((self._begin != UNKNOWN) & ~self._ended)
 
     def _reached(self, requests: IntArray) -> FloatArray:
-        reached: FloatArray = (self._rounds - self._begin[requests] + self._first).astype(np.float64)
+        reached: FloatArray = (self._decode_steps - self._begin[requests] + self._first).astype(np.float64)
         return reached
 
     def _seconds(self, lengths: FloatArray) -> float:
@@ -142,27 +142,29 @@ class LengthEstimator:
         cost, running, waiting = self._problem.cost, self._running, self._waiting
         held = self._problem.kv_at_start.astype(np.float64)
         decoded = np.zeros(len(held))
-        decoded[running] = self._rounds - self._begin[running]
+        decoded[running] = self._decode_steps - self._begin[running]
         left = np.maximum(lengths - self._first - decoded, 0.0)
-        rounds = _rounds(left[running], left[waiting], self._problem.slots)
+        decode_steps = _decode_steps(left[running], left[waiting], self._problem.slots)
         chosen = np.concatenate((running, waiting))
         each = left[chosen]
         kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
         # Stages and idle slots as they were so far: off its plan, a run has others than planned.
-        busy = float(self._decoded) / (self._rounds * self._problem.slots) if self._rounds else 1.0
+        busy = (
+            float(self._decoded) / (self._decode_steps * self._problem.slots) if self._decode_steps else 1.0
+        )
         prefill = self._prefill * len(waiting) / max(int(np.count_nonzero(self._begin != UNKNOWN)), 1)
         slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
-        return float(prefill + cost.decode_base * rounds / max(0.1, busy) + slots)
+        return float(prefill + cost.decode_base * decode_steps / max(0.1, busy) + slots)
 
 
-def _rounds(running: FloatArray, waiting: FloatArray, slots: int) -> float:
+def _decode_steps(running: FloatArray, waiting: FloatArray, slots: int) -> float:
     """Return the decode steps until all have ended, each that waits begun as a slot gets free."""
     ends = sorted(running.tolist())
     last = ends[-1] if ends else 0.0
     ends = [0.0] * max(0, slots - len(ends)) + ends
     heapq.heapify(ends)
-    for rounds in waiting.tolist():
-        end = ends[0] + rounds
+    for decode_steps in waiting.tolist():
+        end = ends[0] + decode_steps
         heapq.heapreplace(ends, end)
         last = max(last, end)
     return last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...data.costs.reference_time import PROMPTS, ROUNDS, TOKENS
+from ...data.costs.reference_time import DECODE_STEPS, PROMPTS, TOKENS
 
 
 class MachineSpeed:
@@ -23,7 +23,7 @@ class MachineSpeed:
 
         begun, ids, held = self._clock(), self._ids, None
         with torch.inference_mode():
-            for _ in range(1 + ROUNDS):
+            for _ in range(1 + DECODE_STEPS):
                 out = self._model(input_ids=ids, past_key_values=held, use_cache=True)
                 ids, held = self._ids[:, :1], out.past_key_values
                 # Reading a value back waits for a device to be done.

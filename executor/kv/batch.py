@@ -163,18 +163,18 @@ class RunningBatch(ABC):
         return answer
 
     @torch.inference_mode()
-    def decode(self, rounds: int = 1, *, until: frozenset[int] = frozenset()) -> NDArray[np.int64]:
+    def decode(self, decode_steps: int = 1, *, until: frozenset[int] = frozenset()) -> NDArray[np.int64]:
         """
-        Give one token to every occupied slot, ``rounds`` times, and read the tokens back once.
+        Give one token to every occupied slot, ``decode_steps`` times, and read the tokens back once.
 
         Shapes: returned (decode steps run, slots).
         """
-        if not self._row_of_slot or rounds == 0:
-            return np.full((rounds, self.slots), -1, dtype=np.int64)
+        if not self._row_of_slot or decode_steps == 0:
+            return np.full((decode_steps, self.slots), -1, dtype=np.int64)
         self._pack()
         rows = self._store.rows
-        history = torch.empty(rounds, rows, dtype=torch.int64, device=self._decoder.device)
-        scores = torch.empty(rounds, rows, dtype=self._decoder.dtype, device=self._decoder.device)
+        history = torch.empty(decode_steps, rows, dtype=torch.int64, device=self._decoder.device)
+        scores = torch.empty(decode_steps, rows, dtype=self._decoder.dtype, device=self._decoder.device)
         done = 0
         try:
             for done in self._run(history, scores, until):  # noqa: B007
@@ -288,14 +288,14 @@ class RunningBatch(ABC):
         tokens, positions, streams, emitted = self._state[:, : self._store.rows].unbind()
         ends = torch.tensor(sorted(until), device=tokens.device)
         with self._decoding():
-            for round_ in range(len(history)):
+            for step in range(len(history)):
                 logits = self._step(tokens, positions)
                 chosen = self._sampler.choose(logits, streams, emitted)
-                scores[round_] = score(self._sampler, logits, chosen)
-                history[round_] = chosen
+                scores[step] = score(self._sampler, logits, chosen)
+                history[step] = chosen
                 tokens.copy_(chosen)
                 self._state[1::2, : len(tokens)] += 1
-                yield round_ + 1
+                yield step + 1
                 if until and bool((chosen[:, None] == ends).any()):
                     return
 
@@ -310,8 +310,8 @@ class RunningBatch(ABC):
         columns = [slot for slot in self._slot_of_row if slot is not None]
         self._scores = scores, columns
         if not scores.isfinite().all():
-            round_, row = (~scores.isfinite()).nonzero()[0].tolist()
-            raise NotFiniteError(columns[row], round_)
+            step, row = (~scores.isfinite()).nonzero()[0].tolist()
+            raise NotFiniteError(columns[row], step)
         answer[:, columns] = history.cpu().numpy()
         return answer
 

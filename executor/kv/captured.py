@@ -22,13 +22,13 @@ from ..models.sampling import TokenRule
 from .batch import score
 from .slot_store import KeyValueSlots
 
-Round = Callable[[], Any]
+DecodeStep = Callable[[], Any]
 """Runs a decode step."""
 
-Capture = Callable[[Round], Round]
+Capture = Callable[[DecodeStep], DecodeStep]
 """Runs a decode step as often as it needs to, and returns what runs it again on the same tensors."""
 
-MOST_ROUNDS = 256
+MOST_STEPS = 256
 """Decode steps that keep their results on the device until they are read back."""
 
 LAG = 2
@@ -44,13 +44,13 @@ _WARM_UPS = 2
 """Decode steps run before the capture: libraries allocate their workspaces in the first."""
 
 
-def cuda_graph(round_: Round) -> Round:
+def cuda_graph(step: DecodeStep) -> DecodeStep:
     """Return what replays a decode step, captured in a CUDA graph."""
     stream, outside = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):
-            round_()
+            step()
     outside.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     collecting = gc.isenabled()
@@ -58,7 +58,7 @@ def cuda_graph(round_: Round) -> Round:
     gc.disable()
     try:
         with torch.cuda.graph(graph):
-            round_()
+            step()
     except BaseException:
         # A capture that fails leaves its stream the current one, and torch's random numbers to the graph.
         torch.cuda.set_stream(outside)
@@ -74,20 +74,20 @@ def cuda_graph(round_: Round) -> Round:
 def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
     """Return a capture that compiles the whole decode step first, its small operations fused."""
 
-    def compile_and_capture(round_: Round) -> Round:
-        compiled_round = torch.compile(round_, fullgraph=True, dynamic=False, backend=backend)
+    def compile_and_capture(step: DecodeStep) -> DecodeStep:
+        compiled_step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
 
         def run() -> None:
             # Every number of rows and every buffer is a case of its own, of the same code.
             with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
-                compiled_round()
+                compiled_step()
 
         return capture(run)
 
     return compile_and_capture
 
 
-class CapturedRounds:
+class CapturedSteps:
     """
     Decode steps over padded slots for the whole, a half and a quarter of the slots.
 
@@ -112,21 +112,21 @@ class CapturedRounds:
         self.size = 0
         """Rows of the latest call's decode steps."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
-        self._replays: dict[int, Round] = {}
+        self._replays: dict[int, DecodeStep] = {}
         self._columns = 0
         self._moving = torch.zeros(slots, dtype=torch.int64, device=device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(MOST_ROUNDS, slots, dtype=torch.int64, device=device)
-        self._scores = torch.zeros(MOST_ROUNDS, slots, dtype=decoder.dtype, device=device)
+        self._tokens = torch.zeros(MOST_STEPS, slots, dtype=torch.int64, device=device)
+        self._scores = torch.zeros(MOST_STEPS, slots, dtype=decoder.dtype, device=device)
         self._until: frozenset[int] = frozenset()
         self._ends = torch.full((_ENDS,), -1, dtype=torch.int64, device=device)
-        self._ended = torch.zeros(MOST_ROUNDS, dtype=torch.bool, device=device)
+        self._ended = torch.zeros(MOST_STEPS, dtype=torch.bool, device=device)
         on_gpu = device.type == "cuda"
         self._lag = LAG if on_gpu else 0
-        self._ended_on_host = torch.zeros(MOST_ROUNDS, dtype=torch.bool, pin_memory=on_gpu)
-        self._copied: list[Any] = [torch.Event(device) for _ in range(MOST_ROUNDS)] if on_gpu else []
+        self._ended_on_host = torch.zeros(MOST_STEPS, dtype=torch.bool, pin_memory=on_gpu)
+        self._copied: list[Any] = [torch.Event(device) for _ in range(MOST_STEPS)] if on_gpu else []
 
-    def run(self, rounds: int, until: frozenset[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, decode_steps: int, until: frozenset[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Run decode steps over the rows in use.
 
@@ -134,7 +134,7 @@ class CapturedRounds:
         """
         store, rows = self._store, self._store.rows
         self.ended = False
-        rounds = store.reserve_rounds(rounds)
+        decode_steps = store.reserve_steps(decode_steps)
         size = next(size for size in self._sizes if size >= rows)
         # Rows that fill a captured size up compute a token at column 0 of a free row, and stay there.
         self._state[:, rows:size] = 0
@@ -143,19 +143,21 @@ class CapturedRounds:
         self._moving[:rows] = 1
         self._moving[rows:] = 0
         self._cursor.zero_()
-        done = self._launch(replay, rounds, until)
+        done = self._launch(replay, decode_steps, until)
         self.size = size
-        store.end_rounds(done)
+        store.end_steps(done)
         return self._tokens[:done, :rows], self._scores[:done, :rows]
 
-    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> int:
+    def _launch(self, replay: DecodeStep, decode_steps: int, until: frozenset[int]) -> int:
         """Launch decode steps, ahead of what is known about them; return how many ran."""
         if not until:
-            for _ in range(rounds):
+            for _ in range(decode_steps):
                 replay()
-            return rounds
+            return decode_steps
         launched = 0
-        while launched < rounds and not (launched > self._lag and self._has_ended(launched - self._lag - 1)):
+        while launched < decode_steps and not (
+            launched > self._lag and self._has_ended(launched - self._lag - 1)
+        ):
             replay()
             self._ended_on_host[launched].copy_(self._ended[launched], non_blocking=True)
             if self._copied:
@@ -165,10 +167,10 @@ class CapturedRounds:
         self.ended = any(self._has_ended(at) for at in range(launched))
         return launched
 
-    def _has_ended(self, round_: int) -> bool:
+    def _has_ended(self, step: int) -> bool:
         if self._copied:
-            self._copied[round_].synchronize()
-        return bool(self._ended_on_host[round_])
+            self._copied[step].synchronize()
+        return bool(self._ended_on_host[step])
 
     def _look_for(self, until: frozenset[int]) -> None:
         if until == self._until:
@@ -180,7 +182,7 @@ class CapturedRounds:
         self._ends[: len(until)] = torch.tensor(sorted(until), device=self._ends.device)
         self._until = until
 
-    def _replay(self, size: int) -> Round:
+    def _replay(self, size: int) -> DecodeStep:
         if self._columns != self._store.columns:
             # Wider buffers are other tensors.
             self._replays.clear()
@@ -190,16 +192,16 @@ class CapturedRounds:
             self._moving.zero_()
             self._cursor.zero_()
             try:
-                self._replays[size] = self._capture(partial(self._round, size))
+                self._replays[size] = self._capture(partial(self._step, size))
             finally:
                 self._state.copy_(before)
                 # What the capture left there belongs to it.
-                self._store.begin_rounds(self._state[1])
+                self._store.begin_steps(self._state[1])
         return self._replays[size]
 
-    def _round(self, size: int) -> None:
+    def _step(self, size: int) -> None:
         tokens, positions, streams, emitted = self._state[:, :size].unbind()
-        self._store.begin_rounds(positions)
+        self._store.begin_steps(positions)
         self.lengths = positions + 1
         logits = self._decoder.forward(self._store, tokens[:, None], positions[:, None])
         chosen = self._sampler.choose(logits, streams, emitted)

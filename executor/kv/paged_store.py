@@ -73,14 +73,14 @@ class PagedSlots(KeyValueSlots):
         """The blocks of each row, shape (slots, blocks)."""
         return self._table
 
-    def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+    def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """Say where the coming tokens go; ``positions`` is read again in every decode step."""
-        super().begin_rounds(positions, rows)
+        super().begin_steps(positions, rows)
         self._places = {}
 
-    def end_rounds(self, rounds: int = 1) -> None:
+    def end_steps(self, decode_steps: int = 1) -> None:
         """Count the tokens of a decode step as held; where the next ones go is looked up again."""
-        self.lengths = [tokens + rounds for tokens in self.lengths]
+        self.lengths = [tokens + decode_steps for tokens in self.lengths]
         self._targets, self._places = {}, {}
 
     def targets(self, heads: int) -> torch.Tensor:
@@ -110,17 +110,17 @@ class PagedSlots(KeyValueSlots):
             places = torch.tensor(taken, device=self._table.device)
             self._table[places[:, 0], places[:, 1]] = places[:, 2]
 
-    def reserve_rounds(self, rounds: int) -> int:
+    def reserve_steps(self, decode_steps: int) -> int:
         """Take the blocks that all rows in use need for decode steps."""
-        rounds = super().reserve_rounds(rounds)
+        decode_steps = super().reserve_steps(decode_steps)
         rows = range(self.rows)
-        while rounds > 1 and sum(self._lacking(rows, self._after(rounds))) > len(self._free):
-            rounds -= 1
-        self.reserve(rows, self._after(rounds))
-        return rounds
+        while decode_steps > 1 and sum(self._lacking(rows, self._after(decode_steps))) > len(self._free):
+            decode_steps -= 1
+        self.reserve(rows, self._after(decode_steps))
+        return decode_steps
 
-    def _after(self, rounds: int) -> list[int]:
-        return [tokens + rounds for tokens in self.lengths]
+    def _after(self, decode_steps: int) -> list[int]:
+        return [tokens + decode_steps for tokens in self.lengths]
 
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the blocks that each row has to take to hold a number of tokens."""

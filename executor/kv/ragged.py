@@ -21,7 +21,7 @@ from ..attention.kernels import KERNELS, Held, fastest
 from ..models.families import UnsupportedModelError, check_ragged
 from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
-from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
+from .captured import MOST_STEPS, Capture, CapturedSteps, cuda_graph
 from .packed_prompts import PackedAttention, pack
 from .paged_store import PagedSlots
 from .row_groups import RowGroups
@@ -33,7 +33,7 @@ _CAPTURED_NAME = "batchbound_ragged_captured"
 _PREFILL_TOKENS = 4_096
 """Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
 
-_SPARE_ROUNDS = 16
+_SPARE_STEPS = 16
 """Decode steps that are run to be captured, beyond those that are asked for."""
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
@@ -63,7 +63,7 @@ class RaggedBatch(RunningBatch):
         self._capture = capture
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
-        self._captured: CapturedRounds | None = None
+        self._captured: CapturedSteps | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
         self._groups = RowGroups(self._decoder, self._store)
@@ -118,7 +118,7 @@ class RaggedBatch(RunningBatch):
             packed = torch.tensor([ids, positions, places], device=device)
             wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
             store.segments = segments
-            store.begin_rounds(packed[1], packed[2])
+            store.begin_steps(packed[1], packed[2])
             self._prompts.begin()
             try:
                 with self._decoding():
@@ -156,13 +156,13 @@ class RaggedBatch(RunningBatch):
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
         done = 0
         while self._capture is not None and done < len(history):
-            captured = self._captured_rounds(self._capture)
+            captured = self._captured_steps(self._capture)
             try:
                 with (
                     attending(self._decoder.model, _CAPTURED_NAME, self._attend_held),
-                    self._sampler.in_place(self.slots, MOST_ROUNDS + _SPARE_ROUNDS),
+                    self._sampler.in_place(self.slots, MOST_STEPS + _SPARE_STEPS),
                 ):
-                    results = captured.run(min(MOST_ROUNDS, len(history) - done), until)
+                    results = captured.run(min(MOST_STEPS, len(history) - done), until)
             except Exception as error:  # whatever a model does that a graph cannot hold
                 if out_of_memory(error):
                     raise
@@ -170,10 +170,10 @@ class RaggedBatch(RunningBatch):
                 self._capture = None
                 break
             self._count_captured(captured, len(results[0]))
-            rounds = slice(done, done + len(results[0]))
-            history[rounds], scores[rounds] = results
+            decode_steps = slice(done, done + len(results[0]))
+            history[decode_steps], scores[decode_steps] = results
             self._stale = True
-            done = rounds.stop
+            done = decode_steps.stop
             yield done
             if captured.ended:
                 return
@@ -181,7 +181,7 @@ class RaggedBatch(RunningBatch):
             for more in super()._run(history[done:], scores[done:], until):
                 yield done + more
 
-    def _captured_rounds(self, capture: Capture) -> CapturedRounds:
+    def _captured_steps(self, capture: Capture) -> CapturedSteps:
         if self._captured is None:
             decoder, store = self._decoder, self._store
             if self._kernel is None:
@@ -194,20 +194,20 @@ class RaggedBatch(RunningBatch):
                     self._kernel = fastest(
                         query, held, windows=set(decoder.sliding_windows), capture=cuda_graph
                     )
-            self._captured = CapturedRounds(decoder, store, self._sampler, self._state, capture)
+            self._captured = CapturedSteps(decoder, store, self._sampler, self._state, capture)
         return self._captured
 
-    def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
+    def _count_captured(self, captured: CapturedSteps, decode_steps: int) -> None:
         """Take note of what captured decode steps read."""
         store, size = self._store, captured.size
         if self._kernel != "masked sdpa":
             # Rows are read to their lengths; one that only fills the captured size up reads its one column.
-            self._padding_columns += self._layers_of.total() * rounds * (size - store.rows)
+            self._padding_columns += self._layers_of.total() * decode_steps * (size - store.rows)
             return
-        before = [tokens - rounds for tokens in store.lengths]
+        before = [tokens - decode_steps for tokens in store.lengths]
         for window, layers in self._layers_of.items():
-            for round_ in range(1, rounds + 1):
-                needed = needed_columns([tokens + round_ for tokens in before], window)
+            for step in range(1, decode_steps + 1):
+                needed = needed_columns([tokens + step for tokens in before], window)
                 self._padding_columns += layers * (size * store.columns - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
@@ -224,9 +224,9 @@ class RaggedBatch(RunningBatch):
         store.reserve(range(store.rows), [tokens + 1 for tokens in store.lengths])
         if self._host is not None:
             # Each row is read to its own length: nothing to mask, nothing to group, no padding.
-            store.begin_rounds(positions)
+            store.begin_steps(positions)
             logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
-            store.end_rounds()
+            store.end_steps()
             return logits
         if self._masks is None or self._masks.columns != store.columns:
             windows = set(self._decoder.sliding_windows)
@@ -237,7 +237,7 @@ class RaggedBatch(RunningBatch):
         if self._stale:
             self._masks.reset(positions)
             self._groups.arrange()
-            store.begin_rounds(positions)
+            store.begin_steps(positions)
         # Until the step is over, masks and targets are ahead of the lengths: a failed one begins again.
         self._stale = True
         self._masks.advance()
@@ -245,7 +245,7 @@ class RaggedBatch(RunningBatch):
         self._groups.cut(self._masks)
         logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
         self._count_read(self._groups.columns_read())
-        store.end_rounds()
+        store.end_steps()
         self._stale = False
         return logits
 

@@ -125,7 +125,7 @@ class KeyValueSlots(KeyValueStore):
         """Where the rows lie, and where their coming tokens go."""
         return Rows(self._positions)
 
-    def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+    def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """
         Say where the coming tokens go; those of the decode steps after it go to the columns that follow.
 
@@ -136,11 +136,11 @@ class KeyValueSlots(KeyValueStore):
         # Anew rather than cleared: a compiled decode step would be one for what they held before.
         self._targets = {}
 
-    def end_rounds(self, rounds: int = 1) -> None:
+    def end_steps(self, decode_steps: int = 1) -> None:
         """Count the tokens of decode steps as held."""
-        self.lengths = [tokens + rounds for tokens in self.lengths]
+        self.lengths = [tokens + decode_steps for tokens in self.lengths]
         for target in self._targets.values():
-            target += rounds
+            target += decode_steps
 
     def targets(self, heads: int) -> torch.Tensor:
         """
@@ -157,11 +157,11 @@ class KeyValueSlots(KeyValueStore):
         """See to it that each row can hold a number of tokens."""
         self.make_room(max(tokens))
 
-    def reserve_rounds(self, rounds: int) -> int:
+    def reserve_steps(self, decode_steps: int) -> int:
         """See to it that all rows in use can grow by decode steps."""
         longest = max(self.lengths)
         self.make_room(longest + 1)
-        return min(rounds, self.columns - longest)
+        return min(decode_steps, self.columns - longest)
 
     @property
     def table(self) -> torch.Tensor | None:

@@ -31,10 +31,10 @@ class OutOfMemoryError(RuntimeError):
 class NotFiniteError(RuntimeError):
     """A model gave logits that are NaN or infinite."""
 
-    def __init__(self, slot: int, round_: int) -> None:
-        super().__init__(f"the logits of slot {slot} are not finite after {round_} rounds")
+    def __init__(self, slot: int, step: int) -> None:
+        super().__init__(f"the logits of slot {slot} are not finite after {step} decode steps")
         self.slot = slot
-        self.round = round_
+        self.decode_step = step
 
 
 class RunStoppedError(RuntimeError):

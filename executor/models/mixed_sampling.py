@@ -71,9 +71,9 @@ class MixedSampler:
         ending = self.endings.get(request_id)
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
-    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+    def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
-        return nullcontext() if self.recorder is None else self.recorder.in_place(rows, rounds)
+        return nullcontext() if self.recorder is None else self.recorder.in_place(rows, decode_steps)
 
     def stream(self, request_id: str) -> int:
         """

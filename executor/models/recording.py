@@ -42,10 +42,10 @@ class _Ring:
     active: bool = False
 
     @classmethod
-    def of(cls, held: int, rows: int, rounds: int, device: torch.device) -> _Ring:
+    def of(cls, held: int, rows: int, decode_steps: int, device: torch.device) -> _Ring:
         import torch
 
-        entries = torch.zeros(rounds, held, rows, dtype=torch.int64, device=device)
+        entries = torch.zeros(decode_steps, held, rows, dtype=torch.int64, device=device)
         return cls(entries, torch.zeros(1, dtype=torch.int64, device=device))
 
     def write(self, entries: torch.Tensor) -> None:
@@ -59,9 +59,9 @@ class _Ring:
 
     def taken(self) -> list[torch.Tensor]:
         """Return the entries of the decode steps so far, and begin again."""
-        rounds = int(self.cursor)
+        decode_steps = int(self.cursor)
         self.cursor.zero_()
-        return list(self.entries[:rounds].clone().unbind())
+        return list(self.entries[:decode_steps].clone().unbind())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,12 +133,12 @@ class Recorder:
             self._shape.append((len(entries), entries.device))
 
     @contextmanager
-    def in_place(self, rows: int, rounds: int) -> Iterator[None]:
+    def in_place(self, rows: int, decode_steps: int) -> Iterator[None]:
         """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
         if not self._ring:
             # A prefill has kept some before.
             held, device = self._shape[0]
-            self._ring.append(_Ring.of(held, rows, rounds, device))
+            self._ring.append(_Ring.of(held, rows, decode_steps, device))
         ring = self._ring[0]
         ring.active = True
         try:

@@ -33,7 +33,7 @@ class TokenRule(Protocol):
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
 
-    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+    def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
 
     @property
@@ -98,7 +98,7 @@ class Sampler:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
 
-    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+    def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Whatever is captured: nothing is kept."""
         return nullcontext()
 

@@ -214,7 +214,7 @@ class _Serving:
         schedule = way.schedule
         self._actors, self._fleet, self._prompts = actors, fleet, prompts
         self._most, self._on_answer, self._told, self._failures = most_tokens, on_answer, told, 0
-        self._rounds, self._way = fleet.rounds, way
+        self._decode_steps, self._way = fleet.decode_steps, way
         self._dispatched = schedule.replica_of
         self._planned: list[Schedule | None] = list(schedule.schedules)
         self._held = [set(np.flatnonzero(self._dispatched == k).tolist()) for k in range(len(actors))]
@@ -375,7 +375,7 @@ class _Serving:
         if not self._held[k]:
             if self._orphans:
                 alive = len(self._actors) - len(self._lost)
-                longest = sorted(self._orphans, key=lambda i: -int(self._rounds[i]))
+                longest = sorted(self._orphans, key=lambda i: -int(self._decode_steps[i]))
                 self._held[k] = set(longest[:: max(1, alive)])
                 self._orphans -= self._held[k]
             elif self._way.backoff:
@@ -403,7 +403,7 @@ class _Serving:
         import ray
 
         others = [k for k in set(self._streams.values()) if k != thief and k not in self._lost]
-        others.sort(key=lambda k: -sum(int(self._rounds[i]) for i in self._held[k]))
+        others.sort(key=lambda k: -sum(int(self._decode_steps[i]) for i in self._held[k]))
         for victim in others:
             try:
                 released = ray.get(self._actors[victim].release.remote(), timeout=LAST_WORD)

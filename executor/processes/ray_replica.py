@@ -172,7 +172,7 @@ class Releasing:
         self._lock = threading.Lock()
         self._gone = np.zeros(len(requests), dtype=np.bool_)
         self._begun = np.zeros(len(requests), dtype=np.bool_)
-        self._rounds = problem.rounds
+        self._decode_steps = problem.decode_steps
         self._step = Step()
 
     def __call__(self, state: State) -> Step:
@@ -195,7 +195,7 @@ class Releasing:
         """Give up half of what has not begun, every other one by length, and return it."""
         with self._lock:
             waiting = np.flatnonzero(~self._begun & ~self._gone)
-            longest = waiting[np.argsort(-self._rounds[waiting], kind="stable")]
+            longest = waiting[np.argsort(-self._decode_steps[waiting], kind="stable")]
             taken = longest[::2]
             self._gone[taken] = True
             if self._replay is not None:

@@ -61,20 +61,20 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     prefills = [stage for stage in timed if stage.kind == "prefill"]
     decodes = [stage for stage in timed if stage.kind == "decode"]
     _require_two_sizes({stage.tokens for stage in prefills}, "prefill stages", "numbers of tokens")
-    _require_two_sizes({stage.active for stage in decodes}, "decode rounds", "numbers of active slots")
+    _require_two_sizes({stage.active for stage in decodes}, "decode steps", "numbers of active slots")
     prefill = _fit_prefill(
         np.array([stage.tokens for stage in prefills], dtype=np.float64),
         np.array([stage.seconds for stage in prefills]),
     )
-    rounds = np.array([stage.rounds for stage in decodes], dtype=np.float64)
+    decode_steps = np.array([stage.decode_steps for stage in decodes], dtype=np.float64)
     columns = np.column_stack(
         (
             np.ones(len(decodes)),
             np.array([stage.active for stage in decodes]),
-            np.array([stage.padded_kv_tokens for stage in decodes]) / rounds,
+            np.array([stage.padded_kv_tokens for stage in decodes]) / decode_steps,
         )
     )
-    decode = _fit_decode(columns, np.array([stage.seconds for stage in decodes]) / rounds, rounds)
+    decode = _fit_decode(columns, np.array([stage.seconds for stage in decodes]) / decode_steps, decode_steps)
     return CostModel(
         decode_base=float(decode[0]),
         decode_per_slot=float(decode[1]),
@@ -96,9 +96,9 @@ def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
                 ("decode", cost.decode(batch, length)),
             )
             for kind, (per_layer, once) in priced:
-                rounds, seconds = int(kind == "decode"), layers * per_layer + once
+                decode_steps, seconds = int(kind == "decode"), layers * per_layer + once
                 size = tokens if kind == "prefill" else batch
-                stages.append(Stage(kind, 0.0, seconds, rounds, batch, size, tokens, tokens))
+                stages.append(Stage(kind, 0.0, seconds, decode_steps, batch, size, tokens, tokens))
     engine = {name: text for name, text in profile.versions.items() if name not in _PROFILE_ONLY}
     date = profile.versions.get("date", "")
     return calibrate(stages, engine=engine, date=date, slots_grid=_BATCHES, prompt_grid=_LENGTHS)
@@ -117,13 +117,13 @@ def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
         if stage.seconds > 0:
             error = abs(seconds - stage.seconds) / stage.seconds
             (prefill if stage.kind == "prefill" else decode).append(error)
-            counts += [stage.rounds] if stage.kind == "decode" else []
+            counts += [stage.decode_steps] if stage.kind == "decode" else []
     return FitError(
         prefill_mape=float(np.mean(prefill)) if prefill else 0.0,
         decode_mape=float(np.average(decode, weights=counts)) if decode else 0.0,
         makespan=predicted / measured - 1 if measured else 0.0,
         prefill_stages=len(prefill),
-        decode_rounds=sum(counts),
+        decode_steps=sum(counts),
     )
 
 
@@ -168,15 +168,17 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
     }
 
 
-def _fit_decode(columns: FloatArray, seconds: FloatArray, rounds: FloatArray) -> FloatArray:
+def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArray) -> FloatArray:
     """Return the coefficients of a decode step's seconds; the last, of a batch change, may be 0."""
-    plain = np.append(_fit(columns, seconds, rounds), 0.0)
-    if len(np.unique(rounds)) < 2 or len(rounds) < 2 * _FOLDS:
+    plain = np.append(_fit(columns, seconds, decode_steps), 0.0)
+    if len(np.unique(decode_steps)) < 2 or len(decode_steps) < 2 * _FOLDS:
         return plain
-    changing = np.column_stack((columns, 1 / rounds))
-    if _left_out(changing, seconds, rounds) > (1 - _CHANGE_GAIN) * _left_out(columns, seconds, rounds):
+    changing = np.column_stack((columns, 1 / decode_steps))
+    if _left_out(changing, seconds, decode_steps) > (1 - _CHANGE_GAIN) * _left_out(
+        columns, seconds, decode_steps
+    ):
         return plain
-    return _fit(changing, seconds, rounds)
+    return _fit(changing, seconds, decode_steps)
 
 
 def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> float:

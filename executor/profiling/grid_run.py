@@ -21,7 +21,7 @@ _JOB_ANSWER = 24
 """Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
 """Tokens of the longest prompt of a point, for each of its mean."""
-MOST_ROUNDS = 160
+MOST_STEPS = 160
 """Tokens that a measured completion may take at most."""
 
 
@@ -30,7 +30,7 @@ def profile(
     slots: Sequence[int],
     prompt_tokens: Sequence[int],
     *,
-    rounds: int = 8,
+    decode_steps: int = 8,
     repeats: int = 3,
     kv_capacity: int | None = None,
     on_point: Callable[[int, int], None] | None = None,
@@ -45,13 +45,15 @@ def profile(
     of the machine hits one repeat of many points and the median of none. A first measurement of the largest
     one is thrown away.
     """
-    if repeats < 1 or rounds < 1:
-        raise ValueError(f"repeats and rounds are {repeats} and {rounds}; both must be at least 1")
+    if repeats < 1 or decode_steps < 1:
+        raise ValueError(
+            f"repeats and decode steps are {repeats} and {decode_steps}; both must be at least 1"
+        )
     points = [
         (active, prompt)
         for active in sorted(set(slots))
         for prompt in sorted(set(prompt_tokens))
-        if kv_capacity is None or active * (prompt + rounds + sum(_BURSTS)) <= kv_capacity
+        if kv_capacity is None or active * (prompt + decode_steps + sum(_BURSTS)) <= kv_capacity
     ]
     if not points:
         raise ValueError(
@@ -61,7 +63,7 @@ def profile(
     order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
     measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
     for number, (active, prompt) in enumerate(order):
-        stages = _measure(engine_for, active, prompt, rounds)
+        stages = _measure(engine_for, active, prompt, decode_steps)
         if number:
             measured[active, prompt].append(stages)
         if on_point is not None:
@@ -73,7 +75,7 @@ def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Probl
     """Return a job unlike any point of a grid: prompts and completions of all lengths, slots filled again."""
     rng, count = np.random.default_rng(seed), 3 * slots
     prompts = np.exp(rng.uniform(np.log(min(8, longest)), np.log(longest), count)).astype(np.int64)
-    answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_ROUNDS)
+    answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_STEPS)
     workload = Workload.from_lengths(np.minimum(prompts, longest).tolist(), answers.tolist())
     return Problem(workload, cost, slots, prefill_emits_first_token=True)
 
@@ -84,12 +86,14 @@ def grid(most: int, *, least: int = 1, points: int = 6) -> list[int]:
     return sorted({round(least * ratio ** (step / (points - 1))) for step in range(points)})
 
 
-def _measure(engine_for: Callable[[Problem], Engine], active: int, prompt: int, rounds: int) -> list[Stage]:
+def _measure(
+    engine_for: Callable[[Problem], Engine], active: int, prompt: int, decode_steps: int
+) -> list[Stage]:
     rng = np.random.default_rng((active, prompt))
     # Truncated towards the mean on both sides, so that the prompts add up to it.
     spread = np.trunc(_SPREAD * prompt * (2 * np.arange(active) + 1 - active) / active).astype(np.int64)
     prompts = prompt + rng.permutation(spread)
-    bursts = [rounds, *_BURSTS][:active]
+    bursts = [decode_steps, *_BURSTS][:active]
     # A token more than is decoded: nothing finishes before its turn.
     answers = np.full(active, 2 + sum(bursts))
     answers[rng.permutation(active)[: len(bursts) - 1]] = 1 + np.cumsum(bursts[:-1])

@@ -14,8 +14,8 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.model_shape import ModelShape
 from ...data.costs.reference_time import WORK, ReferenceTime
 from ...models.exegpt.layer_cost import LayerCost, Surface
-from ...models.exegpt.run_profile import WARMING_ROUNDS, seconds_after_encoding
-from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_points, spread
+from ...models.exegpt.run_profile import WARMING_STEPS, seconds_after_encoding
+from .profile_grid import BESIDE, STEPS_BEFORE, WARM_STEPS, Grid, decoding, job_points, spread
 
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
@@ -78,7 +78,7 @@ class Measurements:
     @property
     def held(self) -> FloatArray:
         """Mean tokens a request holds in the decode steps timed together, shape (points,)."""
-        return self.begun_with + ROUNDS_BEFORE + (self.grid.rounds + 1) / 2
+        return self.begun_with + STEPS_BEFORE + (self.grid.decode_steps + 1) / 2
 
 
 def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
@@ -159,17 +159,17 @@ def _between(measured: Measurements) -> list[Operation]:
 def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
     """Return the extra seconds of a first call, and of decode steps after an encoding."""
     batches, lengths = BESIDE + measured.batches, measured.begun_with
-    parts = {"start": 1, "warming": WARMING_ROUNDS - 1, "warm": WARM_ROUNDS}
+    parts = {"start": 1, "warming": WARMING_STEPS - 1, "warm": WARM_STEPS}
     beyond, held = {}, 0
-    for name, rounds in parts.items():
+    for name, decode_steps in parts.items():
         beyond[name] = _typical(measured.calls(name))
-        for _ in range(rounds):
+        for _ in range(decode_steps):
             held += 1
             per_layer, once = cost.decode_many(batches, lengths + held)
             beyond[name] -= cost.profile.shape.layers * per_layer + once
     # Each of these decode steps is a call of its own: that is not what makes them long.
     beyond["warming"] -= parts["warming"] / parts["warm"] * beyond["warm"]
-    corners = np.column_stack((batches, lengths + (WARMING_ROUNDS + 1) / 2))
+    corners = np.column_stack((batches, lengths + (WARMING_STEPS + 1) / 2))
     return [
         Operation(name, "run", ("decodes", "context"), corners, np.maximum(0.0, beyond[name]))
         for name in ("start", "warming")
@@ -189,11 +189,13 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
         one = {kind: _number(value) for kind, value in measured.found[at(*job, "job", number)].items()}
         active, context, encodings = one["active"], one["context"], one["encodings"]
         per_layer, once = cost.decode(active, context)
-        known = one["rounds"] * (profile.shape.layers * per_layer + once)
+        known = one["decode_steps"] * (profile.shape.layers * per_layer + once)
         known += (one["calls"] - encodings) * change(active, context)
         known += one["done"] * leaving
-        rounds = round(one["rounds"] / encodings)
-        known += encodings * float(seconds_after_encoding(profile, np.array([active]), context, rounds)[0])
+        decode_steps = round(one["decode_steps"] / encodings)
+        known += encodings * float(
+            seconds_after_encoding(profile, np.array([active]), context, decode_steps)[0]
+        )
         return (one["decode"] - known) / one["calls"]
 
     active = [fmean(measured.passes(job, "job", "active")) for job in jobs]
@@ -236,11 +238,11 @@ def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
         # Where batches join less often than in every stage, the loop alone is what passes in between.
         joins.append(loop + max(0.0, median(np.subtract(between, np.multiply(stages, loop)).tolist())))
         per_layer, once = cost.decode(active, context)
-        round_ = layers * per_layer + once + change(active, context)
+        step = layers * per_layer + once + change(active, context)
         # As many leave as join, and what the other worker's being at work costs is counted for itself.
-        round_ += prompts / median(stages) * leaving
-        round_ += encode / median(stages) * float(np.interp(active, decodes, crowding))
-        joined.append((decode - round_) / active)
+        step += prompts / median(stages) * leaving
+        step += encode / median(stages) * float(np.interp(active, decodes, crowding))
+        joined.append((decode - step) / active)
     corners = np.array(measured.joining, dtype=np.float64)
     # A difference of large numbers: over all lengths it is hardly noise.
     longer = [np.mean(np.array(joined)[corners[:, 0] == prompts]) for prompts, _ in measured.joining]

@@ -21,7 +21,7 @@ from ...data.workload import Workload
 from ...heuristics.exegpt.dynamic_batch import DynamicBatch
 from ...heuristics.exegpt.round_robin import RoundRobinAllocation
 from ...heuristics.loop import execute
-from ...models.exegpt.run_profile import WARMING_ROUNDS
+from ...models.exegpt.run_profile import WARMING_STEPS
 from ..engines.device_memory import memory_of
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..jobs.journal import Journal
@@ -29,8 +29,8 @@ from ..jobs.machine_speed import MachineSpeed
 from ..models.prompts import Prompts
 from ..processes.workload_aware import DecodeEngine
 from .layer_composition import REFERENCE, Measurements, Point, at, composed, shape_of
-from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_points, spread
-from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
+from .profile_grid import BESIDE, WARM_STEPS, Grid, decoding, job_points, spread
+from .worker_pair import FEWEST_STEPS, MOST_STEPS, WorkerPair
 
 if TYPE_CHECKING:
     from ..engines.tiers import Tier
@@ -43,7 +43,7 @@ _REQUESTS_PER_SLOT = 6
 """Of the job that measures what passes between stages."""
 _NEVER = frozenset({-1})
 """An end that no completion has: the engine looks for it, and decodes to the full length."""
-_EARLY = ((1, 0),) * (WARMING_ROUNDS + WARM_ROUNDS)
+_EARLY = ((1, 0),) * (WARMING_STEPS + WARM_STEPS)
 _SINGLE = ((1, 1),) * BESIDE
 _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
 """Decode calls after an encoding, and after a long one: steps of each, and requests done in its last."""
@@ -134,7 +134,7 @@ def profile_layers(
         passes = [_tasks(profiled, grid, points, keep, number) for number in range(grid.repeats)]
         if pair is not None:
             for number, tasks in enumerate(passes):
-                tasks |= _paired_tasks(pair, profiled.engine, grid.rounds, points, joining, number)
+                tasks |= _paired_tasks(pair, profiled.engine, grid.decode_steps, points, joining, number)
         _measure(passes, MachineSpeed(profiled.model, profiled.clock), measured, on_point)
     found = {name: measured.finished[name] for tasks in passes for name in tasks}
     profile = composed(shape_of(profiled.model), Measurements(points, joining, grid, found))
@@ -166,7 +166,7 @@ def _within_positions(model: Any, grid: Grid, *, paired: bool) -> tuple[list[Poi
         (prompts, length)
         for prompts, length in grid.joining
         if paired and grid.within((prompts, length), limit)
-        if max(decoding(length, points[-1][0], MOST_ROUNDS)) + MOST_ROUNDS < limit
+        if max(decoding(length, points[-1][0], MOST_STEPS)) + MOST_STEPS < limit
     ]
     return points, joining
 
@@ -184,8 +184,10 @@ def _tasks(
     shares = LayerShares(profiled.model, profiled.clock)
     tasks: dict[str, _Task] = {}
     for point in points:
-        tasks[at(*point, "calls", number)] = partial(_point, profiled.engine, *point, grid.rounds)
-        tasks[at(*point, "layers", number)] = partial(_shares, profiled.engine, *point, grid.rounds, shares)
+        tasks[at(*point, "calls", number)] = partial(_point, profiled.engine, *point, grid.decode_steps)
+        tasks[at(*point, "layers", number)] = partial(
+            _shares, profiled.engine, *point, grid.decode_steps, shares
+        )
     for point in job_points(points):
         tasks[at(*point, "job", number)] = partial(_job, profiled, point, grid, number, keep)
     return tasks
@@ -194,7 +196,7 @@ def _tasks(
 def _paired_tasks(
     pair: WorkerPair,
     engine_for: EngineFor,
-    rounds: int,
+    decode_steps: int,
     points: Sequence[Point],
     joining: Sequence[Point],
     number: int,
@@ -202,7 +204,7 @@ def _paired_tasks(
     """Return what one pass measures on two workers, by name."""
     tasks: dict[str, _Task] = {}
     for point in points:
-        crowd = partial(_crowd, engine_for, pair, point, rounds)
+        crowd = partial(_crowd, engine_for, pair, point, decode_steps)
         tasks[at(*point, "beside encoding", number)] = crowd
     for prompts, length in joining:
         tasks[at(prompts, length, "joining", number)] = partial(pair.join, prompts, length, points[-1][0])
@@ -230,18 +232,18 @@ def _measure(
 
 
 def _used_engine(
-    engine_for: EngineFor, batch: int, length: int, rounds: int, leaving: Sequence[int] = ()
+    engine_for: EngineFor, batch: int, length: int, decode_steps: int, leaving: Sequence[int] = ()
 ) -> HuggingFaceEngine:
     """
     Return an engine whose buffers a first batch has used and left.
 
     The requests to measure come after those of that batch: a batch to encode, done after a decode step; a
-    batch to decode, of which none is done within ``rounds`` decode steps but those that ``leaving`` names;
+    batch to decode, of which none is done within ``decode_steps`` steps but those that ``leaving`` names;
     and :data:`BESIDE` requests beside it. ``leaving`` has the decode steps after which requests are done:
     first of those beside, then of the batch.
     """
     lengths = spread(length, batch)
-    stay = np.full(batch + BESIDE, rounds + 1)
+    stay = np.full(batch + BESIDE, decode_steps + 1)
     stay[: len(leaving)] = leaving[: len(stay)]
     outputs = 1 + np.roll(stay, -BESIDE)
     workload = Workload.from_lengths(
@@ -253,7 +255,7 @@ def _used_engine(
     return engine
 
 
-def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
+def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) -> dict[str, float]:
     """
     Return the seconds of an encoding, of a decode step, and of a call's fixed cost.
 
@@ -261,7 +263,7 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
     of one decode step before and after it, when as many more and as many fewer requests run. In the last
     round of each one request is done, as it is in a run.
     """
-    calls = (*_EARLY, *_SINGLE, (rounds, 1), *_AFTER)
+    calls = (*_EARLY, *_SINGLE, (decode_steps, 1), *_AFTER)
     ends = np.cumsum([call for call, _ in calls])
     leaving = np.repeat(ends, [done for _, done in calls])
     engine = _used_engine(engine_for, batch, length, int(ends[-1]), leaving.tolist())
@@ -282,9 +284,9 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
     near = min(len(after), batch - 1)
     single = fmean(before[-near:] + after[:near] if near else before[-1:])
     # Where noise hides what a call costs, all of it counts as its decode steps'.
-    each = (many - single) / (rounds - 1) if single < many else many / rounds
+    each = (many - single) / (decode_steps - 1) if single < many else many / decode_steps
     found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
-    found |= {"start": early[0], "warming": sum(early[1:WARMING_ROUNDS]), "warm": sum(early[WARMING_ROUNDS:])}
+    found |= {"start": early[0], "warming": sum(early[1:WARMING_STEPS]), "warm": sum(early[WARMING_STEPS:])}
     if batch >= leaving.size - BESIDE:
         several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]
         # The batch shrinks all the while: calls before and after are compared with those between.
@@ -294,10 +296,10 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
 
 
 def _shares(
-    engine_for: EngineFor, batch: int, length: int, rounds: int, shares: LayerShares
+    engine_for: EngineFor, batch: int, length: int, decode_steps: int, shares: LayerShares
 ) -> dict[str, float]:
     """Return which part of an encoding, and of a decode step, layers take, and attention in them."""
-    engine = _used_engine(engine_for, batch, length, rounds)
+    engine = _used_engine(engine_for, batch, length, decode_steps)
     found: dict[str, float] = {}
     with shares:
         for kind in ("encode", "decode"):
@@ -307,7 +309,7 @@ def _shares(
                 engine.decode(1, float("inf"))
                 engine.prefill(range(2 * batch, 3 * batch), range(batch))
                 shares.take()
-                stage, _ = engine.decode(rounds, float("inf"))
+                stage, _ = engine.decode(decode_steps, float("inf"))
             layers, attention = shares.take()
             found |= {
                 f"{kind}_layers": layers / stage.seconds,
@@ -316,11 +318,11 @@ def _shares(
     return found
 
 
-def _crowd(engine_for: EngineFor, pair: WorkerPair, point: Point, rounds: int) -> dict[str, float]:
-    (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
-    engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
+def _crowd(engine_for: EngineFor, pair: WorkerPair, point: Point, decode_steps: int) -> dict[str, float]:
+    (batch, length), decode_steps = point, max(decode_steps, FEWEST_STEPS)
+    engine = _used_engine(engine_for, batch, length, decode_steps + 2 * WARMING_STEPS)
     engine.prefill(range(2 * batch, 3 * batch), range(batch))
-    return pair.crowd(engine, length, rounds)
+    return pair.crowd(engine, length, decode_steps)
 
 
 def _job(
@@ -341,10 +343,10 @@ def _job(
     count = _REQUESTS_PER_SLOT * batch
     workload = Workload.from_lengths(
         rng.integers(max(1, length // 2), length * 3 // 2 + 1, count),
-        rng.integers(2, grid.most_rounds + 1, count),
+        rng.integers(2, grid.most_steps + 1, count),
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
-    policy = RoundRobinAllocation(grid.rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
+    policy = RoundRobinAllocation(grid.decode_steps // 2, DynamicBatch(max(1.0, batch / 2), length, None))
     engine, kept, clock = profiled.engine(problem), list[float](), profiled.clock
 
     def finished(request: int) -> None:
@@ -361,15 +363,15 @@ def _job(
     encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
     steady = stages[encodings[2] : encodings[-1]]
     calls = [stage for stage in steady if stage.kind == "decode"]
-    rounds = sum(call.rounds for call in calls)
+    decode_steps = sum(call.decode_steps for call in calls)
     done = (trace.finished > steady[0].start) & (trace.finished <= steady[-1].end)
     return {
         "loop": (sum(between) - sum(kept) + sum(last)) / len(between),
         "keep": fmean(kept),
         "decode": sum(call.seconds for call in calls),
         "calls": len(calls),
-        "rounds": rounds,
-        "active": sum(call.tokens for call in calls) / rounds,
+        "decode_steps": decode_steps,
+        "active": sum(call.tokens for call in calls) / decode_steps,
         "context": sum(call.kv_tokens for call in calls) / sum(call.tokens for call in calls),
         "done": int(done.sum()),
         "encodings": len(steady) - len(calls),

@@ -8,19 +8,19 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ...models.exegpt.run_profile import WARMING_ROUNDS
+from ...models.exegpt.run_profile import WARMING_STEPS
 
 _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _MOST_JOINING = 8
 BESIDE = 4
 """Requests that run beside a point's batch, and leave one by one before decode steps are timed together."""
-WARM_ROUNDS = 3
+WARM_STEPS = 3
 """After those that follow an encoding: they are compared with these."""
-ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
+STEPS_BEFORE = WARMING_STEPS + WARM_STEPS + BESIDE
 """Decode steps of a point before those timed together."""
 _FEWEST_IN_JOB = 4
-_MORE_ROUNDS = 2 * WARMING_ROUNDS + 12
+_MORE_STEPS = 2 * WARMING_STEPS + 12
 """Than those timed that a point may run."""
 
 
@@ -35,7 +35,7 @@ class Grid:
         Prompts encoded, and requests decoding, at a time.
     lengths
         Mean tokens of a prompt, and tokens held where decoding begins.
-    rounds
+    decode_steps
         Decode steps timed at a point.
     repeats
         Passes over all that is measured, of which medians count.
@@ -43,14 +43,14 @@ class Grid:
 
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
-    rounds: int = 16
+    decode_steps: int = 16
     repeats: int = 3
 
     def __post_init__(self) -> None:
         if min(len(set(self.batches)), len(set(self.lengths))) < 2:
             raise ValueError("a grid needs two batches and two lengths at least")
-        if min(*self.batches, *self.lengths, self.rounds - 1, self.repeats) < 1:
-            raise ValueError("a grid's numbers must be at least 1, and its rounds at least 2")
+        if min(*self.batches, *self.lengths, self.decode_steps - 1, self.repeats) < 1:
+            raise ValueError("a grid's numbers must be at least 1, and its decode steps at least 2")
 
     @property
     def points(self) -> list[tuple[int, int]]:
@@ -66,15 +66,15 @@ class Grid:
         return [(prompts, length) for prompts in (1, several) for length in sorted(set(self.lengths))]
 
     @property
-    def most_rounds(self) -> int:
+    def most_steps(self) -> int:
         """Decode steps that a point may run."""
-        return self.rounds + _MORE_ROUNDS
+        return self.decode_steps + _MORE_STEPS
 
     def within(self, point: tuple[int, int], limit: int) -> bool:
         """Tell whether a model with that many positions can run a point."""
         batch, length = point
         longest = max(*spread(length, batch), *decoding(length, batch))
-        return longest + self.most_rounds <= limit
+        return longest + self.most_steps <= limit
 
     def measurements(self, *, paired: bool) -> int:
         """Return how many there are, with (``paired``) or without a worker that encodes."""
@@ -92,9 +92,9 @@ def spread(length: int, batch: int) -> list[int]:
     return [max(1, round(length * max(0.1, 1 + each))) for each in at]
 
 
-def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
+def decoding(length: int, batch: int, decode_steps: int = STEPS_BEFORE) -> list[int]:
     """Return prompt lengths that spread a batch, after some decode steps, as a running one is."""
-    return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
+    return [max(1, tokens - decode_steps) for tokens in spread(length + decode_steps, batch)]
 
 
 def job_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from ...heuristics.exegpt.dynamic_batch import DynamicBatch
 from ...heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from ...heuristics.loop import execute
 from ...heuristics.policy import State, Step
-from ...models.exegpt.run_profile import WARMING_ROUNDS
+from ...models.exegpt.run_profile import WARMING_STEPS
 from ..engines.huggingface import HuggingFaceEngine
 from ..processes.encode_worker import EncodeWorker
 from ..processes.engine_spec import EngineSpec
@@ -26,13 +26,13 @@ from .profile_grid import decoding, spread
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _LEAD = 2
 """Batches encoded ahead."""
-FEWEST_ROUNDS = 5
+FEWEST_STEPS = 5
 """In which decode steps with and without another worker can be compared."""
 _BATCHES = 24
 """That join in a job that is timed."""
 _STAY = 4
 """Decode steps of those requests."""
-MOST_ROUNDS = 2 * _BATCHES
+MOST_STEPS = 2 * _BATCHES
 """Decode steps of the others, which are there from the start."""
 
 
@@ -64,8 +64,8 @@ class WorkerPair:
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
         workload = Workload.from_lengths(
-            decoding(length, there, MOST_ROUNDS // 2) + joining if there else joining,
-            [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining),
+            decoding(length, there, MOST_STEPS // 2) + joining if there else joining,
+            [1 + MOST_STEPS] * there + [1 + stay] * len(joining),
         )
         slots = running + prompts * (_LEAD + 1)
         problem = Problem(workload, _NO_COST, slots, prefill_emits_first_token=True)
@@ -73,8 +73,8 @@ class WorkerPair:
         allocation = WorkloadAwareAllocation(engine, DynamicBatch(prompts, length, None, math.inf), _LEAD)
 
         def policy(state: State) -> Step:
-            if there and not state.rounds_done and state.waiting[0]:
-                return Step(prefill=range(there), slots=range(there), rounds=0)
+            if there and not state.steps_done and state.waiting[0]:
+                return Step(prefill=range(there), slots=range(there), decode_steps=0)
             return allocation(state)
 
         decodes = [stage for stage in execute(problem, policy, engine).stages if stage.kind == "decode"]
@@ -83,7 +83,7 @@ class WorkerPair:
         first = 0 if there else 1
         seconds = [self._of_clock(*each) for each in engine.encode_seconds]
         # From where joining and leaving are in balance.
-        steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.rounds == 1]
+        steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.decode_steps == 1]
         active = fmean(stage.active for stage in steady)
         return {
             "between": (between - sum(engine.waits[first:])) / (_BATCHES - first),
@@ -94,7 +94,7 @@ class WorkerPair:
             "context": fmean(stage.kv_tokens for stage in steady) / active,
         }
 
-    def crowd(self, engine: HuggingFaceEngine, length: int, rounds: int) -> dict[str, float]:
+    def crowd(self, engine: HuggingFaceEngine, length: int, decode_steps: int) -> dict[str, float]:
         """
         Return the seconds of a decode step while the other worker rests, and while it encodes.
 
@@ -120,10 +120,10 @@ class WorkerPair:
         take(wait=True)
         once = time.perf_counter() - begun
         found: dict[str, list[float]] = {"alone": [], "beside": []}
-        many = max(1, rounds // 2 - 2)
+        many = max(1, decode_steps // 2 - 2)
         # In turns, step for step the same requests hold as many tokens: the first and the last rest, once
         # what they hold is back in the caches.
-        engine.decode(WARMING_ROUNDS, float("inf"))
+        engine.decode(WARMING_STEPS, float("inf"))
         begun = time.perf_counter()
         found["alone"] += [decode() for _ in range(many - many // 2)]
         each = (time.perf_counter() - begun) / len(found["alone"])
@@ -139,7 +139,7 @@ class WorkerPair:
                 found["beside"].append(seconds)
         while worker.under_way:
             take(wait=True)
-        engine.decode(WARMING_ROUNDS, float("inf"))
+        engine.decode(WARMING_STEPS, float("inf"))
         found["alone"] += [decode() for _ in range(many // 2)]
         alone = median(found["alone"])
         return {"alone": alone, "beside": median(found["beside"] or [alone])}

@@ -43,16 +43,16 @@ def chrome_events(trace: Trace, *, replica: int = 0) -> list[Event]:
     for number, stage in enumerate(trace.stages):
         arguments = {
             "stage": number,
-            "rounds": stage.rounds,
+            "decode_steps": stage.decode_steps,
             "active": stage.active,
             "tokens": stage.tokens,
             "kv_tokens": stage.kv_tokens,
             "padded_kv_tokens": stage.padded_kv_tokens,
         }
-        name = stage.kind if stage.kind == "prefill" else f"{stage.rounds} x decode"
+        name = stage.kind if stage.kind == "prefill" else f"{stage.decode_steps} x decode"
         events.append(_slice(name, "stage", replica, engine, stage.start, stage.end, arguments))
         if stage.kind == "decode":
-            held = stage.kv_tokens / stage.rounds
+            held = stage.kv_tokens / stage.decode_steps
             events.append(_counter("active slots", replica, stage.start, stage.active))
             events.append(_counter("KV tokens held", replica, stage.start, round(held)))
     for row in np.flatnonzero(np.isfinite(trace.finished)).tolist():

@@ -239,7 +239,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
         resumed=requests - len(actual),
         slots=sum(trace.slots for trace in traces),
         prefill_stages=sum(trace.prefill_stages for trace in traces),
-        decode_rounds=sum(trace.decode_rounds for trace in traces),
+        decode_steps=sum(trace.decode_steps for trace in traces),
         evictions=evictions,
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         output_tokens=int(actual.sum()),
@@ -365,26 +365,26 @@ def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArra
 
 def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     r"""
-    Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full rounds' seconds over the makespan.
+    Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full decode steps' seconds over the makespan.
 
     As the hybrid paper counts it (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots.
-    Such a round holds J times the keys and values that an active slot held on average. The makespan is in
+    Such a step holds J times the keys and values that an active slot held on average. The makespan is in
     model seconds as well: a share of measured seconds would be more or less than all by the model's error.
     Over replicas it is the mean by slots.
     """
     slots = sum(part.trace.slots for part in parts)
-    seconds = sum(part.trace.slots * _full_round_seconds(part) for part in parts)
+    seconds = sum(part.trace.slots * _full_step_seconds(part) for part in parts)
     return seconds / (slots * makespan) if makespan else 0.0
 
 
-def _full_round_seconds(part: _Part) -> float:
+def _full_step_seconds(part: _Part) -> float:
     trace = part.trace
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
-    slot_rounds = sum(stage.rounds * stage.active for stage in decodes)
-    if not slot_rounds:
+    slot_steps = sum(stage.decode_steps * stage.active for stage in decodes)
+    if not slot_steps:
         return 0.0
-    held = sum(stage.kv_tokens for stage in decodes) / slot_rounds
-    return slot_rounds / trace.slots * part.cost.decode_seconds(trace.slots, round(held * trace.slots))
+    held = sum(stage.kv_tokens for stage in decodes) / slot_steps
+    return slot_steps / trace.slots * part.cost.decode_seconds(trace.slots, round(held * trace.slots))
 
 
 def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:

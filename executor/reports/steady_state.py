@@ -45,9 +45,9 @@ def steady_state(trace: Trace) -> SteadyState | None:
     if not len(trace):
         return None
     longest = int(trace.tokens.max())
-    rounds = np.cumsum([stage.rounds for stage in trace.stages])
+    decode_steps = np.cumsum([stage.decode_steps for stage in trace.stages])
     joins = [number for number, stage in enumerate(trace.stages) if stage.kind == "prefill"]
-    filled = [number for number in joins if rounds[number] >= longest]
+    filled = [number for number in joins if decode_steps[number] >= longest]
     # The last stages take what is left: not a full batch.
     if len(filled) < 4:
         return None

@@ -97,7 +97,7 @@ def _makespan_rows(report: Report) -> list[Row]:
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
         fit = report.fit
-        note = f"mean, of {fit.prefill_stages} prefill stages and {fit.decode_rounds} decode steps"
+        note = f"mean, of {fit.prefill_stages} prefill stages and {fit.decode_steps} decode steps"
         errors = f"{percent(fit.prefill_mape)} / {percent(fit.decode_mape)}"
         rows.append(Row(group, "error of the fit", errors, note))
     return rows
@@ -221,7 +221,7 @@ def _throughput_rows(report: Report) -> list[Row]:
             f"{report.resumed:,} more answered before, or failed" * bool(report.resumed),
         ),
         Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
-        Row(group, "decode steps", f"{report.decode_rounds:,}", f"{report.output_tokens:,} output tokens"),
+        Row(group, "decode steps", f"{report.decode_steps:,}", f"{report.output_tokens:,} output tokens"),
         Row(
             group,
             "tokens/s",
@@ -263,7 +263,7 @@ def _replica_rows(report: Report) -> list[Row]:
             gap = "" if each.run_gap is None else f", gap {percent(each.run_gap, 2)}"
             note = (
                 f"{each.requests:,} completions{gap}, utilization {percent(each.utilization)},"
-                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} decode steps{planned}"
+                f" {each.prefill_stages:,} stages, {each.decode_steps:,} decode steps{planned}"
             )
         if k in report.lost:
             note += f"; died ({report.lost[k]}), its unfinished requests ran elsewhere"

@@ -20,4 +20,4 @@ def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
 
 def rra_policy(configuration: PlannedConfiguration) -> RoundRobinAllocation:
     """Return a fresh policy that carries a configuration out on one device."""
-    return RoundRobinAllocation(configuration.decode_rounds, dynamic_batch(configuration))
+    return RoundRobinAllocation(configuration.decode_steps, dynamic_batch(configuration))

@@ -1,4 +1,4 @@
-"""ExeGPT's RRA on one device: encode a batch, decode for some rounds, encode the next."""
+"""ExeGPT's RRA on one device: encode a batch, decode for some decode steps, encode the next."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class RoundRobinAllocation:
 
     Parameters
     ----------
-    decode_rounds
-        Rounds between two encodings, :math:`N_D`.
+    decode_steps
+        Decode steps between two encodings, :math:`N_D`.
     batch
         How many prompts to encode.
     """
 
-    def __init__(self, decode_rounds: int, batch: DynamicBatch) -> None:
-        self._rounds, self._batch = decode_rounds, batch
+    def __init__(self, decode_steps: int, batch: DynamicBatch) -> None:
+        self._decode_steps, self._batch = decode_steps, batch
         self._next = 0
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
-        """Go on with another configuration after the rounds under way."""
-        self._rounds, self._batch = configuration.decode_rounds, batch
+        """Go on with another configuration after the decode steps under way."""
+        self._decode_steps, self._batch = configuration.decode_steps, batch
 
     def __call__(self, state: State) -> Step:
-        """Return the next encoding with its rounds, or the rest of them."""
+        """Return the next encoding with its decode steps, or the rest of them."""
         running = state.running
-        due = state.rounds_done >= self._next or not len(running)
+        due = state.steps_done >= self._next or not len(running)
         # Who they are takes long to list where many wait.
         if not state.waiting.any():
-            return Step(rounds=UNTIL_CHANGE)
+            return Step(decode_steps=UNTIL_CHANGE)
         if not due:
-            return Step(rounds=max(1, self._next - state.rounds_done))
+            return Step(decode_steps=max(1, self._next - state.steps_done))
         waiting, problem, free = np.flatnonzero(state.waiting), state.problem, state.free_slots
         count = max(
             self._batch.size(problem.prompt_tokens[waiting[: self._batch.most]], len(running)),
@@ -56,6 +56,6 @@ class RoundRobinAllocation:
         if problem.prefill_token_cap is not None:
             tokens = np.cumsum(problem.prompt_tokens[waiting[:count]])
             count = int(np.searchsorted(tokens, problem.prefill_token_cap, side="right"))
-        self._next = state.rounds_done + self._rounds
+        self._next = state.steps_done + self._decode_steps
         chosen = waiting[:count]
-        return Step(prefill=chosen.tolist(), slots=free[:count].tolist(), rounds=self._rounds)
+        return Step(prefill=chosen.tolist(), slots=free[:count].tolist(), decode_steps=self._decode_steps)

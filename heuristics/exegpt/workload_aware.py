@@ -66,7 +66,7 @@ class WorkloadAwareAllocation:
         return Step(
             prefill=chosen,
             slots=state.free_slots[: len(chosen)].tolist(),
-            rounds=1 if state.waiting.any() else UNTIL_CHANGE,
+            decode_steps=1 if state.waiting.any() else UNTIL_CHANGE,
         )
 
     def _encode_ahead(self, state: State, joining: int) -> None:

@@ -29,7 +29,7 @@ PATIENCE = (1.0, 0.5, 0.0)
 """Settings of the ski-rental rule that are compared; with none, a free slot never waits."""
 
 ENDS = ((3.0, 80), (10.0, 40), (40.0, 20))
-"""Settings of parking that are compared: its share of the slots, and its margin in rounds."""
+"""Settings of parking that are compared: its share of the slots, and its margin in decode steps."""
 
 
 @dataclass(frozen=True, slots=True)

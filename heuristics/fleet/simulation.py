@@ -17,7 +17,7 @@ from ..loop import Execution
 from ..policy import FREE, UNTIL_CHANGE, Policy
 from ..queues.admission import Admission
 from ..queues.ordered import Ordered, longest_first
-from ..queues.prefill_rules import SkiRental, bearable_idle, rounds_to_wait
+from ..queues.prefill_rules import SkiRental, bearable_idle, steps_to_wait
 from ..queues.queue_policy import QueuePolicy
 from ..simulator import Progress, Simulator
 
@@ -82,7 +82,7 @@ def simulate_fleet(
         predicted: as many as it has free slots, but no more than half, first those with most left. One that
         was put back takes its tokens along; it is prefilled again wherever it goes on.
     patience
-        Stage openings' worth of idle slot-rounds for which a replica that still runs something waits before
+        Stage openings' worth of idle slot-steps for which a replica that still runs something waits before
         it takes any.
     remaining
         What is left of each request by what it has decoded; by default, what its prediction leaves.
@@ -131,9 +131,9 @@ class _FleetExecution:
         while ahead:
             _, k = heapq.heappop(ahead)
             replica = self._replicas[k]
-            rounds = UNTIL_CHANGE if replica.pending else self._take_over(replica)
+            decode_steps = UNTIL_CHANGE if replica.pending else self._take_over(replica)
             if replica.runs or replica.pending:
-                replica.step(rounds)
+                replica.step(decode_steps)
                 heapq.heappush(ahead, (replica.time, k))
         for k, replica in enumerate(self._replicas):
             self._served_by[replica.served] = k
@@ -171,7 +171,7 @@ class _Replica:
     def __init__(self, execution: Execution, busy: float, remaining: RemainingLengths | None) -> None:
         self._execution, self._busy, self._remaining = execution, busy, remaining
         self._problem, self._state = execution.problem, execution.state
-        self._order = np.argsort(-self._problem.rounds, kind="stable")
+        self._order = np.argsort(-self._problem.decode_steps, kind="stable")
         self._dry_since = 0
 
     @property
@@ -206,20 +206,22 @@ class _Replica:
         left = self._left(running) + self._left(waiting)
         cost = problem.cost
         tokens = int(problem.prompt_tokens[waiting].sum())
-        per_round = cost.decode_base / problem.slots + cost.decode_per_slot
-        return self.time + left * per_round + tokens * cost.prefill_per_token
+        per_step = cost.decode_base / problem.slots + cost.decode_per_slot
+        return self.time + left * per_step + tokens * cost.prefill_per_token
 
     def _left(self, requests: IntArray) -> float:
         if self._remaining is not None:
             return float(self._remaining.tokens(requests, self._state.decoded[requests]).sum())
-        return float(np.maximum(1, self._problem.rounds[requests] - self._state.decoded[requests]).sum())
+        return float(
+            np.maximum(1, self._problem.decode_steps[requests] - self._state.decoded[requests]).sum()
+        )
 
     def idle_wait(self, patience: float) -> int:
-        """Return the rounds until the free slots have idled long enough to pay for a prefill stage."""
+        """Return the decode steps until the free slots have idled long enough to pay for a prefill stage."""
         if self._problem.cost.decode_base == 0:
             return 0
-        idle = self.free * (self._state.rounds_done - self._dry_since)
-        return rounds_to_wait(bearable_idle(self._problem, patience), idle, self.free)
+        idle = self.free * (self._state.steps_done - self._dry_since)
+        return steps_to_wait(bearable_idle(self._problem, patience), idle, self.free)
 
     def give_up(self, count: int) -> IntArray:
         """Return so many of the requests that wait here, the longest predicted first; they wait no more."""
@@ -242,7 +244,7 @@ class _Replica:
         for _ in self._execution.step(most):
             pass
         if self.pending:
-            self._dry_since = self._state.rounds_done
+            self._dry_since = self._state.steps_done
 
     def trace(self) -> Trace:
         """Return the trace of what was served here."""

@@ -57,7 +57,7 @@ class AdaptiveBatch:
             self._most = max(int(threshold * problem.kv_capacity), int(problem.kv_peak.max()))
             self._enough = min(int(resume * problem.kv_capacity), self._most)
             problem = replace(problem, kv_capacity=self._most)
-        self._rounds = problem.rounds
+        self._decode_steps = problem.decode_steps
         self._held_at_start = problem.kv_at_start
         self._queue = Ordered(smallest_first(problem))
         self.dispatch = QueuePolicy(self._queue, SkiRental(), Admission(problem))
@@ -72,20 +72,20 @@ class AdaptiveBatch:
             parked = self._parked(state)
             self._queue.put_back(parked)
             self._shrunk = True
-            return Step(rounds=0, evict=parked)
+            return Step(decode_steps=0, evict=parked)
         until = UNTIL_CHANGE if len(running) < 2 else (self._most - state.kv_held) // len(running) + 1
         if self._shrunk and len(running) and state.kv_held > self._enough:
-            return Step(rounds=until)
+            return Step(decode_steps=until)
         self._shrunk = False
         step = self.dispatch(state)
         if step.prefill or step.evict:
             return step
-        return Step(rounds=min(step.rounds, until))
+        return Step(decode_steps=min(step.decode_steps, until))
 
     def _parked(self, state: State) -> list[int]:
         """Return who goes for the rest to fit, most still to come first; one always stays."""
         running = state.running
-        left = np.maximum(1, self._rounds[running] - state.decoded[running])
+        left = np.maximum(1, self._decode_steps[running] - state.decoded[running])
         order = running[np.argsort(-left, kind="stable")]
         held = np.cumsum(self._held_at_start[order] + state.decoded[order])
         count = 1 + int(np.searchsorted(held, state.kv_held - self._enough, side="left"))

@@ -16,7 +16,7 @@ FULL_STAGE = 0.95
 """Share of the token cap from which a prefill stage counts as full: waiting would save no stage."""
 
 Reserve = Literal["future", "present"]
-"""What a request must find room for: all it will ever hold by its planned length, or its next round."""
+"""What a request must find room for: all it will ever hold by its planned length, or its next decode step."""
 
 WATERMARK = 0.01
 """Share of the capacity that ``"present"`` keeps free when it admits, as vLLM does."""
@@ -33,7 +33,7 @@ class Admission:
     reserve
         ``"future"`` admits a request only if everything that runs still fits when it has grown to its
         planned length, so that nothing is evicted while lengths are as planned. ``"present"`` looks at the
-        next round only, as vLLM does, and relies on eviction.
+        next decode step only, as vLLM does, and relies on eviction.
     """
 
     def __init__(self, problem: Problem, reserve: Reserve = "future") -> None:
@@ -101,7 +101,7 @@ class Admission:
         count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
         held = np.concatenate((self._held_at_start[running] + state.decoded[running], held))
-        left = self._rounds_left(state, np.concatenate((running, chosen)))
+        left = self._steps_left(state, np.concatenate((running, chosen)))
         if int((held + np.maximum(left, 1) - 1).sum()) <= self.capacity:
             return count
         low, high = 0, count
@@ -115,9 +115,9 @@ class Admission:
             probe = (low + high + 1) // 2
         return low
 
-    def _rounds_left(self, state: State, requests: IntArray) -> IntArray:
-        left: IntArray = self._problem.rounds[requests] - state.decoded[requests]
-        # A completion that outgrew its planned length, be it of one token, goes on for at least a round.
+    def _steps_left(self, state: State, requests: IntArray) -> IntArray:
+        left: IntArray = self._problem.decode_steps[requests] - state.decoded[requests]
+        # A completion that outgrew its planned length, be it of one token, goes on for at least a step.
         begun = (state.decoded[requests] > 0) | (self._entered[requests] > 0)
         left[(left <= 0) & begun] = 1
         return left
@@ -131,7 +131,7 @@ class Admission:
             self._entered[request] = self._entries
 
     def overflowing(self, state: State) -> list[int]:
-        """Return whom to evict, newest first, for the next round to fit; never the last that runs."""
+        """Return whom to evict, newest first, for the next decode step to fit; never the last that runs."""
         if self.capacity is None or state.kv_held <= self.capacity:
             return []
         running = state.running
@@ -142,7 +142,7 @@ class Admission:
         evicted: list[int] = newest_first[: min(count, len(running) - 1)].tolist()
         return evicted
 
-    def rounds_that_fit(self, state: State) -> int:
+    def steps_that_fit(self, state: State) -> int:
         """Return after how many decode steps keys and values outgrow the capacity if none finishes."""
         if self.capacity is None:
             return UNTIL_CHANGE
@@ -156,5 +156,5 @@ def _peak(held: IntArray, left: IntArray) -> int:
     """Return the most tokens held at once by requests that hold and have left this much; left 0 is gone."""
     last_first = np.argsort(-left)
     left, held = left[last_first], held[last_first]
-    rounds_in = np.arange(1, len(left) + 1) * (left - 1)
-    return int((np.cumsum(held) + rounds_in)[left > 0].max(initial=0))
+    steps_in = np.arange(1, len(left) + 1) * (left - 1)
+    return int((np.cumsum(held) + steps_in)[left > 0].max(initial=0))

@@ -165,24 +165,24 @@ class _Room:
     def __init__(self, problem: Problem, admission: Admission, cache: PrefixCache | None) -> None:
         self._cache = cache
         self._prompt, self._start = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
-        self._rounds = problem.rounds.tolist()
+        self._decode_steps = problem.decode_steps.tolist()
         self._cap, self._capacity = admission.cap, admission.capacity
         self._entry = admission.room_at_entry if admission.reserve == "present" else None
         self._running: list[tuple[int, int]] = []
-        """The round in which each running request is gone, and its tokens in round 0, as it were; sorted."""
+        """The step in which each running request is gone, and its tokens in step 0, as it were; sorted."""
         self._array: IntArray | None = None
         """The same, shape (running, 2), until one begins or ends."""
         self._offsets = self._peaks = 0
         self._blocked: dict[int, tuple[int, int]] = {}
-        """Requests that had no room, with a round in which others hold too much beside it, and how much."""
+        """Requests that had no room, with a step in which others hold too much beside it, and how much."""
 
     def held(self, now: int) -> int:
-        """Return the tokens held in a round."""
+        """Return the tokens held in a decode step."""
         return self._offsets + len(self._running) * now
 
-    def overflows(self, now: int, rounds: int) -> bool:
-        """Return whether so many rounds, in which no request finishes, hold more than there is room for."""
-        return self._capacity is not None and self.held(now + rounds - 1) > self._capacity
+    def overflows(self, now: int, decode_steps: int) -> bool:
+        """Return whether so many steps, in which no request finishes, hold more than there is room for."""
+        return self._capacity is not None and self.held(now + decode_steps - 1) > self._capacity
 
     def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
         """Return as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
@@ -217,7 +217,7 @@ class _Room:
             held += first[request]
             if held > room:
                 break
-            peaks += self._start[request] + max(self._rounds[request], 1) - 1
+            peaks += self._start[request] + max(self._decode_steps[request], 1) - 1
             count += 1
         if self._entry is not None or peaks <= self._capacity:
             return count
@@ -243,8 +243,10 @@ class _Room:
         return now <= at and others + self._start[request] + at - now > self._capacity
 
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
-        """Return the most tokens held at once until all that run, and these, are gone, and in which round."""
-        new = [(now + self._rounds[i], self._start[i] - now) for i in requests if self._rounds[i] > 0]
+        """Return the most tokens held at once until all that run, and these, are gone, and in which step."""
+        new = [
+            (now + self._decode_steps[i], self._start[i] - now) for i in requests if self._decode_steps[i] > 0
+        ]
         if len(self._running) > MANY:
             if self._array is None:
                 self._array = np.array(self._running)
@@ -263,16 +265,16 @@ class _Room:
         return most, at
 
     def enter(self, requests: list[int], now: int) -> None:
-        """Note that these requests, each of a round at least, run from a round on."""
+        """Note that these requests, each of a decode step at least, run from a decode step on."""
         self._array = None
         for request in requests:
-            gone, offset = now + self._rounds[request], self._start[request] - now
+            gone, offset = now + self._decode_steps[request], self._start[request] - now
             insort(self._running, (gone, offset))
             self._offsets += offset
             self._peaks += offset + gone - 1
 
     def leave(self, now: int) -> None:
-        """Forget what is gone by a round."""
+        """Forget what is gone by a decode step."""
         while self._running and self._running[0][0] <= now:
             self._array = None
             gone, offset = self._running.pop(0)
@@ -281,19 +283,19 @@ class _Room:
 
 
 class _Run:
-    """A policy's run: the round it is in, who runs until when, and what it has cost."""
+    """A policy's run: the decode step it is in, who runs until when, and what it has cost."""
 
     def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
         self._problem, self._rule = problem, policy.rule
         self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
         self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission, self._cache)
-        self._rounds, self._prompt = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+        self._decode_steps, self._prompt = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
         self._free = list(range(problem.slots))
         self._finishing: list[tuple[int, int]] = []
         self._now, self._prefill, self._waiting = 0, 0.0, len(problem)
         self._bin_of, self._starts = [0] * len(problem), list[int]()
         cost = problem.cost
-        self._work, self._tokens = int(problem.rounds.sum()), problem.kv_token_rounds
+        self._work, self._tokens = int(problem.decode_steps.sum()), problem.kv_token_steps
         self._left = self._work
         self._own: list[int] = problem.own_tokens.tolist()
         self._prompts: int = sum(self._own)
@@ -324,11 +326,11 @@ class _Run:
                 return None
         if self._least() >= least:
             return None
-        rounds = np.diff(np.array([*self._starts, self._now], dtype=np.int64))
-        return Schedule.from_bins(self._problem, self._bin_of, rounds)
+        decode_steps = np.diff(np.array([*self._starts, self._now], dtype=np.int64))
+        return Schedule.from_bins(self._problem, self._bin_of, decode_steps)
 
     def _wait(self, requests: list[int], idle: int, full: bool) -> int:
-        """Return the rounds after which the rule starts a stage of these requests."""
+        """Return the decode steps after which the rule starts a stage of these requests."""
         if len(self._free) == self._problem.slots:
             return 0
         tokens = sum([self._prompt[request] for request in requests])
@@ -343,10 +345,10 @@ class _Run:
         for request, slot in zip(requests, slots, strict=True):
             self._bin_of[request] = last
             own += self._own[request]
-            if self._rounds[request] > 0:
+            if self._decode_steps[request] > 0:
                 taken.append(request)
                 self._free.remove(slot)
-                heapq.heappush(self._finishing, (self._now + self._rounds[request], slot))
+                heapq.heappush(self._finishing, (self._now + self._decode_steps[request], slot))
         self._starts.append(self._now)
         self._queue.take(requests)
         self._room.enter(taken, self._now)
@@ -356,15 +358,15 @@ class _Run:
         self._prefill += self._problem.cost.prefill_seconds(computed)
 
     def _decode(self, most: int) -> bool:
-        """Decode to the next end, or so many rounds if that is sooner; return whether memory has room."""
-        rounds = self._finishing[0][0] - self._now
-        rounds = rounds if most < 0 else min(rounds, most)
-        if self._room.overflows(self._now, rounds) and len(self._finishing) > 1:
+        """Decode to the next end, or so many steps if that is sooner; return whether memory has room."""
+        decode_steps = self._finishing[0][0] - self._now
+        decode_steps = decode_steps if most < 0 else min(decode_steps, most)
+        if self._room.overflows(self._now, decode_steps) and len(self._finishing) > 1:
             return False
         active, held = len(self._finishing), self._room.held(self._now)
-        self._work -= active * rounds
-        self._tokens -= rounds * held + active * (rounds * (rounds - 1) // 2)
-        self._now += rounds
+        self._work -= active * decode_steps
+        self._tokens -= decode_steps * held + active * (decode_steps * (decode_steps - 1) // 2)
+        self._now += decode_steps
         while self._finishing and self._finishing[0][0] <= self._now:
             insort(self._free, heapq.heappop(self._finishing)[1])
         self._room.leave(self._now)

@@ -19,7 +19,7 @@ def arrival_order(problem: Problem) -> IntArray:
 
 def longest_first(problem: Problem) -> IntArray:
     """Return the requests by decreasing decode steps, shape (requests,): the order of LPT."""
-    return np.argsort(-problem.rounds, kind="stable")
+    return np.argsort(-problem.decode_steps, kind="stable")
 
 
 def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
@@ -36,12 +36,12 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
         steps; 0 for one class of all.
     """
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
-    rounds = np.maximum(problem.rounds, 1)
-    of = np.floor(classes * np.log2(rounds.max() / rounds)).astype(np.int64)
+    decode_steps = np.maximum(problem.decode_steps, 1)
+    of = np.floor(classes * np.log2(decode_steps.max() / decode_steps)).astype(np.int64)
     label = numbered_rows(of, group)
     longest = np.zeros(label.max() + 1, dtype=np.int64)
-    np.maximum.at(longest, label, problem.rounds)
-    return np.lexsort((-problem.rounds, label, -longest[label], of))
+    np.maximum.at(longest, label, problem.decode_steps)
+    return np.lexsort((-problem.decode_steps, label, -longest[label], of))
 
 
 class Ordered:

@@ -43,7 +43,7 @@ class PriorityPreemption:
         evicted = self._preempted(state)
         if evicted:
             self._queue.put_back(evicted)
-            return Step(rounds=0, evict=evicted)
+            return Step(decode_steps=0, evict=evicted)
         return self.dispatch(state)
 
     def _preempted(self, state: State) -> list[int]:

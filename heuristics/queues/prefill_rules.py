@@ -15,17 +15,17 @@ from ..policy import UNTIL_CHANGE, State
 
 def bearable_idle(problem: Problem, patience: float) -> float:
     """
-    Return the slot-rounds that slots may idle before a prefill stage starts, by the rule of ski rental.
+    Return the slot-steps that slots may idle before a prefill stage starts, by the rule of ski rental.
 
-    An idle slot-round is priced at its share ``decode_base / slots`` of a round, so that as many cost
-    ``patience`` times what opening a stage costs. Infinite where rounds cost nothing.
+    An idle slot-step is priced at its share ``decode_base / slots`` of a decode step, so that as many cost
+    ``patience`` times what opening a stage costs. Infinite where decode steps cost nothing.
 
     Parameters
     ----------
     problem
         Its costs and slots are read.
     patience
-        Stage openings' worth of idle slot-rounds to wait for (theta); 0 never waits.
+        Stage openings' worth of idle slot-steps to wait for (theta); 0 never waits.
     """
     cost = problem.cost
     if patience == 0:
@@ -35,7 +35,7 @@ def bearable_idle(problem: Problem, patience: float) -> float:
     return patience * max(cost.prefill_base, cost.prefill_floor) * problem.slots / cost.decode_base
 
 
-def rounds_to_wait(bearable: float, idle: float, joining: int) -> int:
+def steps_to_wait(bearable: float, idle: float, joining: int) -> int:
     """
     Return the decode steps after which slots have idled as long as the rule of ski rental bears.
 
@@ -113,25 +113,25 @@ class PrefillFirst:
 @dataclass(frozen=True, slots=True)
 class SkiRental:
     """
-    Waits until the idle slot-rounds have cost a share of what opening a stage costs.
+    Waits until the idle slot-steps have cost a share of what opening a stage costs.
 
-    An idle slot-round is priced at its share ``decode_base / slots`` of a round. The prompts' tokens have
+    An idle slot-step is priced at its share ``decode_base / slots`` of a step. The prompts' tokens have
     to be prefilled anyway, so their cost does not count: renting or buying, as in ski rental, where either
     choice is paid for at most twice. A full stage never waits, nor one of the last requests: none could join.
 
     Parameters
     ----------
     patience
-        Stage openings' worth of idle slot-rounds to wait for (theta).
+        Stage openings' worth of idle slot-steps to wait for (theta).
     """
 
     patience: float = 0.5
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the rounds until the idle slot-rounds reach their price."""
+        """Return the decode steps until the idle slot-steps reach their price."""
         if opportunity.full or opportunity.joining == opportunity.unstarted:
             return 0
-        return rounds_to_wait(bearable_idle(problem, self.patience), opportunity.idle, opportunity.joining)
+        return steps_to_wait(bearable_idle(problem, self.patience), opportunity.idle, opportunity.joining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,31 +141,31 @@ class Lagrangian:
 
     The paper compares :math:`C_p = \sum_l T^p_l`, all of the stage with its tokens, to "the waited decode
     time" :math:`C_d = T^d \sum N^d_i w_{ijk}` and goes on decoding while :math:`C_p \ge C_d`. Which tokens
-    the sum covers is not said; here they are the slot-rounds idled since the last stage, or in the most
+    the sum covers is not said; here they are the slot-steps idled since the last stage, or in the most
     literal reading all that were decoded since.
 
     Parameters
     ----------
     reading
-        What :math:`T^d` is: ``"round"``, a slot's share of a round with every slot active, as in (8); or
-        ``"token"``, the time per token of Table III, which leaves out the base of a round. ``"literal"`` is
+        What :math:`T^d` is: ``"decode_step"``, a slot's share of a decode step with every slot active, as in (8); or
+        ``"token"``, the time per token of Table III, which leaves out the base of a decode step. ``"literal"`` is
         ``"token"``, over all tokens decoded since the last stage.
     """
 
-    reading: Literal["round", "token", "literal"] = "round"
+    reading: Literal["decode_step", "token", "literal"] = "decode_step"
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the rounds until the waited decode time exceeds the stage's cost."""
+        """Return the decode steps until the waited decode time exceeds the stage's cost."""
         stage = float(problem.cost.prefill_seconds(opportunity.tokens))
         price = problem.cost.decode_per_slot
-        if self.reading == "round":
+        if self.reading == "decode_step":
             price += problem.cost.decode_base / problem.slots
         if stage >= price * UNTIL_CHANGE:
             return UNTIL_CHANGE
-        so_far, a_round = opportunity.idle, opportunity.joining
+        so_far, a_step = opportunity.idle, opportunity.joining
         if self.reading == "literal":
-            so_far, a_round = opportunity.decoded, opportunity.running
-        waited = math.floor((stage / price - so_far) / a_round) + 1
+            so_far, a_step = opportunity.decoded, opportunity.running
+        waited = math.floor((stage / price - so_far) / a_step) + 1
         return max(0, waited)
 
 

@@ -75,17 +75,17 @@ class QueuePolicy:
         evicted = self.admission.overflowing(state)
         if evicted:
             self.queue.put_back(evicted)
-            return Step(rounds=0, evict=evicted)
-        self._idle += self._idling * (state.rounds_done - self._asked)
-        self._asked, self._idling = state.rounds_done, 0
-        rounds = self.admission.rounds_that_fit(state)
+            return Step(decode_steps=0, evict=evicted)
+        self._idle += self._idling * (state.steps_done - self._asked)
+        self._asked, self._idling = state.steps_done, 0
+        decode_steps = self.admission.steps_that_fit(state)
         free = state.free_slots
         if not free.size:
-            return Step(rounds=rounds)
+            return Step(decode_steps=decode_steps)
         requests, slots = self.queue.propose(state, free)
         count, full = self.admission.fitting(state, requests)
         if not count:
-            return Step(rounds=rounds)
+            return Step(decode_steps=decode_steps)
         requests, slots = requests[:count], slots[:count]
         wait = 0
         if len(free) < state.problem.slots:
@@ -93,10 +93,10 @@ class QueuePolicy:
             wait = self.rule(state.problem, Opportunity.of(state, requests, self._idle, full, decoded))
         if wait > 0:
             self._idling = count
-            return Step(rounds=min(wait, rounds))
+            return Step(decode_steps=min(wait, decode_steps))
         self._idle, self._decoded = 0, int(state.decoded.sum())
         self.queue.take(requests)
         self.admission.enter(requests)
         # Another stage may follow at once (a token cap, completions of one token), so decoding is not
         # promised.
-        return Step(prefill=requests, slots=slots, rounds=0)
+        return Step(prefill=requests, slots=slots, decode_steps=0)

@@ -63,13 +63,13 @@ class TailPreemption:
     def _end(self, state: State) -> Step:
         evicted = self._admission.overflowing(state)
         if evicted:
-            return Step(rounds=0, evict=evicted)
-        self._idle += self._idling * (state.rounds_done - self._asked)
-        self._asked, self._idling = state.rounds_done, 0
-        rounds = min(self._admission.rounds_that_fit(state), max(1, self._margin // 2))
+            return Step(decode_steps=0, evict=evicted)
+        self._idle += self._idling * (state.steps_done - self._asked)
+        self._asked, self._idling = state.steps_done, 0
+        decode_steps = min(self._admission.steps_that_fit(state), max(1, self._margin // 2))
         waiting, running, free = np.flatnonzero(state.waiting), state.running, state.free_slots
         if not waiting.size:
-            return Step(rounds=self._admission.rounds_that_fit(state))
+            return Step(decode_steps=self._admission.steps_that_fit(state))
         left = self._remaining.tokens(waiting, state.decoded[waiting])
         most = np.argsort(-left, kind="stable")
         waiting, left = waiting[most], left[most]
@@ -80,17 +80,17 @@ class TailPreemption:
         parked = running[least[:swapped]]
         if swapped:
             # Room for who takes the slots is only known once they are free.
-            return Step(rounds=0, evict=parked.tolist())
+            return Step(decode_steps=0, evict=parked.tolist())
         requests: list[int] = waiting[: len(free)].tolist()
         count, full = self._admission.fitting(state, requests)
         if not count:
-            return Step(rounds=rounds)
+            return Step(decode_steps=decode_steps)
         requests = requests[:count]
         if running.size:
             wait = self._rule(state.problem, Opportunity.of(state, requests, self._idle, full))
             if wait > 0:
                 self._idling = count
-                return Step(rounds=min(wait, rounds))
+                return Step(decode_steps=min(wait, decode_steps))
         self._idle = 0
         self._admission.enter(requests)
-        return Step(prefill=requests, slots=free[:count].tolist(), rounds=0)
+        return Step(prefill=requests, slots=free[:count].tolist(), decode_steps=0)

@@ -10,8 +10,8 @@ from .lengths import normal_scores
 LARGEST_LOADING = 0.95
 """Correlation with what all agree on that a file has at most, so that none decides alone."""
 
-ROUNDS = 50
-"""Rounds in which the loadings are improved; they settle in a few."""
+DECODE_STEPS = 50
+"""Decode steps in which the loadings are improved; they settle in a few."""
 
 
 def agreed_scores(lengths: FloatArray) -> FloatArray:
@@ -71,7 +71,7 @@ def _loadings(scores: FloatArray, has: np.ndarray) -> FloatArray:
     correlation = scores @ scores.T / np.sqrt(np.maximum(square * square.T, np.finfo(float).tiny))
     np.fill_diagonal(correlation, 0.0)
     loading = np.full(files, 0.5)
-    for _ in range(ROUNDS):
+    for _ in range(DECODE_STEPS):
         # Each is the regression of a file's correlations on the loadings of the others.
         rest = loading @ loading - loading**2
         fitted = correlation @ loading / np.maximum(rest, np.finfo(float).tiny)

@@ -235,8 +235,10 @@ class SurvivalPolicy:
         if len(step.prefill):
             chosen = np.asarray(step.prefill)
             self.queue.since[chosen] = state.decoded[chosen]
-        elif self._swap is not None and step.rounds and self._learner.ended.any() and state.waiting.any():
-            step = Step(rounds=min(step.rounds, max(1, round(REST * self._mean(state) / 4))))
+        elif (
+            self._swap is not None and step.decode_steps and self._learner.ended.any() and state.waiting.any()
+        ):
+            step = Step(decode_steps=min(step.decode_steps, max(1, round(REST * self._mean(state) / 4))))
         return step
 
     def _mean(self, state: State) -> float:
@@ -256,11 +258,11 @@ class SurvivalPolicy:
         model = self._learner.model(state)
         if model is None or model.probability_of_share(ALIKE) < SURE or model.capped < LEAST_CUT:
             return False
-        return state.rounds_done - self._looked >= REST * self._mean(state) / 4
+        return state.steps_done - self._looked >= REST * self._mean(state) / 4
 
     def _preempting(self, state: State) -> Step | None:
         """Return the step in which requests that wait take the slots of others, or None."""
-        self._looked = state.rounds_done
+        self._looked = state.steps_done
         model = self._learner.model(state, now=True)
         if model is None:
             return None
@@ -274,7 +276,7 @@ class SurvivalPolicy:
         pairs = min(len(running), len(waiting))
         out, into = running[:pairs], waiting[:pairs]
         gain = waiting_left[most][:pairs] - running_left[least][:pairs]
-        worth = gain > np.maximum(MARGIN * mean, self._moved_rounds(state, out, into))
+        worth = gain > np.maximum(MARGIN * mean, self._moved_steps(state, out, into))
         count = pairs if worth.all() else int(np.argmin(worth))
         if not count or not self._fits(state, out[:count], into[:count]):
             return None
@@ -284,10 +286,10 @@ class SurvivalPolicy:
         self._admission.enter(entering)
         leaving = out[:count].tolist()
         queue.put_back(leaving)
-        return Step(prefill=entering, slots=slots, rounds=0, evict=leaving)
+        return Step(prefill=entering, slots=slots, decode_steps=0, evict=leaving)
 
-    def _moved_rounds(self, state: State, out: IntArray, into: IntArray) -> FloatArray:
-        """Return the slot-rounds lost to moving each pair: one out and back again, the other in."""
+    def _moved_steps(self, state: State, out: IntArray, into: IntArray) -> FloatArray:
+        """Return the slot-steps lost to moving each pair: one out and back again, the other in."""
         assert self._swap is not None
         held = self._problem.prompt_tokens + state.decoded
         tokens = 2 * held[out] + np.where(self._learner.started[into], held[into], 0)

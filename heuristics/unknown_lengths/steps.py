@@ -174,7 +174,7 @@ class _Evicting:
         if self.stop:
             stopped, self.stop = self.stop, []
             self.put_back(stopped)
-            return Step(rounds=0, evict=stopped)
+            return Step(decode_steps=0, evict=stopped)
         return self._policy(state)
 
 

@@ -17,7 +17,7 @@ from .least_counts import Counts, cost_terms, prefill_seconds
 LARGEST = 2**62
 """A number that 64 bits hold with room for a sum."""
 
-Part = Literal["rounds", "charges", "intervals", "growth"]
+Part = Literal["decode_steps", "charges", "intervals", "growth"]
 """Field of a certificate that holds the claims of an argument."""
 
 
@@ -70,7 +70,7 @@ class Known:
     def of(cls, problem: Problem, counts: Counts) -> Known:
         """Return what the counts alone prove."""
         terms = cost_terms(problem, counts.stages, 0)
-        fixed = terms["slot-rounds"] + terms["KV reads"]
+        fixed = terms["slot-steps"] + terms["KV reads"]
         return cls(problem, counts, prefill_seconds(problem, counts.stages), fixed)
 
     def with_curves(self, curves: Iterable[Curve]) -> Known:
@@ -85,7 +85,7 @@ class Known:
     @cached_property
     def steps(self) -> IntArray:
         """Least decode steps with each number of stages, shape (numbers of stages,)."""
-        steps = np.full(len(self.prefill), self.counts.rounds)
+        steps = np.full(len(self.prefill), self.counts.decode_steps)
         for curve in self.curves:
             steps = np.maximum(steps, curve.steps)
         return steps
@@ -122,9 +122,9 @@ class Known:
         for curve in self.curves:
             claims.setdefault(curve.part, []).append(curve.claim)
         certificate: dict[str, object] = {"kind": "trivial", "slots": self.counts.slots, **self.counts.claims}
-        for claim in claims.pop("rounds", []):
-            certificate["rounds"] = claim
-        source = "fewest stages and rounds"
+        for claim in claims.pop("decode_steps", []):
+            certificate["decode_steps"] = claim
+        source = "fewest stages and decode steps"
         growth = claims.pop("growth", None)
         if growth is not None:
             (certificate["growth"],) = growth

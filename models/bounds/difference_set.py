@@ -13,7 +13,7 @@ from .argument import Curve, Known, exact
 from .least_counts import Counts, least_counts
 
 
-def useful_differences(stages: int, longest: int, rounds: int) -> int:
+def useful_differences(stages: int, longest: int, decode_steps: int) -> int:
     r"""
     Return how many differences below the longest request S start times and the end can have between them.
 
@@ -25,14 +25,14 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
     steps apart, C(m, 2) pairs for m steps, differ by M at least. Any other point, between :math:`r_j` and
     :math:`r_{j + 1}` say, differs by M at least from all of the chain but :math:`r_j`, :math:`r_{j + 1}` and
     :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, where R is a lower bound on the
-    decode steps (``rounds``), or each of them is M and nothing lies between. The pairs left of C(D + 1, 2)
+    steps (``decode_steps``), or each of them is M and nothing lies between. The pairs left of C(D + 1, 2)
     are most with D = S and m as small as can be.
     """
-    return int(_useful(np.array([stages]), longest, rounds)[0])
+    return int(_useful(np.array([stages]), longest, decode_steps)[0])
 
 
-def _useful(stages: IntArray, longest: int, rounds: int) -> IntArray:
-    steps = rounds // longest + 1
+def _useful(stages: IntArray, longest: int, decode_steps: int) -> IntArray:
+    steps = decode_steps // longest + 1
     far = steps * (steps - 1) // 2 + np.maximum(0, stages - steps) * max(0, steps - 2)
     useful: IntArray = np.maximum(0, (stages + 1) * stages // 2 - far)
     return useful
@@ -132,7 +132,7 @@ class DifferenceBound:
     name = "difference_set"
 
     def __init__(self, problem: Problem, counts: Counts) -> None:
-        work = problem.rounds[problem.rounds > 0]
+        work = problem.decode_steps[problem.decode_steps > 0]
         self.lengths, self.numbers = np.unique(work, return_counts=True)
         self._counts, self._work, self._longest = counts, int(work.sum()), max(1, int(work.max(initial=0)))
         self._round_up = RoundUp(self.lengths, self.numbers)
@@ -142,7 +142,7 @@ class DifferenceBound:
         """Return the curve of the charge that proves most waste where stages and steps cost least."""
         if not len(self.lengths):
             return None
-        values = useful_differences(known.cheapest[0], self._longest, self._counts.rounds)
+        values = useful_differences(known.cheapest[0], self._longest, self._counts.decode_steps)
         if values not in self._curves:
             self._curves[values] = self._curve(known.stages, self._round_up.charge(values))
         curve = self._curves[values]
@@ -150,7 +150,7 @@ class DifferenceBound:
 
     def _curve(self, stages: IntArray, charge: int) -> Curve:
         """Return the steps that a charge proves for each number of stages."""
-        values = _useful(stages, self._longest, self._counts.rounds)
+        values = _useful(stages, self._longest, self._counts.decode_steps)
         waste = self._round_up.relaxed(charge)[0] - charge * exact(values, charge * int(values.max()))
         steps = -(-(self._work + np.maximum(0, waste)) // self._counts.slots)
         return Curve("charges", steps.astype(np.int64), charge)

@@ -10,7 +10,7 @@ from .argument import Known
 from .least_counts import least_counts
 from .params import EVICTING
 
-SOURCE = "fewest stages and rounds, evictions allowed"
+SOURCE = "fewest stages and decode steps, evictions allowed"
 
 
 def evicting_bound(problem: Problem) -> Bound:

@@ -18,7 +18,7 @@ from .makespan import best_bound
 StageBy = Literal["slots", "tokens", "floor"]
 """How requests share prefill stages: by the slots, the token cap, or the floor of a stage."""
 
-RoundBy = Literal["slots", "keys and values"]
+StepBy = Literal["slots", "keys and values"]
 """How requests share decode steps: by their steps over the slots, or their tokens over the KV capacity."""
 
 MOST_KINDS = 16
@@ -28,7 +28,7 @@ CLASSES = 300
 """Classes of requests in the programme for the replicas' weights."""
 
 
-def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: RoundBy) -> FloatArray:
+def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, step_by: StepBy) -> FloatArray:
     r"""
     Return seconds per request that add up to no more than any schedule of a replica takes, shape (requests,).
 
@@ -38,11 +38,11 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
 
     since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode steps. Under a cap
     of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor,
-    which is so much a token of the cap; and under a KV capacity K no round reads more than K tokens, of
+    which is so much a token of the cap; and under a KV capacity K no decode step reads more than K tokens, of
     :math:`\sum h_i` in all. What a prompt exceeds the bend by, its stage exceeds it by, too. Of a prompt,
     :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
     """
-    cost, workload, rounds = replica.cost, fleet.workload, fleet.rounds
+    cost, workload, decode_steps = replica.cost, fleet.workload, fleet.decode_steps
     prompts = workload.input_tokens - workload.shared_tokens
     if stage_by == "floor":
         prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
@@ -52,17 +52,17 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
         prefill = cost.prefill_base / replica.slots + cost.prefill_per_token * prompts
     if not _takes_floor(replica, stage_by):
         prefill += cost.prefill_per_token_beyond * np.maximum(0.0, prompts - cost.prefill_bend)
-    decode = step_shares(fleet, replica, round_by)
-    read = cost.decode_per_kv_token * fleet.kv_token_rounds
-    seconds: FloatArray = prefill + decode + cost.decode_per_slot * rounds + read
+    decode = step_shares(fleet, replica, step_by)
+    read = cost.decode_per_kv_token * fleet.kv_token_steps
+    seconds: FloatArray = prefill + decode + cost.decode_per_slot * decode_steps + read
     return seconds
 
 
-def step_shares(fleet: Fleet, replica: Replica, round_by: RoundBy) -> FloatArray:
+def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
     """Return what each request pays of decode steps in :func:`request_costs`, seconds, shape (requests,)."""
-    cost, shares = replica.cost, fleet.rounds / replica.slots
-    if round_by == "keys and values" and replica.kv_capacity is not None:
-        shares = fleet.kv_token_rounds / replica.kv_capacity
+    cost, shares = replica.cost, fleet.decode_steps / replica.slots
+    if step_by == "keys and values" and replica.kv_capacity is not None:
+        shares = fleet.kv_token_steps / replica.kv_capacity
     seconds: FloatArray = cost.decode_base * shares
     return seconds
 
@@ -85,8 +85,8 @@ def fleet_bound(fleet: Fleet) -> Bound:
         return best_bound(fleet.problem())
     best = work_bound(fleet)
     for stage_by in _stage_arguments(fleet):
-        for round_by in _round_arguments(fleet):
-            beside = _beside_steps(fleet, stage_by, round_by, best.seconds)
+        for step_by in _step_arguments(fleet):
+            beside = _beside_steps(fleet, stage_by, step_by, best.seconds)
             if beside is not None and beside.seconds > best.seconds:
                 best = beside
     return best
@@ -100,17 +100,17 @@ def work_bound(fleet: Fleet) -> Bound:
     """
     bounds = [_alone(fleet)]
     for stage_by in _stage_arguments(fleet):
-        bounds += [_shared(fleet, stage_by, round_by) for round_by in _round_arguments(fleet)]
+        bounds += [_shared(fleet, stage_by, step_by) for step_by in _step_arguments(fleet)]
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def share_weights(fleet: Fleet, stage_by: StageBy = "slots", round_by: RoundBy = "slots") -> FloatArray:
+def share_weights(fleet: Fleet, stage_by: StageBy = "slots", step_by: StepBy = "slots") -> FloatArray:
     """Return the replicas' weights for :func:`fleet_bound`, not negative, of sum one, shape (replicas,)."""
     kinds = list(dict.fromkeys(fleet.replicas))
     which = np.array([kinds.index(replica) for replica in fleet.replicas])
     if len(kinds) == 1:
         return np.full(len(which), 1 / len(which))
-    costs = np.array([request_costs(fleet, kind, stage_by, round_by) for kind in kinds])
+    costs = np.array([request_costs(fleet, kind, stage_by, step_by) for kind in kinds])
     weights = _duals(costs, np.bincount(which).astype(np.float64), np.array([kind.busy for kind in kinds]))
     spread: FloatArray = (weights / np.bincount(which))[which]
     return spread
@@ -141,11 +141,11 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
     return total
 
 
-def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
-    weights = share_weights(fleet, stage_by, round_by)
+def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
+    weights = share_weights(fleet, stage_by, step_by)
     kinds = dict(zip(fleet.replicas, weights.tolist(), strict=True))
     least = np.min(
-        [weight * request_costs(fleet, replica, stage_by, round_by) for replica, weight in kinds.items()],
+        [weight * request_costs(fleet, replica, stage_by, step_by) for replica, weight in kinds.items()],
         axis=0,
     )
     shared = min(weight * _seconds_a_token(replica, stage_by) for replica, weight in kinds.items())
@@ -159,32 +159,32 @@ def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
         "kind": "fleet shares",
         "weights": weights.tolist(),
         "stage_by": stage_by,
-        "round_by": round_by,
+        "step_by": step_by,
     }
     return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
 
 
-def _beside_steps(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: float) -> Bound | None:
+def _beside_steps(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: float) -> Bound | None:
     """Return the bound of one replica's decode steps and shares, if it proves more than enough."""
     kinds = list(dict.fromkeys(fleet.replicas))
     if len(kinds) > MOST_KINDS:
         return None
-    shares = {kind: request_costs(fleet, kind, stage_by, round_by) for kind in kinds}
+    shares = {kind: request_costs(fleet, kind, stage_by, step_by) for kind in kinds}
     costs = FleetCosts(
         shares,
-        {kind: shares[kind] - step_shares(fleet, kind, round_by) for kind in kinds},
+        {kind: shares[kind] - step_shares(fleet, kind, step_by) for kind in kinds},
         {kind: _seconds_a_token(kind, stage_by) for kind in kinds},
     )
-    found = steps_bound(fleet, costs, share_weights(fleet, stage_by, round_by), enough)
+    found = steps_bound(fleet, costs, share_weights(fleet, stage_by, step_by), enough)
     if found is None:
         return None
     least = min(found.cases, key=lambda case: case.seconds)
     certificate: Mapping[str, object] = {
         "kind": "decode steps and shares",
-        "rounds": found.rounds,
+        "decode_steps": found.decode_steps,
         "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in found.cases],
         "stage_by": stage_by,
-        "round_by": round_by,
+        "step_by": step_by,
     }
     source = "decode steps of one replica and shares of the fleet"
     return Bound(least.seconds, source, least.terms, certificate)
@@ -214,12 +214,12 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
 def _alone(fleet: Fleet) -> Bound:
     """Return the time of the request that takes longest on the replica that is best for it."""
     # What it shares may have been computed in another's stage.
-    prompts, rounds = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.rounds
+    prompts, decode_steps = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.decode_steps
     best = np.full(len(fleet), np.inf)
     for replica in dict.fromkeys(fleet.replicas):
         cost = replica.cost
-        seconds = cost.prefill_seconds(prompts) + rounds * (cost.decode_base + cost.decode_per_slot)
-        best = np.minimum(best, replica.busy + seconds + cost.decode_per_kv_token * fleet.kv_token_rounds)
+        seconds = cost.prefill_seconds(prompts) + decode_steps * (cost.decode_base + cost.decode_per_slot)
+        best = np.minimum(best, replica.busy + seconds + cost.decode_per_kv_token * fleet.kv_token_steps)
     request = int(best.argmax())
     terms = {"one request": float(best[request])}
     certificate = {"kind": "one request", "request": request}
@@ -235,7 +235,7 @@ def _stage_arguments(fleet: Fleet) -> list[StageBy]:
     return arguments
 
 
-def _round_arguments(fleet: Fleet) -> list[RoundBy]:
+def _step_arguments(fleet: Fleet) -> list[StepBy]:
     if any(replica.kv_capacity is not None for replica in fleet.replicas):
         return ["slots", "keys and values"]
     return ["slots"]

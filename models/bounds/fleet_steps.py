@@ -55,12 +55,12 @@ class StepsBound:
     ----------
     cases
         The cases.
-    rounds
+    decode_steps
         Claim that some slot holds that number of decode steps.
     """
 
     cases: tuple[StepsCase, ...]
-    rounds: Mapping[str, object]
+    decode_steps: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,11 +101,11 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
     slots = sum(replica.slots for replica in fleet.replicas)
     enough *= WORTH
     # No slot needs to hold more than this.
-    at_most = float(fleet.rounds.max(initial=0)) + float(fleet.rounds.sum()) / slots
+    at_most = float(fleet.decode_steps.max(initial=0)) + float(fleet.decode_steps.sum()) / slots
     cases = [_Case(fleet, costs, weights, at) for at in _one_of_each(fleet)]
     if any(case.at_most(at_most, enough) <= enough for case in cases):
         return None
-    packing = lifted_bound(fleet.rounds[fleet.rounds > 0], slots)
+    packing = lifted_bound(fleet.decode_steps[fleet.decode_steps > 0], slots)
     if any(case.at_most(packing.value, enough) <= enough for case in cases):
         return None
     best = tuple(case.best(packing.value) for case in cases)

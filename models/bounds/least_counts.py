@@ -30,15 +30,15 @@ class Counts:
         holds no more prompts.
     stages
         Least number of prefill stages (the paper's non-empty bins).
-    rounds
+    decode_steps
         Least number of decode steps.
     claims
-        Proofs, as a certificate states them: one claim for ``stages`` and one for ``rounds``.
+        Proofs, as a certificate states them: one claim for ``stages`` and one for ``decode_steps``.
     """
 
     slots: int
     stages: int
-    rounds: int
+    decode_steps: int
     claims: Mapping[str, Mapping[str, object]]
 
 
@@ -57,7 +57,7 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     steps, step_claim = max(_fewest_steps(problem, slots, params), key=lambda found: found[0])
     claims = {
         "stages": {"at_least": stages, **stage_claim},
-        "rounds": {"at_least": steps, **step_claim},
+        "decode_steps": {"at_least": steps, **step_claim},
     }
     return Counts(slots, stages, steps, claims)
 
@@ -71,22 +71,24 @@ def _fewest_steps(
     A slot works on one request at a time, so the steps are at least any bound on the makespan of packing the
     requests' steps over the slots (the hybrid paper's (26)-(30)).
     """
-    bounded = (lifted_bound if params.lifting else mean_or_longest)(problem.rounds, slots)
+    bounded = (lifted_bound if params.lifting else mean_or_longest)(problem.decode_steps, slots)
     yield bounded.value, bounded.witness
-    if params.dual_feasible_functions and bounded.value * len(np.unique(problem.rounds)) <= PRICED_WORK:
-        refuted = dual_feasible_bound(problem.rounds, slots, bounded.value, int(problem.rounds.sum()))
+    if params.dual_feasible_functions and bounded.value * len(np.unique(problem.decode_steps)) <= PRICED_WORK:
+        refuted = dual_feasible_bound(
+            problem.decode_steps, slots, bounded.value, int(problem.decode_steps.sum())
+        )
         if refuted is not None:
             yield refuted.value, refuted.witness
     if problem.kv_capacity is None:
         return
     if params.kv_tokens:
-        yield -(-problem.kv_token_rounds // problem.kv_capacity), {"kind": "KV tokens over capacity"}
+        yield -(-problem.kv_token_steps // problem.kv_capacity), {"kind": "KV tokens over capacity"}
     if params.two_requests:
         steps, pair = two_requests(problem, problem.kv_capacity)
         yield steps, {"kind": "two requests", "requests": pair}
 
 
-def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
+def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, float]:
     r"""
     Return the least seconds of that many prefill stages and decode steps, by what they pay for.
 
@@ -109,9 +111,9 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
     return {
         **prefill,
-        "decode rounds": cost.decode_base * rounds,
-        "slot-rounds": cost.decode_per_slot * int(problem.rounds.sum()),
-        "KV reads": cost.decode_per_kv_token * problem.kv_token_rounds,
+        "decode steps": cost.decode_base * decode_steps,
+        "slot-steps": cost.decode_per_slot * int(problem.decode_steps.sum()),
+        "KV reads": cost.decode_per_kv_token * problem.kv_token_steps,
     }
 
 

@@ -16,7 +16,7 @@ def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     return Known.of(problem, least_counts(problem) if counts is None else counts).bound()
 
 
-def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: int) -> Bound:
+def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_steps: int) -> Bound:
     r"""
     Return the hybrid paper's "lower bound" as printed, which is not one.
 
@@ -35,16 +35,16 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
     if not levels:
         raise ValueError("levels: the formula needs at least one prefill level")
     capacity, seconds = max(levels)
-    full_round = problem.cost.decode_seconds(problem.slots)
+    full_step = problem.cost.decode_seconds(problem.slots)
     terms = {
         "prefill (31)": seconds * (int(problem.prompt_tokens.sum()) // capacity),
-        "decode (26)-(30)": full_round * rounds,
+        "decode (26)-(30)": full_step * decode_steps,
     }
     certificate = {
         "kind": "printed formula",
         "level_tokens": capacity,
         "level_seconds": seconds,
-        "rounds": rounds,
+        "decode_steps": decode_steps,
     }
     return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
 

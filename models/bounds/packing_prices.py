@@ -33,8 +33,8 @@ class PackingBound:
         seconds = min(self._seconds, deadline - time.perf_counter())
         if seconds <= 0:
             return None
-        found = priced_packing(known.problem.rounds, known.counts.slots, known.cheapest[1], seconds)
+        found = priced_packing(known.problem.decode_steps, known.counts.slots, known.cheapest[1], seconds)
         if found is None:
             return None
         claim = {"at_least": found.value, **found.witness}
-        return Curve("rounds", np.full(len(known.prefill), found.value), claim)
+        return Curve("decode_steps", np.full(len(known.prefill), found.value), claim)

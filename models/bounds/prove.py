@@ -94,8 +94,8 @@ def _arguments(problem: Problem, counts: Counts, seconds: float, params: BoundPa
 
 def _memory_binds(problem: Problem, counts: Counts, params: BoundParams) -> bool:
     """Return whether memory takes so many steps that slots, full or not, would need fewer."""
-    if counts.claims["rounds"]["kind"] != "KV tokens over capacity":
+    if counts.claims["decode_steps"]["kind"] != "KV tokens over capacity":
         return False
-    packed = longest_processing_time(problem.rounds, counts.slots)
-    loads = machine_loads(problem.rounds, packed, counts.slots)
-    return counts.rounds > params.memory_binds * int(loads.max())
+    packed = longest_processing_time(problem.decode_steps, counts.slots)
+    loads = machine_loads(problem.decode_steps, packed, counts.slots)
+    return counts.decode_steps > params.memory_binds * int(loads.max())

@@ -37,20 +37,20 @@ class IntervalPrices:
     spans
         Charge for each span of one interval, of two in a row, and so on, that requests are held for, at least
         one price; longer spans are free.
-    round
+    decode_step
         Further charge for each decode step of a span of one interval.
     """
 
     interval: int
     spans: tuple[int, ...]
-    round: int
+    decode_step: int
 
     @property
     def witness(self) -> Mapping[str, object]:
         """Numbers that a checker needs to repeat the argument."""
-        return {"interval": self.interval, "spans": list(self.spans), "round": self.round}
+        return {"interval": self.interval, "spans": list(self.spans), "decode_step": self.decode_step}
 
-    def rounds(self, charged: int, slots: int, stages: int) -> int:
+    def decode_steps(self, charged: int, slots: int, stages: int) -> int:
         """Return the least decode steps of a number of stages, ``charged`` of :class:`IntervalSolution`."""
         return int(self.curve(charged, slots, np.array([stages]))[0])
 
@@ -62,7 +62,7 @@ class IntervalPrices:
         given = slots * stages * self.interval
         for more, price in enumerate(self.spans):
             given = given + price * np.maximum(0, stages - more)
-        steps = np.maximum(0, -(-(charged - given) // (slots * PARTS + self.round)))
+        steps = np.maximum(0, -(-(charged - given) // (slots * PARTS + self.decode_step)))
         return steps.astype(np.int64)
 
 
@@ -147,7 +147,7 @@ class StageIntervals:
             costs = least[:i] - each[:, None] * below[:i]
             start = costs.argmin(axis=1)
             whole = costs[intervals - 1, start] + each * below[i] + fixed
-            whole[0] += prices.round * length
+            whole[0] += prices.decode_step * length
             kind = int(whole.argmin())
             least[i], before[i], kinds[i] = whole[kind], start[kind], kind
         held, in_all, spans, short, i = 0, 0, [0] * (free + 1), 0, size
@@ -183,11 +183,11 @@ class IntervalBound:
         steps = solution.prices.curve(solution.charged, self._intervals.slots, known.stages)
         return Curve("intervals", steps, solution.prices.witness)
 
-    def best(self, stages: int, rounds: int, deadline: float) -> IntervalSolution | None:
+    def best(self, stages: int, decode_steps: int, deadline: float) -> IntervalSolution | None:
         """Return the solution that proves most beyond so many steps for a number of stages, or None."""
         found, steps = None, 0
         while time.perf_counter() < deadline:
-            prices = self._priced(stages, rounds)
+            prices = self._priced(stages, decode_steps)
             if prices is None:
                 break
             inwards = self._best is not None and steps % 3 > 0
@@ -196,19 +196,19 @@ class IntervalBound:
             solution = self._intervals.solved(_whole(prices))
             new = self._add(solution)
             steps += 1
-            proven = solution.prices.rounds(solution.charged, self._intervals.slots, stages)
-            if proven > rounds:
-                found, rounds, self._best = solution, proven, prices
+            proven = solution.prices.decode_steps(solution.charged, self._intervals.slots, stages)
+            if proven > decode_steps:
+                found, decode_steps, self._best = solution, proven, prices
             elif not new and not inwards:
                 # The rest lies within a part of a step.
                 break
         return found
 
-    def _priced(self, stages: int, rounds: int) -> FloatArray | None:
+    def _priced(self, stages: int, decode_steps: int) -> FloatArray | None:
         """Return the prices at which the planes refute so many steps most clearly, None if they cannot."""
         slots = self._intervals.slots
         spans = np.maximum(0, stages - np.arange(KINDS))
-        given = np.concatenate(([slots * stages], spans, [rounds])).astype(np.float64)
+        given = np.concatenate(([slots * stages], spans, [decode_steps])).astype(np.float64)
         if not self._planes:
             return np.zeros(len(given))
         # Columns: the prices, and the sum of slot time and charges.
@@ -218,7 +218,7 @@ class IntervalBound:
         highest = [longest, *[longest * self._intervals.requests] * KINDS, float(slots)]
         programme = Programme.within(np.append(given, -1.0), rows, planes[:, 0])
         found = replace(programme, upper=np.array([*highest, np.inf])).solved()
-        if found is None or found.cost >= -slots * rounds - CLOSE:
+        if found is None or found.cost >= -slots * decode_steps - CLOSE:
             return None
         return found.x[:-1]
 

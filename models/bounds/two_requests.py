@@ -19,14 +19,14 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
     j, which began with :math:`a_j` and grows by one a step. So the two share at most
     :math:`C - a_j - (a_i + n_i - 1) + 1` steps, whichever of them ends first.
     """
-    longest = np.argsort(-problem.rounds, kind="stable")[:LONGEST]
-    longest = longest[problem.rounds[longest] > 0]
+    longest = np.argsort(-problem.decode_steps, kind="stable")[:LONGEST]
+    longest = longest[problem.decode_steps[longest] > 0]
     if len(longest) < 2:
         return 0, []
-    rounds, first = problem.rounds[longest], problem.kv_at_start[longest]
+    decode_steps, first = problem.decode_steps[longest], problem.kv_at_start[longest]
     # Of each two, the steps they share if the first ends first.
-    shared = np.maximum(0, capacity - (first + rounds - 1)[:, None] - first + 1)
-    needed = rounds[:, None] + rounds - np.maximum(shared, shared.T)
+    shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
+    needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
     np.fill_diagonal(needed, 0)
     one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
     return int(needed[one, other]), [int(longest[one]), int(longest[other])]

@@ -82,7 +82,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
     if kind == "trivial" and certificate.get("evictions") is True:
-        return "fewest stages and rounds, evictions allowed"
+        return "fewest stages and decode steps, evictions allowed"
     if kind == "difference set":
         parts = [name for name in ("intervals", "growth") if certificate.get(name)]
         return " and ".join([kind, *parts])
@@ -90,7 +90,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
 
 
 _SOURCES = {
-    "trivial": "fewest stages and rounds",
+    "trivial": "fewest stages and decode steps",
     "growth": "growing keys and values",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
@@ -123,17 +123,17 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
     _refuse_deleted(certificate)
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
-    rounds = _checked_rounds(problem, slots, _object(certificate, "rounds"), work)
+    decode_steps = _checked_steps(problem, slots, _object(certificate, "decode_steps"), work)
     curves: list[Curve] = []
     if certificate["kind"] == "difference set":
-        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+        have = sorted(Counter(n for n in problem.decode_steps.tolist() if n > 0).items())
         charges = wholes(certificate, "charges", "charges")
-        curves.append(_difference_curve(have, slots, rounds, charges, work))
+        curves.append(_difference_curve(have, slots, decode_steps, charges, work))
         for claim in entries({"intervals": [], **certificate}, "intervals"):
-            curves.append(checked_intervals(have, slots, claim, work).rounds)
+            curves.append(checked_intervals(have, slots, claim, work).decode_steps)
     if certificate["kind"] == "growth" or "growth" in certificate:
         curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
-    return _cheapest(problem, stages, rounds, curves, work)
+    return _cheapest(problem, stages, decode_steps, curves, work)
 
 
 def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
         raise unreadable("evictions", certificate["evictions"], "true")
     kind = certificate["kind"]
     if kind == "trivial":
-        claim = _object(certificate, "rounds")
+        claim = _object(certificate, "decode_steps")
         kind = claim["kind"]
         spread = claim.get("heaviest"), claim.get("machines")
         # The mean load of all slots, or the longest request.
@@ -159,14 +159,14 @@ def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
             raise RefutedError("a certificate is of a known kind", deleted(argument))
 
 
-def _cheapest(problem: Problem, stages: int, rounds: int, curves: list[Curve], work: Work) -> float:
+def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Curve], work: Work) -> float:
     """Return the least cost over all numbers of stages, each with the most decode steps proven for it."""
     least, best = _LeastSeconds(problem), math.inf
     for number in least.from_cheapest(stages):
-        if least(number, rounds) >= best:
+        if least(number, decode_steps) >= best:
             break
         work.spend(len(curves))
-        best = min(best, least(number, max([rounds, *(curve(number) for curve in curves)])))
+        best = min(best, least(number, max([decode_steps, *(curve(number) for curve in curves)])))
     return best
 
 
@@ -175,8 +175,8 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
     cost = problem.cost
     fixed = {
         "prompt tokens": cost.prefill_per_token * sum(_computed_once(problem)),
-        "slot-rounds": cost.decode_per_slot * sum(problem.rounds.tolist()),
-        "KV reads": cost.decode_per_kv_token * _held_over_rounds(problem),
+        "slot-steps": cost.decode_per_slot * sum(problem.decode_steps.tolist()),
+        "KV reads": cost.decode_per_kv_token * _held_over_steps(problem),
     }
     for name, seconds in fixed.items():
         if not math.isclose(terms.get(name, 0.0), seconds, rel_tol=ROUNDING):
@@ -246,46 +246,46 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
     return claimed
 
 
-def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed number of decode steps if no schedule has fewer."""
-    claimed = whole(claim, "at_least", "rounds")
-    rounds: list[int] = problem.rounds.tolist()
+    claimed = whole(claim, "at_least", "decode_steps")
+    decode_steps: list[int] = problem.decode_steps.tolist()
     if claim["kind"] == "lifted":
-        proven = fullest_slot(rounds, slots, claim)
+        proven = fullest_slot(decode_steps, slots, claim)
     elif claim["kind"] == "prices":
-        worth, capacity, limit = _checked_prices(rounds, claim, work)
+        worth, capacity, limit = _checked_prices(decode_steps, claim, work)
         if worth <= slots * limit:
-            raise RefutedError("rounds", f"prices of {worth} fit {slots} slots of {limit}")
+            raise RefutedError("decode_steps", f"prices of {worth} fit {slots} slots of {limit}")
         proven = capacity + 1
     elif claim["kind"] == "every packing":
         raise RefutedError("a certificate is of a known kind", deleted("every packing"))
     elif claim["kind"] == "KV tokens over capacity":
-        held = _held_over_rounds(problem)
+        held = _held_over_steps(problem)
         proven = -(-held // (problem.kv_capacity or held or 1))
     elif claim["kind"] == "two requests":
-        proven = _rounds_of_two(problem, wholes(claim, "requests", "rounds"))
+        proven = _steps_of_two(problem, wholes(claim, "requests", "decode_steps"))
     else:
-        raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
+        raise RefutedError("decode_steps", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
-        raise RefutedError("rounds", f"{claimed} claimed, {proven} proven")
+        raise RefutedError("decode_steps", f"{claimed} claimed, {proven} proven")
     return claimed
 
 
-def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
+def _steps_of_two(problem: Problem, pair: list[int]) -> int:
     """Return the steps that two requests need, whichever ends first, as the capacity keeps them apart."""
     if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
-        raise RefutedError("rounds", f"{pair} are not two requests under a KV capacity")
+        raise RefutedError("decode_steps", f"{pair} are not two requests under a KV capacity")
     needed = []
     for ends_first, ends_last in (pair, pair[::-1]):
-        rounds, others = int(problem.rounds[ends_first]), int(problem.rounds[ends_last])
+        decode_steps, others = int(problem.decode_steps[ends_first]), int(problem.decode_steps[ends_last])
         prompts = [int(problem.prompt_tokens[each]) for each in (ends_first, ends_last)]
-        if not rounds or not others:
+        if not decode_steps or not others:
             return 0
         emitted = int(problem.prefill_emits_first_token)
         # The first to end holds this in its last step, and the other its first tokens and one more a step.
-        peak = prompts[0] + emitted + rounds - 1
+        peak = prompts[0] + emitted + decode_steps - 1
         left = problem.kv_capacity - peak - (prompts[1] + emitted)
-        needed.append(rounds + others - max(0, left + 1))
+        needed.append(decode_steps + others - max(0, left + 1))
     return max(0, min(needed))
 
 
@@ -319,11 +319,11 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
     return sum(price.get(weight, 0) * count for weight, count in have.items()), capacity, limit
 
 
-def _held_over_rounds(problem: Problem) -> int:
+def _held_over_steps(problem: Problem) -> int:
     """Return the tokens in the KV cache of all requests, summed over their steps."""
     first = int(problem.prefill_emits_first_token)
-    rows = np.stack([problem.rounds, problem.prompt_tokens]).T.tolist()
-    return sum(tokens_read(rounds, prompt + first) for rounds, prompt in rows)
+    rows = np.stack([problem.decode_steps, problem.prompt_tokens]).T.tolist()
+    return sum(tokens_read(decode_steps, prompt + first) for decode_steps, prompt in rows)
 
 
 class _LeastSeconds:
@@ -331,9 +331,9 @@ class _LeastSeconds:
 
     def __init__(self, problem: Problem) -> None:
         self.cost = problem.cost
-        prompts, lengths = _computed_once(problem), problem.rounds.tolist()
+        prompts, lengths = _computed_once(problem), problem.decode_steps.tolist()
         self.requests, self.tokens = len(lengths), sum(prompts)
-        held = _held_over_rounds(problem)
+        held = _held_over_steps(problem)
         self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
         # A prompt exceeds the bend by the same tokens in any stage; the rest of it fills a stage up.
         bend = self.cost.prefill_bend
@@ -346,8 +346,8 @@ class _LeastSeconds:
         seconds: float = self.cost.prefill_base * stages + self.cost.prefill_per_token * self.tokens
         return max(seconds + self.cost.prefill_per_token_beyond * beyond, self.cost.prefill_floor * stages)
 
-    def __call__(self, stages: int, rounds: int) -> float:
-        return self.prefill(stages) + self.cost.decode_base * rounds + self.work
+    def __call__(self, stages: int, decode_steps: int) -> float:
+        return self.prefill(stages) + self.cost.decode_base * decode_steps + self.work
 
     def from_cheapest(self, stages: int) -> Sequence[int]:
         """Return the numbers of stages from this one up to one a request, the cheapest first."""
@@ -356,24 +356,24 @@ class _LeastSeconds:
 
 
 def _difference_curve(
-    have: list[tuple[int, int]], slots: int, rounds: int, charges: list[int], work: Work
+    have: list[tuple[int, int]], slots: int, decode_steps: int, charges: list[int], work: Work
 ) -> Curve:
     """Return the decode steps that the differences between stages need, by the number of stages."""
     if not have:
         return lambda stages: 0
     relaxed = {charge: _relaxed_waste(have, charge, work) for charge in charges}
-    longest, slot_rounds = have[-1][0], sum(length * count for length, count in have)
+    longest, slot_steps = have[-1][0], sum(length * count for length, count in have)
 
     def needed(stages: int) -> int:
         work.spend(len(relaxed))
-        near = _near_in_chain(stages, longest, rounds)
+        near = _near_in_chain(stages, longest, decode_steps)
         waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-        return -(-(slot_rounds + waste) // slots)
+        return -(-(slot_steps + waste) // slots)
 
     return needed
 
 
-def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
+def _near_in_chain(stages: int, distance: int, decode_steps: int) -> int:
     """
     Return how many of the pairs of points can be nearer than a distance that no neighbours exceed.
 
@@ -381,7 +381,7 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     chain two steps apart are too far apart to matter; any other point is too far from all of the chain but
     the point before it and the two after.
     """
-    chain = rounds // distance + 1
+    chain = decode_steps // distance + 1
     far = chain * (chain - 1) // 2 + max(0, stages - chain) * max(0, chain - 2)
     return max(0, (stages + 1) * stages // 2 - far)
 

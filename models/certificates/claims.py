@@ -44,12 +44,12 @@ def wholes(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> li
     return [_whole(value, name, rule, least) for value in entries(claim, name)]
 
 
-def fullest_slot(rounds: list[int], slots: int, claim: Mapping[str, Any]) -> int:
+def fullest_slot(decode_steps: list[int], slots: int, claim: Mapping[str, Any]) -> int:
     """Return decode steps that some slot holds, by a claim about some of them and the longest requests."""
-    heaviest = sorted(rounds, reverse=True)[: whole(claim, "heaviest", "rounds")]
-    group = whole(claim, "machines", "rounds", least=1)
+    heaviest = sorted(decode_steps, reverse=True)[: whole(claim, "heaviest", "decode_steps")]
+    group = whole(claim, "machines", "decode_steps", least=1)
     if group > slots:
-        raise RefutedError("rounds", f"{group} of {slots} slots cannot be chosen")
+        raise RefutedError("decode_steps", f"{group} of {slots} slots cannot be chosen")
     # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
     held = group * (len(heaviest) // slots) + min(group, len(heaviest) % slots)
     return -(-sum(sorted(heaviest)[:held]) // group)

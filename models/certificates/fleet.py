@@ -42,23 +42,23 @@ def _weighted(fleet: Fleet, certificate: Mapping[str, object]) -> list[tuple[Rep
 
 def _arguments(certificate: Mapping[str, object]) -> tuple[str, str]:
     """Return by what requests pay for stages, and by what for decode steps."""
-    stage_by, round_by = certificate["stage_by"], certificate["round_by"]
-    if stage_by not in ("slots", "tokens", "floor") or round_by not in ("slots", "keys and values"):
-        raise RefutedError("shares", f"no argument is called {stage_by!r} or {round_by!r}")
-    return str(stage_by), str(round_by)
+    stage_by, step_by = certificate["stage_by"], certificate["step_by"]
+    if stage_by not in ("slots", "tokens", "floor") or step_by not in ("slots", "keys and values"):
+        raise RefutedError("shares", f"no argument is called {stage_by!r} or {step_by!r}")
+    return str(stage_by), str(step_by)
 
 
 def _beside_steps(fleet: Fleet, bound: Bound) -> float:
     """Return the least that is proven of the replicas, each the one of most decode steps."""
-    stage_by, round_by = _arguments(bound.certificate)
+    stage_by, step_by = _arguments(bound.certificate)
     first = int(fleet.prefill_emits_first_token)
-    rounds = [request.output_tokens - first for request in fleet.workload]
-    slots, claim = sum(replica.slots for replica in fleet.replicas), bound.certificate.get("rounds")
+    decode_steps = [request.output_tokens - first for request in fleet.workload]
+    slots, claim = sum(replica.slots for replica in fleet.replicas), bound.certificate.get("decode_steps")
     if not isinstance(claim, Mapping) or claim.get("kind") != "lifted":
-        raise unreadable("rounds", claim, "a claim about slots")
-    claimed, proven = whole(claim, "at_least", "rounds"), fullest_slot(rounds, slots, claim)
+        raise unreadable("decode_steps", claim, "a claim about slots")
+    claimed, proven = whole(claim, "at_least", "decode_steps"), fullest_slot(decode_steps, slots, claim)
     if claimed > proven:
-        raise RefutedError("rounds", f"{claimed} claimed, {proven} proven")
+        raise RefutedError("decode_steps", f"{claimed} claimed, {proven} proven")
     cases, least = entries(bound.certificate, "cases"), dict[Replica, float]()
     Work().spend(len(cases) * len(set(fleet.replicas)) * len(fleet))
     for case in cases:
@@ -72,7 +72,7 @@ def _beside_steps(fleet: Fleet, bound: Bound) -> float:
         busy = math.fsum([weight * holder.busy, *(other * replica.busy for replica, other in weighted)])
         free = replace(holder, cost=replace(holder.cost, decode_base=0.0))
         # It pays for its decode steps in place of shares of them.
-        requests = _requests(fleet, [(free, weight), *weighted], stage_by, round_by)
+        requests = _requests(fleet, [(free, weight), *weighted], stage_by, step_by)
         least[holder] = max(least.get(holder, 0.0), busy + steps + requests)
     missing = set(fleet.replicas) - set(least)
     if missing:
@@ -86,7 +86,7 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
     return busy + _requests(fleet, weighted, *_arguments(bound.certificate))
 
 
-def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str, round_by: str) -> float:
+def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str, step_by: str) -> float:
     """Return what all requests add at least to the weighted mean of the replicas' times."""
     # The cheaper of two equal replicas is the one of less weight.
     lightest: dict[Replica, float] = {}
@@ -96,11 +96,11 @@ def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str
     parts: list[float] = []
     first = int(fleet.prefill_emits_first_token)
     for request in fleet.workload:
-        rounds, own = request.output_tokens - first, request.input_tokens - request.shared_tokens
+        decode_steps, own = request.output_tokens - first, request.input_tokens - request.shared_tokens
         held = request.input_tokens + first
         parts.append(
             min(
-                weight * _share(replica, own, held, rounds, stage_by, round_by)
+                weight * _share(replica, own, held, decode_steps, stage_by, step_by)
                 for replica, weight in lightest.items()
             )
         )
@@ -121,10 +121,10 @@ def _a_token(replica: Replica, stage_by: str) -> float:
     return max(cost.prefill_base + cap * cost.prefill_per_token, cost.prefill_floor) / cap
 
 
-def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str, round_by: str) -> float:
+def _share(replica: Replica, prompt: int, held: int, decode_steps: int, stage_by: str, step_by: str) -> float:
     """Return what a request adds at least to the time of the replica that serves it."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
-    read = tokens_read(rounds, held)
+    read = tokens_read(decode_steps, held)
     # A stage is beyond the bend by all that its prompts are, one by one.
     beyond = cost.prefill_per_token_beyond * max(0.0, prompt - cost.prefill_bend)
     if stage_by == "floor":
@@ -135,10 +135,12 @@ def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str,
         prefill = prompt * _a_token(replica, stage_by) + (0.0 if floor else beyond)
     else:
         prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token + beyond
-    least_rounds = rounds / replica.slots
-    if round_by == "keys and values" and capacity is not None:
-        least_rounds = read / capacity
-    decode = cost.decode_base * least_rounds + cost.decode_per_slot * rounds + cost.decode_per_kv_token * read
+    least_steps = decode_steps / replica.slots
+    if step_by == "keys and values" and capacity is not None:
+        least_steps = read / capacity
+    decode = (
+        cost.decode_base * least_steps + cost.decode_per_slot * decode_steps + cost.decode_per_kv_token * read
+    )
     return prefill + decode
 
 
@@ -147,12 +149,12 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
     if chosen >= len(fleet):
         raise RefutedError("one request", f"there is no request {chosen} of {len(fleet)}")
     request, first = fleet.workload[chosen], int(fleet.prefill_emits_first_token)
-    rounds, held = request.output_tokens - first, request.input_tokens + first
-    read = tokens_read(rounds, held)
+    decode_steps, held = request.output_tokens - first, request.input_tokens + first
+    read = tokens_read(decode_steps, held)
     return min(
         replica.busy
         + replica.cost.prefill_seconds(request.input_tokens - request.shared_tokens)
-        + rounds * replica.cost.decode_seconds(1)
+        + decode_steps * replica.cost.decode_seconds(1)
         + replica.cost.decode_per_kv_token * read
         for replica in fleet.replicas
     )

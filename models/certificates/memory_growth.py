@@ -70,7 +70,7 @@ class _Walk:
     def __init__(
         self, problem: Problem, slots: int, capacity: int, claim: Mapping[str, Any], work: Work
     ) -> None:
-        emitted, lengths = int(problem.prefill_emits_first_token), problem.rounds.tolist()
+        emitted, lengths = int(problem.prefill_emits_first_token), problem.decode_steps.tolist()
         prompts = zip(problem.prompt_tokens.tolist(), lengths, strict=True)
         self.requests = [(prompt + emitted, prompt + emitted + steps) for prompt, steps in prompts if steps]
         self.first = sorted(first for first, _ in self.requests)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def tokens_read(rounds: int, held: int) -> int:
+def tokens_read(decode_steps: int, held: int) -> int:
     """Return the tokens of KV cache that a request reads in all its decode steps."""
-    return rounds * held + rounds * (rounds - 1) // 2
+    return decode_steps * held + decode_steps * (decode_steps - 1) // 2

@@ -35,13 +35,13 @@ class IntervalClaim:
     spans: list[int]
     short: int
 
-    def rounds(self, stages: int) -> int:
+    def decode_steps(self, stages: int) -> int:
         """Return the decode steps that a number of stages needs: slots hold all but the charges."""
         charges = self.interval * self.slots * stages
         for number, price in enumerate(self.spans, start=1):
             charges += price * max(0, stages + 1 - number)
-        per_round = PARTS * self.slots + self.short
-        return max(0, -((charges - self.charged) // per_round))
+        per_step = PARTS * self.slots + self.short
+        return max(0, -((charges - self.charged) // per_step))
 
 
 def checked_intervals(
@@ -50,7 +50,7 @@ def checked_intervals(
     """Return what the prices of a claim prove."""
     interval, short, spans = (
         whole(claim, "interval", "intervals"),
-        whole(claim, "round", "intervals"),
+        whole(claim, "decode_step", "intervals"),
         wholes(claim, "spans", "intervals"),
     )
     if not spans:

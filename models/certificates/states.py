@@ -55,14 +55,14 @@ class _Kind(NamedTuple):
 
     Parameters
     ----------
-    rounds, prompt
-        Rounds and prompt tokens of each; no tokens where only the number of stages matters.
+    decode_steps, prompt
+        Decode steps and prompt tokens of each; no tokens where only the number of stages matters.
     held, read, peak
-        Tokens that each holds in its first round, reads in all its rounds, and holds at most; 0 where the
+        Tokens that each holds in its first step, reads in all its steps, and holds at most; 0 where the
         capacity never matters.
     """
 
-    rounds: int
+    decode_steps: int
     prompt: int
     held: int = 0
     read: int = 0
@@ -79,22 +79,22 @@ class _Tries:
         first = int(problem.prefill_emits_first_token)
         requests = [
             _Kind(n, p, p + first, tokens_read(n, p + first), max(p, p + first + n - 1))
-            for n, p in zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True)
+            for n, p in zip(problem.decode_steps.tolist(), problem.prompt_tokens.tolist(), strict=True)
         ]
         # Slot-steps and tokens read cost the same whatever the schedule, so only the rest is counted.
-        rounds, tokens, _, read, _ = map(sum, zip(*requests, strict=True))
-        self.limit = seconds - cost.decode_per_slot * rounds - cost.decode_per_kv_token * read
+        decode_steps, tokens, _, read, _ = map(sum, zip(*requests, strict=True))
+        self.limit = seconds - cost.decode_per_slot * decode_steps - cost.decode_per_kv_token * read
         self.scarce = sum(sorted(each.peak for each in requests)[-self.slots :]) > self.capacity
         bends = cost.prefill_per_token_beyond > 0 and min(self.cap, tokens) > cost.prefill_bend
-        no_rounds = any(each.rounds == 0 for each in requests)
-        self.at_once = self.cap < math.inf or bends or no_rounds
+        no_steps = any(each.decode_steps == 0 for each in requests)
+        self.at_once = self.cap < math.inf or bends or no_steps
         alike = not (self.scarce or self.cap < math.inf or bends or cost.prefill_floor > 0)
-        self.fills = alike and not no_rounds
+        self.fills = alike and not no_steps
         if alike:
             # All stages together have the tokens of all prompts.
             self.limit -= cost.prefill_per_token * tokens
         if not self.scarce:
-            requests = [_Kind(each.rounds, 0 if alike else each.prompt) for each in requests]
+            requests = [_Kind(each.decode_steps, 0 if alike else each.prompt) for each in requests]
         self.grows = int(self.scarce)
         kinds = Counter(requests)
         self.kinds = sorted(kinds)
@@ -109,9 +109,13 @@ class _Tries:
         tried: Sequence[int] = sorted({left for left, _ in busy})
         if busy and self._may_be_full(waiting, busy):
             tried = range(tried[0] if len(busy) == self.slots else 1, tried[-1] + 1)
-        for rounds in tried:
-            after = tuple((left - rounds, held + self.grows * rounds) for left, held in busy if left > rounds)
-            total = spent + self.cost.decode_base * rounds
+        for decode_steps in tried:
+            after = tuple(
+                (left - decode_steps, held + self.grows * decode_steps)
+                for left, held in busy
+                if left > decode_steps
+            )
+            total = spent + self.cost.decode_base * decode_steps
             self.work.spend(STEPS)
             if self.hopeless(waiting, after, total):
                 return
@@ -129,25 +133,27 @@ class _Tries:
 
     def _has_room(self, waiting: Waiting, busy: UnderWay) -> bool:
         """Return whether the least waiting request has room next to the running ones."""
-        rounds, held = self.least_room(waiting)
-        return rounds == 0 or self._holds(tuple(sorted((*busy, (rounds, held)))))
+        decode_steps, held = self.least_room(waiting)
+        return decode_steps == 0 or self._holds(tuple(sorted((*busy, (decode_steps, held)))))
 
     def _least_room(self, waiting: Waiting) -> tuple[int, int]:
         """Return the fewest steps of a waiting request, and the fewest tokens that one holds at first."""
         wait = [kind for count, kind in zip(waiting, self.kinds, strict=True) if count]
-        return min(kind.rounds for kind in wait), min(kind.held for kind in wait)
+        return min(kind.decode_steps for kind in wait), min(kind.held for kind in wait)
 
     def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
         """Return whether no schedule from here is cheaper."""
         work, read, longest, prefill = self.facts(waiting)
-        rounds = -(-(work + sum(left for left, _ in busy)) // self.slots)
+        decode_steps = -(-(work + sum(left for left, _ in busy)) // self.slots)
         if busy:
-            rounds = max(rounds, busy[-1][0], longest + (busy[0][0] if len(busy) == self.slots else 0))
+            decode_steps = max(
+                decode_steps, busy[-1][0], longest + (busy[0][0] if len(busy) == self.slots else 0)
+            )
         else:
-            rounds = max(rounds, longest)
+            decode_steps = max(decode_steps, longest)
         held = read + sum(tokens_read(left, held) for left, held in busy)
-        rounds = max(rounds, math.ceil(held / self.capacity))
-        least: float = spent + prefill + self.cost.decode_base * rounds
+        decode_steps = max(decode_steps, math.ceil(held / self.capacity))
+        least: float = spent + prefill + self.cost.decode_base * decode_steps
         hopeless: bool = least >= self.limit
         return hopeless
 
@@ -164,9 +170,9 @@ class _Tries:
             seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
             seconds += cost.prefill_per_token_beyond * (beyond + max(0.0, within - stages * bend))
             least = min(least, max(seconds, cost.prefill_floor * stages))
-        work = sum(count * kind.rounds for count, kind in wait)
+        work = sum(count * kind.decode_steps for count, kind in wait)
         read = sum(count * kind.read for count, kind in wait)
-        return work, read, max((kind.rounds for _, kind in wait), default=0), least
+        return work, read, max((kind.decode_steps for _, kind in wait), default=0), least
 
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
@@ -185,7 +191,9 @@ class _Tries:
                 for kind in chosen:
                     rest[kind] -= 1
                 new = [self.kinds[kind] for kind in chosen]
-                after = tuple(sorted([*busy, *((kind.rounds, kind.held) for kind in new if kind.rounds)]))
+                after = tuple(
+                    sorted([*busy, *((kind.decode_steps, kind.held) for kind in new if kind.decode_steps)])
+                )
                 total = spent + self.cost.prefill_seconds(tokens)
                 if not self.hopeless(tuple(rest), after, total) and self._holds(after):
                     yield tuple(rest), after, total

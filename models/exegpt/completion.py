@@ -27,38 +27,38 @@ class Occupancy:
     ----------
     lengths
         Inputs and outputs.
-    rounds
+    decode_steps
         Iterations of a phase.
 
     Attributes
     ----------
     queries
-        Decoding queries in each iteration, shape (rounds,).
+        Decoding queries in each iteration, shape (decode_steps,).
     tokens
-        Tokens they hold, the new one included, shape (rounds,).
+        Tokens they hold, the new one included, shape (decode_steps,).
     context
-        Tokens each of them holds, shape (rounds,).
+        Tokens each of them holds, shape (decode_steps,).
     variance, spread
-        Of those tokens, and of those queries, shape (rounds,).
+        Of those tokens, and of those queries, shape (decode_steps,).
     idle
-        Logarithm of the chance that no query is left to decode, shape (rounds,).
+        Logarithm of the chance that no query is left to decode, shape (decode_steps,).
     """
 
-    def __init__(self, lengths: LengthPair, rounds: int) -> None:
+    def __init__(self, lengths: LengthPair, decode_steps: int) -> None:
         survival, inputs = lengths.survival(), lengths.surviving_input()
         held = inputs + np.arange(1, len(survival) + 1)
         mean = survival * held
         square = survival * (held**2 + lengths.inputs.sd**2)
-        self.queries = _folded(survival, rounds)
-        self.tokens = _folded(mean, rounds)
+        self.queries = _folded(survival, decode_steps)
+        self.tokens = _folded(mean, decode_steps)
         self.context = self.tokens / np.where(self.queries > 0, self.queries, 1.0)
-        self.variance = _folded(np.maximum(0.0, square - mean**2), rounds)
-        self.idle = _folded(np.log(np.maximum(_NEVER, 1 - survival)), rounds)
-        self.spread = _folded(np.maximum(0.0, survival * (1 - survival)), rounds)
+        self.variance = _folded(np.maximum(0.0, square - mean**2), decode_steps)
+        self.idle = _folded(np.log(np.maximum(_NEVER, 1 - survival)), decode_steps)
+        self.spread = _folded(np.maximum(0.0, survival * (1 - survival)), decode_steps)
 
 
-def _folded(per_token: FloatArray, rounds: int) -> FloatArray:
-    phases = -(-len(per_token) // rounds)
-    padded = np.zeros(phases * rounds)
+def _folded(per_token: FloatArray, decode_steps: int) -> FloatArray:
+    phases = -(-len(per_token) // decode_steps)
+    padded = np.zeros(phases * decode_steps)
     padded[: len(per_token)] = per_token
-    return np.asarray(padded.reshape(phases, rounds).sum(axis=0))
+    return np.asarray(padded.reshape(phases, decode_steps).sum(axis=0))

@@ -31,7 +31,7 @@ class ExecConfig:
     ----------
     encode_batch
         Prompts of an encoding phase, the paper's :math:`B_E`.
-    decode_rounds
+    decode_steps
         Decode iterations between two encoding phases, :math:`N_D`; 1 under WAA.
     micro_batches
         Parts a decode batch is split into under WAA, :math:`B_m`; 1 under RRA, which splits it by stages.
@@ -48,13 +48,13 @@ class ExecConfig:
 
     strategy: Strategy
     encode_batch: int
-    decode_rounds: int = 1
+    decode_steps: int = 1
     micro_batches: int = 1
     tensor_degree: int = 1
     tensor_groups: int = 0
 
     def __post_init__(self) -> None:
-        least = min(self.encode_batch, self.decode_rounds, self.micro_batches, self.tensor_degree)
+        least = min(self.encode_batch, self.decode_steps, self.micro_batches, self.tensor_degree)
         if least < 1 or self.tensor_groups < 0:
             raise ValueError(f"{self} has a number below one")
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
 from .row import Probe
-from .run_profile import WARMING_ROUNDS, seconds_after_encoding
+from .run_profile import WARMING_STEPS, seconds_after_encoding
 from .seconds_table import SecondsTable, rising, saving
 from .stage_seconds import Encoding, largest
 
@@ -40,28 +40,28 @@ class RoundRobinRow:
             timeline.cluster.devices, config.tensor_degree, config.tensor_groups
         )
         self._copies = timeline.shape.kv_copies(config.tensor_degree if config.tensor_groups else 1)
-        self.occupancy = timeline.occupancy(config.decode_rounds)
+        self.occupancy = timeline.occupancy(config.decode_steps)
         count = self.stages.count
-        self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_rounds)
+        self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_steps)
         self._mean = self.occupancy.queries / count
         self._deviation = largest(count) * np.sqrt(self.occupancy.spread / count)
         self._context = self.occupancy.context
         self._place = self.stages.table.place(self._context)
-        self._phases, self._until = divmod(timeline.longest - 1, config.decode_rounds)
+        self._phases, self._until = divmod(timeline.longest - 1, config.decode_steps)
         # The request whose latency is sought is there for sure: of its like only a share would be.
         survival = timeline.survival
-        phases = np.zeros((self._phases + 1, config.decode_rounds))
+        phases = np.zeros((self._phases + 1, config.decode_steps))
         known = survival[: phases.size]
         phases.ravel()[: len(known)] = known
         self._own = 1.0 - phases.mean(axis=0)
 
-    def _with_what_follows(self, encoding: Encoding, rounds: int) -> Encoding:
+    def _with_what_follows(self, encoding: Encoding, decode_steps: int) -> Encoding:
         """Return the seconds of encodings with what they add to the decode iterations after them."""
-        count, first = self.stages.count, slice(WARMING_ROUNDS)
+        count, first = self.stages.count, slice(WARMING_STEPS)
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
         decoding = batches * self.occupancy.queries[first].mean() / count
         context = float(self.occupancy.context[first].mean())
-        added = seconds_after_encoding(self.timeline.profile, decoding, context, rounds) / count
+        added = seconds_after_encoding(self.timeline.profile, decoding, context, decode_steps) / count
         added[0] = 0.0
         if not added.any():
             return encoding

@@ -11,8 +11,8 @@ from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from .layer_cost import LayerCost, Surface
 
-WARMING_ROUNDS = 8
-"""After an encoding: rounds that take longer, as it has driven keys and values out of the caches."""
+WARMING_STEPS = 8
+"""After an encoding: decode steps that take longer, as it has driven keys and values out of the caches."""
 _OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
 
 
@@ -79,7 +79,7 @@ def profile_of_run(
 
 
 def seconds_after_encoding(
-    profile: LayerProfile, batches: FloatArray, context: float, rounds: int
+    profile: LayerProfile, batches: FloatArray, context: float, decode_steps: int
 ) -> FloatArray:
     """
     Return what so many decode iterations take longer as they follow an encoding.
@@ -92,14 +92,14 @@ def seconds_after_encoding(
         Decoding sequences, shape (batches,).
     context
         Tokens each of them holds, on average.
-    rounds
+    decode_steps
         Iterations until the next encoding.
     """
     start, warming = profile.operation("start"), profile.operation("warming")
     if start is None or warming is None:
         return np.zeros_like(batches)
     at = (batches, np.full_like(batches, context))
-    share = min(1.0, (rounds - 1) / (WARMING_ROUNDS - 1))
+    share = min(1.0, (decode_steps - 1) / (WARMING_STEPS - 1))
     return Surface(start.points, start.seconds).many(*at) + share * Surface(
         warming.points, warming.seconds
     ).many(*at)

@@ -107,17 +107,17 @@ class Timeline:
             self._stages[key] = StageSeconds(self.costs, self.cluster, self.lengths, *key)
         return self._stages[key]
 
-    def occupancy(self, rounds: int) -> Occupancy:
+    def occupancy(self, decode_steps: int) -> Occupancy:
         """Return what a query keeps in the decode batch, with so many iterations a phase."""
-        if rounds not in self._occupancy:
-            self._occupancy[rounds] = Occupancy(self.lengths, rounds)
-        return self._occupancy[rounds]
+        if decode_steps not in self._occupancy:
+            self._occupancy[decode_steps] = Occupancy(self.lengths, decode_steps)
+        return self._occupancy[decode_steps]
 
     def encoders(self, strategy: Strategy, encode_batches: IntArray) -> IntArray:
         """
         Return how many devices encode under WAA, for each of some encoding batches.
 
-        The paper's WAA-C rounds both shares down, which may leave a device idle or a side without one; here
+        The paper's WAA-C steps both shares down, which may leave a device idle or a side without one; here
         the encoders' share is rounded, and each side has at least one.
 
         Parameters

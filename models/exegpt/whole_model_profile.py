@@ -23,7 +23,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
     tokens = np.unique(np.append(tokens, tokens.max() + _MANY))
     prefill = cost.prefill_seconds(tokens)
     slots = np.array([0.0, _MANY])
-    rounds = cost.decode_base + cost.decode_per_slot * slots
+    decode_steps = cost.decode_base + cost.decode_per_slot * slots
     corners = np.array([[a, v] for a in (0.0, _MANY) for v in (0.0, 1e4)])
     held = cost.decode_per_kv_token * corners[:, 0] * corners[:, 1]
     return LayerProfile(
@@ -33,7 +33,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
         tensor_parallel=1,
         operations=(
             Operation("prefill stage", "encode", ("tokens",), tokens[:, None], prefill),
-            Operation("decode round", "decode", ("sequences",), slots[:, None], rounds),
+            Operation("decode step", "decode", ("sequences",), slots[:, None], decode_steps),
             Operation("keys and values", "decode", ("decodes", "context"), corners, held),
         ),
         source=source,

@@ -76,7 +76,7 @@ def literal_model(
 
     Its optimum need not be executable: nothing ties :math:`w` to :math:`d`, so that a request may decode
     before its prefill and two may share a client's decode stage. It charges empty bins, and takes parts of
-    rounds. Read :math:`T^d` in (8) as seconds per round (29 ms + 0.21 ms for each of J slots).
+    decode steps. Read :math:`T^d` in (8) as seconds per decode step (29 ms + 0.21 ms for each of J slots).
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ def repaired_model(problem: Problem) -> FullModel:
     r"""
     Return the model whose optimum is an optimal schedule, exactly.
 
-    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; rounds are whole; the stages cost what the affine
+    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; steps are whole; the stages cost what the affine
     cost model says, without levels; (10)-(11) need no big-M; requests, slots and bins that could trade places
-    are put in order; the numbers of stages and rounds are bounded by what the slots can do.
+    are put in order; the numbers of stages and decode steps are bounded by what the slots can do.
 
     Parameters
     ----------
@@ -138,14 +138,14 @@ def repaired_model(problem: Problem) -> FullModel:
     refuse_repaired(problem)
     rows = FullRows(problem, bins_needed(problem))
     z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)
-    most = float(problem.rounds.sum())
-    rounds = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
+    most = float(problem.decode_steps.sum())
+    decode_steps = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
     rows.makespan()
     rows.bins_in_order()
     rows.decode_after_prefill()
     rows.affine_prefill_time(z)
-    rows.affine_decode_time(rounds)
-    rows.rounds_serve_every_client(rounds)
+    rows.affine_decode_time(decode_steps)
+    rows.steps_serve_every_client(decode_steps)
     rows.tokens_fit()
     rows.prefill_opens_bin(z)
     rows.decoded_while_held()
@@ -155,26 +155,28 @@ def repaired_model(problem: Problem) -> FullModel:
     rows.decoded_where_assigned()
     rows.prefilled_where_assigned()
     rows.assigned()
-    rows.open_bins_first(z, rounds)
+    rows.open_bins_first(z, decode_steps)
     rows.clients_in_order()
     rows.equal_requests_in_order(equal_requests(problem))
-    rows.work_fits(z, rounds)
-    constant = problem.cost.decode_per_kv_token * problem.kv_token_rounds
-    return FullModel(problem, rows.builder.build(offset=constant), replace(rows.columns, z=z, rounds=rounds))
+    rows.work_fits(z, decode_steps)
+    constant = problem.cost.decode_per_kv_token * problem.kv_token_steps
+    return FullModel(
+        problem, rows.builder.build(offset=constant), replace(rows.columns, z=z, decode_steps=decode_steps)
+    )
 
 
 def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
     """
     Return the schedule that a solution means; for the literal model it need not be one that works.
 
-    A bin gets the whole rounds that its busiest client needs.
+    A bin gets the whole decode steps that its busiest client needs.
     """
     columns = full.columns
     bin_of = values[columns.p].sum(axis=1).argmax(axis=1)
     slot_of = values[columns.x].argmax(axis=1)
-    if columns.rounds is not None:
-        return Schedule(bin_of, slot_of, np.round(values[columns.rounds]).astype(np.int64))
-    served = (full.problem.rounds[:, None, None] * values[columns.w]).sum(axis=0).max(axis=0)
+    if columns.decode_steps is not None:
+        return Schedule(bin_of, slot_of, np.round(values[columns.decode_steps]).astype(np.int64))
+    served = (full.problem.decode_steps[:, None, None] * values[columns.w]).sum(axis=0).max(axis=0)
     return Schedule(bin_of, slot_of, np.ceil(served - 1e-6).astype(np.int64))
 
 
@@ -192,30 +194,30 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
     """
     columns, problem = full.columns, full.problem
     assert columns.z is not None
-    assert columns.rounds is not None
+    assert columns.decode_steps is not None
     bins = len(columns.z)
-    bin_of, rounds = without_empty_bins(schedule, bins)
+    bin_of, decode_steps = without_empty_bins(schedule, bins)
     bin_of = in_equal_order(problem, bin_of)
-    slot_of = _slots_by_first_request(Schedule.from_bins(problem, bin_of, rounds).slot_of)
-    used = len(rounds)
+    slot_of = _slots_by_first_request(Schedule.from_bins(problem, bin_of, decode_steps).slot_of)
+    used = len(decode_steps)
     values = np.zeros(full.model.columns)
     for i, (j, k) in enumerate(zip(slot_of.tolist(), bin_of.tolist(), strict=True)):
         values[columns.x[i, j]] = values[columns.p[i, j, k]] = values[columns.d[i, j, k]] = 1.0
-        need = left = int(problem.rounds[i])
+        need = left = int(problem.decode_steps[i])
         values[columns.w[i, j, k]] = float(need == 0)
         while left > 0:
-            served = min(left, int(rounds[k]))
+            served = min(left, int(decode_steps[k]))
             values[columns.d[i, j, k]] = 1.0
             values[columns.w[i, j, k]] = served / need
             left, k = left - served, k + 1
-    values[columns.rounds[:used]] = rounds
+    values[columns.decode_steps[:used]] = decode_steps
     values[columns.z[:used]] = 1.0
     prefill, decode = np.zeros(bins), np.zeros(bins)
     tokens = np.bincount(bin_of, weights=problem.prompt_tokens, minlength=bins)[:used]
     prefill[:used] = problem.cost.prefill_seconds(tokens.astype(np.int64))
     shares = values[columns.w].sum(axis=1)
-    decode[:used] = problem.cost.decode_base * rounds
-    decode += problem.cost.decode_per_slot * (problem.rounds @ shares)
+    decode[:used] = problem.cost.decode_base * decode_steps
+    decode += problem.cost.decode_per_slot * (problem.decode_steps @ shares)
     ends = np.cumsum(prefill + decode)
     values[columns.prefill_time], values[columns.decode_time] = prefill, decode
     values[columns.prefill_start], values[columns.decode_start] = ends - decode - prefill, ends - decode
@@ -234,7 +236,7 @@ def _slots_by_first_request(slot_of: IntArray) -> IntArray:
 
 def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArray]:
     """
-    Return the bins and rounds of the schedule with each bin that prefills nothing joined to the last.
+    Return the bins and decode steps of the schedule with each bin that prefills nothing joined to the last.
 
     Raises
     ------
@@ -258,7 +260,7 @@ def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
 
 def equal_requests(problem: Problem) -> list[IntArray]:
     """Return the groups of two or more requests with the same prompt and answer lengths."""
-    return alike(problem.prompt_tokens, problem.rounds)
+    return alike(problem.prompt_tokens, problem.decode_steps)
 
 
 def alike(*numbers: IntArray) -> list[IntArray]:

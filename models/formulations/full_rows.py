@@ -45,7 +45,7 @@ class FullColumns:
         :math:`t^{s,p}_k, n^p_k, t^{s,d}_k, n^d_k`, seconds; shape (bins,).
     end
         :math:`t^{max}`, seconds; shape ().
-    z, rounds
+    z, decode_steps
         The bin prefills something; its decode steps. Shape (bins,); None in the literal model.
     """
 
@@ -59,7 +59,7 @@ class FullColumns:
     decode_time: IntArray
     end: IntArray
     z: IntArray | None = None
-    rounds: IntArray | None = None
+    decode_steps: IntArray | None = None
 
 
 class FullRows:
@@ -122,12 +122,12 @@ class FullRows:
         self.builder.rows("eq7", [(1, y)], lower=1, upper=1)
 
     def decode_time(self) -> None:
-        r"""(8): :math:`n^d_k \ge T^d \sum_i N^d_i w_{ijk}`, with :math:`T^d` the seconds of a full round."""
+        r"""(8): :math:`n^d_k \ge T^d \sum_i N^d_i w_{ijk}`, with :math:`T^d` the seconds of a full step."""
         cost, c = self.problem.cost, self.columns
         seconds = cost.decode_base + cost.decode_per_slot * self.problem.slots
         by_client = c.w.transpose(1, 2, 0).reshape(-1, len(self.problem))
         time = np.broadcast_to(c.decode_time, c.w.shape[1:]).ravel()
-        self.builder.rows("eq8", [(1, time), (-seconds * self.problem.rounds, by_client)], lower=0)
+        self.builder.rows("eq8", [(1, time), (-seconds * self.problem.decode_steps, by_client)], lower=0)
 
     def held_when_prefilled(self) -> None:
         r"""(9): :math:`d_{ijk} \ge p_{ijk}`."""
@@ -199,18 +199,18 @@ class FullRows:
             tokens = (-slope * self._prompts(), self._by_bin(self.columns.p))
             self.builder.rows("prefill_bend", [(1, time), (-opened, z), tokens], lower=0)
 
-    def affine_decode_time(self, rounds: IntArray) -> None:
+    def affine_decode_time(self, decode_steps: IntArray) -> None:
         r"""Instead of (8): :math:`n^d_k = c r_k + e \sum_{ij} N^d_i w_{ijk}`; idle clients cost nothing."""
         cost, time = self.problem.cost, self.columns.decode_time
-        served = np.repeat(self.problem.rounds, self.problem.slots)
+        served = np.repeat(self.problem.decode_steps, self.problem.slots)
         work = (-cost.decode_per_slot * served, self._by_bin(self.columns.w))
-        self.builder.rows("decode_time", [(1, time), (-cost.decode_base, rounds), work], lower=0)
+        self.builder.rows("decode_time", [(1, time), (-cost.decode_base, decode_steps), work], lower=0)
 
-    def rounds_serve_every_client(self, rounds: IntArray) -> None:
-        r"""(8) in whole rounds: :math:`r_k \ge \sum_i N^d_i w_{ijk}`."""
+    def steps_serve_every_client(self, decode_steps: IntArray) -> None:
+        r"""(8) in whole decode steps: :math:`r_k \ge \sum_i N^d_i w_{ijk}`."""
         by_client = self.columns.w.transpose(1, 2, 0).reshape(-1, len(self.problem))
-        length = np.broadcast_to(rounds, self.columns.w.shape[1:]).ravel()
-        self.builder.rows("rounds", [(1, length), (-self.problem.rounds, by_client)], lower=0)
+        length = np.broadcast_to(decode_steps, self.columns.w.shape[1:]).ravel()
+        self.builder.rows("decode_steps", [(1, length), (-self.problem.decode_steps, by_client)], lower=0)
 
     def tokens_fit(self) -> None:
         r"""Keep the problem's own cap on a prefill stage: :math:`\sum_{ij} N^p_i p_{ijk} \le N^{cap}`."""
@@ -242,11 +242,11 @@ class FullRows:
         terms = [(1, held[:, 1:].ravel()), (-1, held[:, :-1].ravel()), (-1, prefilled[:, 1:].ravel())]
         self.builder.rows("onward", terms, upper=0)
 
-    def open_bins_first(self, z: IntArray, rounds: IntArray) -> None:
+    def open_bins_first(self, z: IntArray, decode_steps: IntArray) -> None:
         r"""Join a bin that prefills nothing to the one before it: :math:`z_k \ge z_{k+1}`."""
-        most = float(self.problem.rounds.sum())
+        most = float(self.problem.decode_steps.sum())
         self.builder.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
-        self.builder.rows("open_rounds", [(1, rounds), (-most, z)], upper=0)
+        self.builder.rows("open_steps", [(1, decode_steps), (-most, z)], upper=0)
 
     def clients_in_order(self) -> None:
         r"""Clients are named by their first request: :math:`x_{ij} \le \sum_{i' < i} x_{i',j-1}`."""
@@ -268,9 +268,9 @@ class FullRows:
             terms = [(at, prefills[group[1:]]), (-at, prefills[group[:-1]])]
             self.builder.rows(f"equal[{group[0]}]", terms, lower=0)
 
-    def work_fits(self, z: IntArray, rounds: IntArray) -> None:
-        r"""Bound the rounds, :math:`\sum_k r_k \ge \lceil \sum_i N^d_i / J \rceil`, and the stages."""
-        self.builder.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds(self.problem))
+    def work_fits(self, z: IntArray, decode_steps: IntArray) -> None:
+        r"""Bound the decode steps, :math:`\sum_k r_k \ge \lceil \sum_i N^d_i / J \rceil`, and the stages."""
+        self.builder.rows("least_steps", [(1, decode_steps[None, :])], lower=least_steps(self.problem))
         stages = -(-len(self.problem) // self.problem.slots)
         self.builder.rows("least_stages", [(1, z[None, :])], lower=stages)
 
@@ -281,6 +281,6 @@ class FullRows:
         return columns.reshape(-1, self.bins).T
 
 
-def least_rounds(problem: Problem) -> int:
+def least_steps(problem: Problem) -> int:
     """Return a lower bound on the decode steps: the slots' share of the work, the longest request."""
-    return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))
+    return max(-(-int(problem.decode_steps.sum()) // problem.slots), int(problem.decode_steps.max()))

@@ -26,7 +26,7 @@ def packing_model(problem: Problem) -> LinearModel:
     if problem.kv_capacity is not None or problem.prefill_token_cap is not None:
         raise UnsupportedProblemError("the packing has no row for a KV capacity or a token cap")
     refuse_large(len(problem) * problem.slots)
-    return partition_model(problem.rounds, problem.slots).model
+    return partition_model(problem.decode_steps, problem.slots).model
 
 
 MODELS: Mapping[str, Callable[[Problem], LinearModel]] = {

@@ -2,7 +2,7 @@ r"""
 The scheduling problem without slots: requests are intervals, each distinct start is one prefill stage.
 
 With affine costs the makespan of any schedule is :math:`a S + c R` and a constant (S prefill stages, R decode
-rounds), and slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots.
+steps), and slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots.
 The models are smaller than the paper's (1)-(25) by the factor J, and say the same.
 """
 
@@ -27,7 +27,7 @@ from .full_model import (
     refuse_unsaid,
     without_empty_bins,
 )
-from .full_rows import least_rounds
+from .full_rows import least_steps
 from .linear_model import LinearModel, ModelBuilder
 
 
@@ -41,9 +41,9 @@ class SlotFreeModel:
     model
         Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
     p, d, v
-        The request is prefilled in the bin; holds a slot there; decodes so many rounds there. Shape
+        The request is prefilled in the bin; holds a slot there; decodes so many decode steps there. Shape
         (requests, bins).
-    z, rounds
+    z, decode_steps
         The bin prefills something; its decode steps. Shape (bins,).
     floor
         Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
@@ -55,7 +55,7 @@ class SlotFreeModel:
     d: IntArray
     v: IntArray
     z: IntArray
-    rounds: IntArray
+    decode_steps: IntArray
     floor: IntArray | None
 
 
@@ -75,7 +75,7 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     """
     refuse_slot_free(problem)
     count = bins_needed(problem)
-    cost, lengths = problem.cost, problem.rounds[:, None]
+    cost, lengths = problem.cost, problem.decode_steps[:, None]
     shape = (len(problem), count)
     affine = stages_are_affine(problem)
     add = ModelBuilder()
@@ -83,9 +83,9 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     d = add.columns("d", shape, upper=1, integer=True)
     v = add.columns("v", shape, upper=lengths, integer=True)
     z = add.columns("z", (count,), upper=1, integer=True, cost=cost.prefill_base if affine else 0.0)
-    most = int(problem.rounds.sum())
-    rounds = add.columns("r", (count,), upper=most, integer=True, cost=cost.decode_base)
-    over_bins = np.broadcast_to(z, shape).ravel(), np.broadcast_to(rounds, shape).ravel()
+    most = int(problem.decode_steps.sum())
+    decode_steps = add.columns("r", (count,), upper=most, integer=True, cost=cost.decode_base)
+    over_bins = np.broadcast_to(z, shape).ravel(), np.broadcast_to(decode_steps, shape).ravel()
     add.rows("prefilled_once", [(1, p)], lower=1, upper=1)
     add.rows("opened", [(1, p.ravel()), (-1, over_bins[0])], upper=0)
     add.rows("held_at_prefill", [(1, d.ravel()), (-1, p.ravel())], lower=0)
@@ -95,20 +95,20 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     add.rows("slots", [(1, d.T)], upper=problem.slots)
     served = -np.broadcast_to(lengths, shape).ravel()
     add.rows("served_while_held", [(1, v.ravel()), (served, d.ravel())], upper=0)
-    add.rows("served_in_rounds", [(1, v.ravel()), (-1, over_bins[1])], upper=0)
-    add.rows("served_whole", [(1, v)], lower=problem.rounds, upper=problem.rounds)
+    add.rows("served_in_steps", [(1, v.ravel()), (-1, over_bins[1])], upper=0)
+    add.rows("served_whole", [(1, v)], lower=problem.decode_steps, upper=problem.decode_steps)
     add.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
-    add.rows("open_rounds", [(1, rounds), (-most, z)], upper=0)
+    add.rows("open_steps", [(1, decode_steps), (-most, z)], upper=0)
     if problem.prefill_token_cap is not None:
         add.rows("token_cap", [(problem.prompt_tokens, p.T)], upper=problem.prefill_token_cap)
     for group in interchangeable(problem):
         at = np.arange(count)
         add.rows(f"equal[{group[0]}]", [(at, p[group[1:]]), (-at, p[group[:-1]])], lower=0)
-    add.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds(problem))
+    add.rows("least_steps", [(1, decode_steps[None, :])], lower=least_steps(problem))
     add.rows("least_stages", [(1, z[None, :])], lower=-(-len(problem) // problem.slots))
     stage_seconds = None if affine else _prefill_seconds(problem, add, p, z)
     model = add.build(offset=constant_seconds(problem, tokens=affine))
-    return SlotFreeModel(problem, model, p, d, v, z, rounds, stage_seconds)
+    return SlotFreeModel(problem, model, p, d, v, z, decode_steps, stage_seconds)
 
 
 def refuse_slot_free(problem: Problem) -> None:
@@ -150,7 +150,7 @@ def floor_binds(problem: Problem) -> bool:
     return problem.cost.prefill_floor > problem.cost.prefill_base + problem.cost.prefill_per_token * shortest
 
 
-def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
+def steps_by_stages(problem: Problem, stages: int) -> IntArray:
     """
     Return how many decode steps so many prefill stages at most take at least, by the difference-set argument.
 
@@ -159,12 +159,12 @@ def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
     IntArray
         Shape (stages + 1,); never increasing.
     """
-    lengths, numbers = np.unique(problem.rounds[problem.rounds > 0], return_counts=True)
-    fewest = least_rounds(problem)
+    lengths, numbers = np.unique(problem.decode_steps[problem.decode_steps > 0], return_counts=True)
+    fewest = least_steps(problem)
     least = np.full(stages + 1, fewest)
     if len(lengths) == 0:
         return least
-    round_up, work = RoundUp(lengths, numbers), int(problem.rounds.sum())
+    round_up, work = RoundUp(lengths, numbers), int(problem.decode_steps.sum())
     for count in range(1, stages + 1):
         values = useful_differences(count, int(lengths[-1]), fewest)
         least[count] = max(fewest, -(-(work + round_up.least_waste(values)) // problem.slots))
@@ -182,8 +182,8 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
         Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
     """
     cost = problem.cost
-    seconds = cost.decode_per_slot * int(problem.rounds.sum())
-    seconds += cost.decode_per_kv_token * problem.kv_token_rounds
+    seconds = cost.decode_per_slot * int(problem.decode_steps.sum())
+    seconds += cost.decode_per_kv_token * problem.kv_token_steps
     return seconds + (cost.prefill_per_token * int(problem.prompt_tokens.sum()) if tokens else 0.0)
 
 
@@ -191,14 +191,14 @@ def interchangeable(problem: Problem) -> list[IntArray]:
     """Return the groups of two or more requests that can trade places without anyone noticing."""
     limited = problem.prefill_token_cap is not None or problem.kv_capacity is not None
     if limited or not stages_are_affine(problem):
-        return alike(problem.rounds, problem.prompt_tokens)
-    return alike(problem.rounds)
+        return alike(problem.decode_steps, problem.prompt_tokens)
+    return alike(problem.decode_steps)
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
     """Return the schedule that a solution means, its slots found by interval colouring."""
     bin_of = values[model.p].argmax(axis=1)
-    return Schedule.from_bins(model.problem, bin_of, np.round(values[model.rounds]).astype(np.int64))
+    return Schedule.from_bins(model.problem, bin_of, np.round(values[model.decode_steps]).astype(np.int64))
 
 
 def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
@@ -211,20 +211,20 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
         If the schedule prefills in more bins than the model has.
     """
     problem = model.problem
-    bin_of, rounds = without_empty_bins(schedule, len(model.z))
-    used = len(rounds)
+    bin_of, decode_steps = without_empty_bins(schedule, len(model.z))
+    used = len(decode_steps)
     for group in interchangeable(problem):
         bin_of[group] = np.sort(bin_of[group])
     values = np.zeros(model.model.columns)
     for i, k in enumerate(bin_of.tolist()):
         values[model.p[i, k]] = values[model.d[i, k]] = 1.0
-        left = int(problem.rounds[i])
+        left = int(problem.decode_steps[i])
         while left > 0:
             values[model.d[i, k]] = 1.0
-            values[model.v[i, k]] = served = min(left, int(rounds[k]))
+            values[model.v[i, k]] = served = min(left, int(decode_steps[k]))
             left, k = left - served, k + 1
     values[model.z[:used]] = 1.0
-    values[model.rounds[:used]] = rounds
+    values[model.decode_steps[:used]] = decode_steps
     if model.floor is not None:
         tokens = np.bincount(bin_of, weights=problem.prompt_tokens, minlength=used).astype(np.int64)
         values[model.floor[:used]] = problem.cost.prefill_seconds(tokens)
@@ -236,7 +236,7 @@ class IntervalModel:
     """
     The slot-free problem in whole numbers, for solvers that know intervals.
 
-    Minimise ``stage_cost`` x stages + ``round_cost`` x rounds (with a floor or a bend: the stages' own
+    Minimise ``stage_cost`` x stages + ``step_cost`` x decode steps (with a floor or a bend: the stages' own
     costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays
     one.
 
@@ -247,7 +247,7 @@ class IntervalModel:
     prompts
         Prompt tokens, shape (requests,).
     kv_at_start
-        KV tokens in a request's first round; each round adds one. Shape (requests,).
+        KV tokens in a request's first decode step; each decode step adds one. Shape (requests,).
     slots, token_cap, kv_capacity
         Limits; the last two may be None.
     affine
@@ -261,9 +261,9 @@ class IntervalModel:
     constant
         Seconds that every schedule takes on top.
     stages, horizon
-        Stages and rounds at most.
+        Stages and decode steps at most.
     least_rounds
-        Rounds that so many stages take at least, shape (stages + 1,).
+        Decode steps that so many stages take at least, shape (stages + 1,).
     groups
         Requests that can trade places.
     """
@@ -280,12 +280,12 @@ class IntervalModel:
     beyond_cost: int
     bend: int
     stage_floor: int
-    round_cost: int
+    step_cost: int
     unit: float
     constant: float
     stages: int
     horizon: int
-    least_rounds: IntArray
+    least_steps: IntArray
     groups: tuple[IntArray, ...]
 
 
@@ -296,7 +296,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     Parameters
     ----------
     problem
-        Without arrivals; each request decodes at least one round.
+        Without arrivals; each request decodes at least one decode step.
     start
         A schedule that no better one need be longer than, or None.
 
@@ -308,13 +308,13 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times")
     refuse_shared(problem)
-    if (problem.rounds < 1).any():
-        raise UnsupportedProblemError("the interval model has no requests without a decode round")
+    if (problem.decode_steps < 1).any():
+        raise UnsupportedProblemError("the interval model has no requests without a decode step")
     cost, affine = problem.cost, stages_are_affine(problem)
     unit, scale = _unit(problem)
     stages = bins_needed(problem)
     refuse_large(len(problem) * stages)
-    horizon = int(problem.rounds.sum())
+    horizon = int(problem.decode_steps.sum())
     if start is not None:
         spent = start.makespan(problem) - constant_seconds(problem, tokens=affine)
         fewest = -(-len(problem) // problem.slots)
@@ -322,7 +322,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
             most = (spent - cost.prefill_base * fewest) / cost.decode_base
             horizon = min(horizon, int(most * (1 + 1e-9) + 1e-6))
     return IntervalModel(
-        lengths=problem.rounds,
+        lengths=problem.decode_steps,
         prompts=problem.prompt_tokens,
         kv_at_start=problem.kv_at_start,
         slots=problem.slots,
@@ -334,12 +334,12 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         beyond_cost=0 if affine else int(cost.prefill_per_token_beyond * scale + 1e-6),
         bend=math.ceil(cost.prefill_bend),
         stage_floor=0 if affine else int(cost.prefill_floor * scale + 1e-6),
-        round_cost=int(cost.decode_base * scale + 1e-6),
+        step_cost=int(cost.decode_base * scale + 1e-6),
         unit=unit,
         constant=constant_seconds(problem, tokens=affine),
         stages=stages,
         horizon=horizon,
-        least_rounds=rounds_by_stages(problem, stages),
+        least_steps=steps_by_stages(problem, stages),
         groups=tuple(interchangeable(problem)),
     )
 
@@ -358,19 +358,19 @@ def _unit(problem: Problem) -> tuple[float, float]:
 
 def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | None = None) -> Schedule:
     """
-    Return the schedule in which each request starts at a round.
+    Return the schedule in which each request starts at a decode step.
 
     Parameters
     ----------
     starts
-        The round each request starts at, shape (requests,).
+        The decode step each request starts at, shape (requests,).
     stages
-        Of those that start in the same round, which are prefilled together: those with the same number. By
+        Of those that start in the same step, which are prefilled together: those with the same number. By
         default all of them.
     """
     keys = np.stack((starts, np.zeros_like(starts) if stages is None else stages))
     (times, _), bin_of = np.unique(keys, axis=1, return_inverse=True)
-    end = int((starts + problem.rounds).max())
+    end = int((starts + problem.decode_steps).max())
     return Schedule.from_bins(problem, bin_of.ravel(), np.diff(np.append(times, end)))
 
 
@@ -382,11 +382,11 @@ def list_schedule(problem: Problem) -> Schedule | None:
     """
     free = [(0, slot) for slot in range(problem.slots)]
     starts = np.zeros(len(problem), dtype=np.int64)
-    for i in np.argsort(-problem.rounds, kind="stable").tolist():
+    for i in np.argsort(-problem.decode_steps, kind="stable").tolist():
         at, slot = heapq.heappop(free)
         starts[i] = at
-        heapq.heappush(free, (at + int(problem.rounds[i]), slot))
-    if (problem.rounds < 1).any():
+        heapq.heappush(free, (at + int(problem.decode_steps[i]), slot))
+    if (problem.decode_steps < 1).any():
         return None
     schedule = schedule_of_starts(problem, starts)
     return schedule if schedule.check(problem) is None else None

@@ -47,7 +47,7 @@ def solve_intervals(
     limits
         Work is in milliseconds of deterministic time.
     start
-        A schedule to begin from, or None: the round at which each request starts, and which of several
+        A schedule to begin from, or None: the decode step at which each request starts, and which of several
         prefill stages, shape (2, requests).
     desk
         Where better solutions and bounds go.
@@ -90,7 +90,7 @@ def solve_intervals(
 
 
 def _places(columns: _Columns, value: Callable[[cp_model.IntVar], int]) -> IntArray:
-    """Return the round each request starts at and its stage in a solution, shape (2, requests)."""
+    """Return the decode step each request starts at and its stage in a solution, shape (2, requests)."""
     stages = [next(k for k, column in enumerate(row) if value(column)) for row in columns.in_stage]
     return np.array([[value(start) for start in columns.starts], stages])
 
@@ -102,9 +102,9 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
     opened = [cp.new_bool_var(f"z{k}") for k in range(count)]
     starts = [cp.new_int_var(0, model.horizon - int(model.lengths[i]), f"s{i}") for i in requests]
     in_stage = [[cp.new_bool_var(f"p{i},{k}") for k in range(count)] for i in requests]
-    end = cp.new_int_var(int(model.least_rounds[-1]), model.horizon, "end")
+    end = cp.new_int_var(int(model.least_steps[-1]), model.horizon, "end")
     for k in range(1, count):
-        cp.add(end >= int(model.least_rounds[k])).only_enforce_if(opened[k].negated())
+        cp.add(end >= int(model.least_steps[k])).only_enforce_if(opened[k].negated())
     for k in range(count - 1):
         cp.add_implication(opened[k + 1], opened[k])
         # Under a token cap or with a bend, a stage right after another one can be of use.
@@ -124,7 +124,7 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
 
 
 def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """At most so many requests at a time; no slot has more rounds than there are."""
+    """At most so many requests at a time; no slot has more decode steps than there are."""
     intervals = [
         cp.new_fixed_size_interval_var(start, int(length), "")
         for start, length in zip(columns.starts, model.lengths, strict=True)
@@ -152,9 +152,9 @@ def _token_cap(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) ->
 
 def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
     """
-    Keep the KV tokens under the capacity in the last round of each request.
+    Keep the KV tokens under the capacity in the last decode step of each request.
 
-    What is held grows from round to round until a request ends, so it is largest in such a round.
+    What is held grows from step to step until a request ends, so it is largest in such a decode step.
     """
     capacity = model.kv_capacity
     peaks = model.kv_at_start + model.lengths - 1
@@ -179,9 +179,9 @@ def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) 
 
 
 def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> cp_model.LinearExprT:
-    rounds = model.round_cost * columns.end
+    decode_steps = model.step_cost * columns.end
     if model.affine:
-        return rounds + model.stage_cost * sum(columns.opened)
+        return decode_steps + model.stage_cost * sum(columns.opened)
     dearest = model.token_cost + model.beyond_cost
     most = model.stage_floor + model.stage_cost + dearest * int(model.prompts.sum())
     seconds = [cp.new_int_var(0, most, f"np{k}") for k in range(model.stages)]
@@ -192,7 +192,7 @@ def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) ->
         cp.add(stage >= affine)
         if model.beyond_cost:
             cp.add(stage >= affine + model.beyond_cost * (tokens - model.bend))
-    return rounds + sum(seconds)
+    return decode_steps + sum(seconds)
 
 
 def _hint(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns, start: IntArray) -> None:

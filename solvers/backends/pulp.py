@@ -20,7 +20,7 @@ from .backend import Answer, Backend
 from .worker import Desk
 
 OWN_SHARE = 0.8
-"""The share of its time that CBC is told, as it looks at the clock between rounds of cuts only."""
+"""The share of its time that CBC is told, as it looks at the clock between decode steps of cuts only."""
 
 _BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 

@@ -27,7 +27,7 @@ from .end_states import (
     request_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
-from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
+from .least_steps import NEVER, AnyIntArray, Shapes, earliest
 from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
 from .request_sets import PRECISION, RequestSets
 from .slot_loads import SlotLoads
@@ -55,7 +55,7 @@ TRIED = 30
 
 def can_search_backward(problem: Problem, seconds: float | None = None) -> bool:
     """
-    Return whether memory can run out, rounds cost something, each request takes one, and they are few.
+    Return whether memory can run out, decode steps cost something, each request takes one, and they are few.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def can_search_backward(problem: Problem, seconds: float | None = None) -> bool:
         and (seconds is None or SECONDS_A_SET * 2 ** len(problem) <= seconds)
         and problem.memory_can_run_out
         and problem.cost.decode_base > 0
-        and bool((problem.rounds > 0).all())
-        and int(problem.rounds.sum()) + (problem.kv_capacity or 0) < NEVER // 2
+        and bool((problem.decode_steps > 0).all())
+        and int(problem.decode_steps.sum()) + (problem.kv_capacity or 0) < NEVER // 2
         and can_list_states(problem)
     )
 
@@ -79,16 +79,16 @@ def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> Ex
     r"""
     Return an optimal schedule, or the best one found; ``GAVE_UP`` where a relaxation is not tight.
 
-    Rounds are counted back from the end. There a request begins with all its tokens and only shrinks, so one
-    that fits in a round fits in the next ones, and what it holds in round u follows from the round in which
+    Decode steps are counted back from the end. There a request begins with all its tokens and only shrinks, so one
+    that fits in a step fits in the next ones, and what it holds in step u follows from the step in which
     it is over (where its prefill stage is): :math:`a + \tau - 1 - u`. A group is requests of one stage time.
 
     *Every optimum has an order and groups.* Its groups are its stages, none of which costs less split in two:
     as a stage's seconds are convex in its tokens, none of its parts does. Sort the requests by when they
-    begin. Given order and groups, take for each request the first round that is not before the one before it,
+    begin. Given order and groups, take for each request the first step that is not before the one before it,
     in which it fits beside those before it, and from which it is over no earlier than others of its group;
     where it is over later, its group is delayed to that. All of this is monotone, so repeating it from
-    nothing ends in the least rounds that keep all rules, and the optimum's are no less.
+    nothing ends in the least decode steps that keep all rules, and the optimum's are no less.
 
     *The relaxation* follows orders and groups request by request, but does not look back: a group that a
     later request delays is delayed from then on, and what began in between stays. Nothing begins later than
@@ -99,13 +99,13 @@ def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> Ex
     orders and groups that may be better are followed, none dropped for another, and made schedules.
 
     *Groups joined late.* A request joins groups under way only. A group that would be over when another
-    request begins is over then, or it is due: the rounds of the shortest request that may join it are then
+    request begins is over then, or it is due: the steps of the shortest request that may join it are then
     still to come, and what begins has to fit beside it. In the optimum one that joins it begins no earlier
     than what begins now, so it is over no earlier there.
 
-    *Bounds.* Rounds: slots, KV tokens, what waits on its own
+    *Bounds.* Decode steps: slots, KV tokens, what waits on its own
     (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`) with what has just begun, and, as what is
-    under way only shrinks and no request begins before it fits beside that, those that fit from some round on
+    under way only shrinks and no request begins before it fits beside that, those that fit from some step on
     or later, on their own from then on; and no fewer than let slots share out what waits, each from when it
     is free (:class:`~batchbound.solvers.exact.slot_loads.SlotLoads`). Stages: the cheapest of what waits,
     apart or beside those under way.
@@ -155,7 +155,7 @@ class _Begins(Columns):
     kept
         The slots whose groups would be over and are due instead, a bit each, shape (begins,).
     begin
-        The round in which it begins, shape (begins,).
+        The decode step in which it begins, shape (begins,).
     stages
         The least seconds of all stages then, shape (begins,).
     """
@@ -175,22 +175,24 @@ class _EndSearch(LimitedSearch):
         assert problem.kv_capacity is not None
         self.problem, self.best = problem, best
         super().__init__(deadline, work)
-        self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
-        rounds, first = problem.rounds[self.order], problem.kv_at_start[self.order]
-        self.shapes = Shapes(rounds, first, problem.slots, problem.kv_capacity)
+        self.order = np.lexsort((-problem.prompt_tokens, -problem.decode_steps))
+        decode_steps, first = problem.decode_steps[self.order], problem.kv_at_start[self.order]
+        self.shapes = Shapes(decode_steps, first, problem.slots, problem.kv_capacity)
         # In numbers half as long what is placed takes less time.
-        self.short = replace(self.shapes, rounds=rounds.astype(np.int32), first=first.astype(np.int32))
+        self.short = replace(
+            self.shapes, decode_steps=decode_steps.astype(np.int32), first=first.astype(np.int32)
+        )
         self.sets = RequestSets(problem, self.shapes, problem.prompt_tokens[self.order], self.tick)
-        self.loads = SlotLoads(rounds)
+        self.loads = SlotLoads(decode_steps)
         # Of requests alike, the one with the lower number begins first.
-        self.twins = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(first) == 0))
+        self.twins = np.flatnonzero((np.diff(decode_steps) == 0) & (np.diff(first) == 0))
         cost = problem.cost
-        self.round = cost.decode_base
-        self.constant = cost.decode_per_slot * int(rounds.sum())
-        self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
+        self.decode_step = cost.decode_base
+        self.constant = cost.decode_per_slot * int(decode_steps.sum())
+        self.constant += cost.decode_per_kv_token * problem.kv_token_steps
         self.seconds = best.makespan(problem) - self.constant
-        self.dominance = Dominance(self.sets, self.shapes, self.round)
-        self.orders = GroupOrders(self.shapes, self.sets, self.round, self.tick)
+        self.dominance = Dominance(self.sets, self.shapes, self.decode_step)
+        self.orders = GroupOrders(self.shapes, self.sets, self.decode_step, self.tick)
         self.relaxed = self.cut = np.inf
         self.kept: list[EndStates] = []
 
@@ -232,7 +234,7 @@ class _EndSearch(LimitedSearch):
             states = EndStates.together(parts)
             self.tick(0)
             if not every_path:
-                states = states.distinct(self.round)
+                states = states.distinct(self.decode_step)
                 self.tick(0)
             if beam is not None:
                 every &= len(states) <= beam
@@ -290,7 +292,7 @@ class _EndSearch(LimitedSearch):
     def _hindered(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin that join groups or begin beside groups that are due."""
         row, request, slot = begins.row, begins.request, begins.slot
-        over, sizes, rounds = block.over[:, row], block.sizes[:, row], self.short.rounds[request]
+        over, sizes, decode_steps = block.over[:, row], block.sizes[:, row], self.short.decode_steps[request]
         start, room = begins.begin, self.short.capacity - self.short.peaks[request]
         number = np.zeros(len(row), dtype=np.int32)
         joins = np.flatnonzero(slot >= 0)
@@ -298,9 +300,9 @@ class _EndSearch(LimitedSearch):
         ends = block.over[slot[joins], row[joins]]
         # What is fixed holds as much whenever the request begins.
         sizes[:, joins] = np.where(joined, 0, sizes[:, joins])
-        room[joins] -= total(joined * (block.first[:, row[joins]] - 1 + rounds[joins]))
+        room[joins] -= total(joined * (block.first[:, row[joins]] - 1 + decode_steps[joins]))
         number[joins] = total(joined)
-        start[joins] = np.maximum(start[joins], ends - rounds[joins])
+        start[joins] = np.maximum(start[joins], ends - decode_steps[joins])
         some, due, still = block.due(begins)
         sizes[:, some] = np.where(due, 0, sizes[:, some])
         room[some] -= total(due * (block.first[:, row[some]] - 1 + still))
@@ -311,15 +313,17 @@ class _EndSearch(LimitedSearch):
 
     def _useful(self, block: _Block, begins: _Begins) -> BoolArray:
         """Return whether requests that begin no sooner may be of use."""
-        alone = np.maximum(self.sets.least[block.waiting[begins.row]], self.short.rounds[begins.request])
+        alone = np.maximum(
+            self.sets.least[block.waiting[begins.row]], self.short.decode_steps[begins.request]
+        )
         least = np.maximum(begins.begin + alone, block.over[0, begins.row])
-        useful: BoolArray = begins.stages + self.round * least < self.below
+        useful: BoolArray = begins.stages + self.decode_step * least < self.below
         return useful & (begins.begin < NEVER)
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
         """Return the states after requests begin, as far as they may be of use."""
         row, request, begin = begins.row, begins.request, begins.begin.astype(np.int64)
-        slots, bit, ends = block.slots[:, row], 1 << request, begin + self.shapes.rounds[request]
+        slots, bit, ends = block.slots[:, row], 1 << request, begin + self.shapes.decode_steps[request]
         before, gone = slots, (slots > 0) & (block.over[:, row] <= begin)
         group = np.zeros(len(row), dtype=np.int64)
         joins = np.flatnonzero(begins.slot >= 0)
@@ -341,60 +345,60 @@ class _EndSearch(LimitedSearch):
             waiting, begin, spent, spent, spent, soonest, slots, row + block.begin, request, group
         )
         stages = spent + self._stages(waiting, slots)
-        least = stages + self.round * self._rounds(states)
+        least = stages + self.decode_step * self._decode_steps(states)
         states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.below))
         soonest = self._soonest(states)
-        least = np.maximum(states.least, states.stages + self.round * self._rounds_from(soonest))
+        least = np.maximum(states.least, states.stages + self.decode_step * self._steps_from(soonest))
         states = replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.below))
         return states.take(np.flatnonzero(self._shared_out(states)))
 
     def _shared_out(self, states: EndStates) -> BoolArray:
-        """Return whether slots may have room for what waits in the rounds that are of use."""
-        most = np.floor((self.below - states.stages) / self.round)
-        most += states.stages + self.round * (most + 1) < self.below
-        most -= states.stages + self.round * most >= self.below
+        """Return whether slots may have room for what waits in the decode steps that are of use."""
+        most = np.floor((self.below - states.stages) / self.decode_step)
+        most += states.stages + self.decode_step * (most + 1) < self.below
+        most -= states.stages + self.decode_step * most >= self.below
         waits = (states.waiting >> np.arange(len(self.order))[:, None]) & 1
         soonest = np.where(waits, states.soonest, NEVER).min(axis=0)
         begin = np.maximum(over_of(states.slots), soonest)
         return self.loads.fit(states.waiting, most.astype(np.int64) - begin)
 
     def _soonest(self, states: EndStates) -> AnyIntArray:
-        """Return from which round on each request that waits fits beside those under way."""
+        """Return from which decode step on each request that waits fits beside those under way."""
         shapes, over = self.short, over_of(states.slots).astype(np.int32)
         sizes = np.where(states.slots > 0, shapes.first[request_of(states.slots)] + over - 1, 0)
         room = (shapes.capacity - shapes.peaks)[:, None]
         soonest = earliest(states.now.astype(np.int32), over, sizes, room, shapes.slots - 1)
         return np.where((states.waiting >> np.arange(len(room))[:, None]) & 1, soonest, 0)
 
-    def _rounds_from(self, soonest: AnyIntArray) -> AnyIntArray:
-        """Return the rounds that those that begin no sooner than each request take from then on, at least."""
+    def _steps_from(self, soonest: AnyIntArray) -> AnyIntArray:
+        """Return the steps that those that begin no sooner than each request take from then on, at least."""
         later = np.sort((soonest << 4) + np.arange(len(soonest), dtype=np.int32)[:, None], axis=0)[::-1]
         sets = np.bitwise_or.accumulate(np.where(later < 16, 0, 1 << (later & 15)), axis=0)
-        rounds: AnyIntArray = ((later >> 4) + self.sets.least[sets]).max(axis=0, initial=0)
-        return rounds
+        decode_steps: AnyIntArray = ((later >> 4) + self.sets.least[sets]).max(axis=0, initial=0)
+        return decode_steps
 
     def _expected(self, states: EndStates) -> FloatArray:
         """Return by what a beam ranks states: of two with one bound, the one with less to come is better."""
-        to_come = self.sets.apart[states.waiting] + self.round * self._area(states)
+        to_come = self.sets.apart[states.waiting] + self.decode_step * self._area(states)
         expected: FloatArray = states.least + WAITING * to_come
         return expected
 
     def _area(self, states: EndStates) -> IntArray:
-        """Return the rounds that fill all slots or the KV capacity with what is left, shape (states,)."""
+        """Return the steps that fill all slots or the KV capacity with what is left, shape (states,)."""
         sets, waiting, left = self.sets, states.waiting, states.left
         first = self.shapes.first[request_of(states.slots)]
-        rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
+        decode_steps = -(-(total(left) + sets.decode_steps[waiting]) // self.shapes.slots)
         read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
-        area: IntArray = np.maximum(rounds, -(-read // self.shapes.capacity))
+        area: IntArray = np.maximum(decode_steps, -(-read // self.shapes.capacity))
         return area
 
-    def _rounds(self, states: EndStates) -> IntArray:
-        """Return a lower bound on the rounds of any schedule, shape (states,)."""
-        sets, waiting, left, rounds = self.sets, states.waiting, states.left, self._area(states)
+    def _decode_steps(self, states: EndStates) -> IntArray:
+        """Return a lower bound on the decode steps of any schedule, shape (states,)."""
+        sets, waiting, left, decode_steps = self.sets, states.waiting, states.left, self._area(states)
         who = request_of(states.slots)
-        new = (left > 0) & (left >= self.shapes.rounds[who])
-        np.maximum(rounds, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=rounds)
-        least: IntArray = np.maximum(states.now + rounds, over_of(states.slots[0]))
+        new = (left > 0) & (left >= self.shapes.decode_steps[who])
+        np.maximum(decode_steps, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=decode_steps)
+        least: IntArray = np.maximum(states.now + decode_steps, over_of(states.slots[0]))
         return least
 
     def _stages(self, waiting: IntArray, slots: IntArray) -> FloatArray:
@@ -410,7 +414,7 @@ class _EndSearch(LimitedSearch):
     def _end(self, states: EndStates, every_path: bool) -> None:
         """Make schedules of the cheapest ends, or all; note the cheapest that costs more as a schedule."""
         states = states.take(total(due_of(states.slots)) == 0)
-        seconds = states.spent + self._open(states.slots) + self.round * over_of(states.slots[0])
+        seconds = states.spent + self._open(states.slots) + self.decode_step * over_of(states.slots[0])
         for number, row in enumerate(np.argsort(seconds)):
             if seconds[row] >= self.to_beat:
                 break
@@ -425,11 +429,11 @@ class _EndSearch(LimitedSearch):
     def _try(self, states: EndStates, row: int, goal: float) -> None:
         """Take over the schedule of an end's order and groups, or a better order's, if it is the best."""
         order, groups = self._path(states, row)
-        most = int(self.seconds / self.round) + 1
+        most = int(self.seconds / self.decode_step) + 1
         if goal == np.inf:
             # Only what is better counts, and its stages take some of the time.
-            rounds = (self.seconds - float(self.sets.apart[-1])) / self.round
-            most = int(rounds) + 1 - int(self.shapes.rounds.min())
+            decode_steps = (self.seconds - float(self.sets.apart[-1])) / self.decode_step
+            most = int(decode_steps) + 1 - int(self.shapes.decode_steps.min())
         over = self.orders.over(order, groups, most)
         if self.orders.seconds_until(over, groups) > goal * (1 + PRECISION):
             self.tick(0)
@@ -456,7 +460,7 @@ class _EndSearch(LimitedSearch):
         return list(groups), groups
 
     def _schedule(self, started: dict[int, int]) -> Schedule:
-        """Return the schedule of stages, each with the requests that it starts, by rounds back."""
+        """Return the schedule of stages, each with the requests that it starts, by decode steps back."""
         bin_of, bursts = np.empty(len(self.order), dtype=np.int64), list[int]()
         for at, before in itertools.pairwise([*sorted(started, reverse=True), 0]):
             for stage in self.sets.split(started[at]):
@@ -479,7 +483,7 @@ class _Block:
         self.over = over_of(part.slots).astype(np.int32)
         self.group = group_of(part.slots).astype(np.int32)
         self.first = np.where(part.slots > 0, shapes.first[request_of(part.slots)], np.int32(0))
-        # What each would hold in round 0, counted back, if it held a token more in each round before.
+        # What each would hold in step 0, counted back, if it held a token more in each decode step before.
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)
         self._due = due_of(part.slots)
@@ -508,14 +512,14 @@ class _Block:
 
     def due(self, begins: _Begins) -> tuple[IntArray, BoolArray, IntArray]:
         """
-        Return where groups are due when requests begin, and for how many rounds at least they go on then.
+        Return where groups are due when requests begin, and for how many steps at least they go on then.
 
         Returns
         -------
         some
             The begins that have such a group, shape (some,).
         due, still
-            Whether each slot serves one, and those rounds, else 0, shape (slots, some).
+            Whether each slot serves one, and those decode steps, else 0, shape (slots, some).
         """
         some = np.flatnonzero(self.some_due[begins.row] | (begins.kept > 0))
         row, slot, kept = begins.row[some], begins.slot[some], begins.kept[some]

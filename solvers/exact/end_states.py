@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from .columns import BoolArray, Columns, any_of, first_of_equal, total
-from .least_rounds import AnyIntArray, Shapes
+from .least_steps import AnyIntArray, Shapes
 from .request_sets import RequestSets
 
 GROUP_BITS = 14
@@ -30,7 +30,7 @@ def packed(over: IntArray, who: IntArray, group: IntArray) -> IntArray:
 
 
 def over_of(slots: IntArray) -> IntArray:
-    """Return the round back at which each slot is free again, 0 for a free one."""
+    """Return the decode step back at which each slot is free again, 0 for a free one."""
     over: IntArray = slots >> OVER
     return over
 
@@ -70,15 +70,15 @@ class EndStates(Columns):
     waiting
         The requests that wait, a bit each, shape (states,).
     now
-        The round in which the last one begins, shape (states,).
+        The decode step in which the last one begins, shape (states,).
     spent, stages, least
         Seconds of the stages of what is over, the least seconds of all stages, and those of any schedule,
         shape (states,).
     soonest
-        The round from which on each request fits beside those under way, at the soonest, 0 for one that does
+        The step from which on each request fits beside those under way, at the soonest, 0 for one that does
         not wait, shape (requests, states).
     slots
-        Of each request under way, the latest over first: the round back at which it is over, its number,
+        Of each request under way, the latest over first: the step back at which it is over, its number,
         whether another has to join its group, and the bits of its group, as :func:`packed`. Shape (slots,
         states).
     parent, request, joined
@@ -106,13 +106,13 @@ class EndStates(Columns):
 
     @property
     def left(self) -> IntArray:
-        """Rounds left of what each slot serves, shape (slots, states)."""
+        """Decode steps left of what each slot serves, shape (slots, states)."""
         return np.where(self.slots > 0, over_of(self.slots) - self.now, 0)
 
-    def distinct(self, seconds_per_round: float) -> EndStates:
+    def distinct(self, seconds_per_step: float) -> EndStates:
         """Return the cheapest of each of the states that differ in no more than when they are reached."""
         relative = np.where(self.slots > 0, self.slots - (self.now << OVER), 0)
-        rank = self.spent + seconds_per_round * self.now
+        rank = self.spent + seconds_per_step * self.now
         return self.take(first_of_equal([self.waiting, *relative], rank))
 
 
@@ -121,8 +121,8 @@ class Dominance:
     Which states another one is ahead of.
 
     A state A is ahead of B, with the same requests waiting, if whatever follows B can follow A in the same
-    rounds, or all of it so many rounds earlier, for no more seconds. A is moved back from its end by as many
-    rounds d as it is cheaper; then it holds at no time more slots and tokens than B. Groups are open for
+    steps, or all of it so many steps earlier, for no more seconds. A is moved back from its end by as many
+    steps d as it is cheaper; then it holds at no time more slots and tokens than B. Groups are open for
     others to join: one that both have, with the same requests, is over in B no earlier and counts in A as
     delayed to then. Any other that is open in B may save at most the seconds of a stage of no tokens, as
     stages are convex in their tokens, so A has to be cheaper by those. A group of A that has to be joined
@@ -133,18 +133,18 @@ class Dominance:
     sets, shapes
         The requests.
     seconds_per_round
-        Seconds of a round.
+        Seconds of a decode step.
     """
 
-    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float) -> None:
-        self._sets, self._shapes, self._round = sets, shapes, seconds_per_round
+    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_step: float) -> None:
+        self._sets, self._shapes, self._step = sets, shapes, seconds_per_step
 
     def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
         """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
         heads, left = heads_of(states.slots), states.left
         stages = total(np.where(heads, self._sets.stages[group_of(states.slots)], 0.0))
-        cost = states.spent + stages + self._round * states.now
-        about = cost + self._round * total(left) / self._shapes.slots
+        cost = states.spent + stages + self._step * states.now
+        about = cost + self._step * total(left) / self._shapes.slots
         tick(0)
         order = np.lexsort((about, states.waiting))
         tick(0)
@@ -159,7 +159,7 @@ class Dominance:
                 break
             one, other = one[same], other[same]
             slack = ordered.cost[other] * (1 + ROUNDING) - ordered.cost[one]
-            longest = ordered.left[0, one] - np.maximum(0, slack // self._round)
+            longest = ordered.left[0, one] - np.maximum(0, slack // self._step)
             likely = np.flatnonzero((slack >= 0) & (longest <= ordered.left[0, other]))
             kept[self._behind(ordered, one[likely], other[likely], slack[likely])] = False
         return states.take(np.sort(order[kept]))
@@ -174,7 +174,7 @@ class Dominance:
             saved = saved + (states.open[at, other] & ~any_of(same & heads))
         slack = slack - self._sets.shared * saved
         both = aligned >= 0
-        moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
+        moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._step).astype(np.int64))
         ahead = (slack >= 0) & ~any_of(np.where(both, moved > aligned, due))
         moved = np.where(both, aligned, moved)
         rows = np.flatnonzero(ahead & ~any_of(moved > until[0]))
@@ -196,7 +196,7 @@ class _Compared:
         The requests that wait, a bit each, and the seconds so far, with the stages of what is under way,
         shape (states,).
     left, first, group
-        Of each slot, the rounds left, the tokens held in its first round and the requests of its group,
+        Of each slot, the steps left, the tokens held in its first decode step and the requests of its group,
         shape (slots, states).
     heads, open, due
         Whether it serves the first request of its group, such that another may, and whether one has to join,
@@ -232,9 +232,9 @@ def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then:
     Parameters
     ----------
     left, until
-        Rounds left of each, 0 for none, and of the others, shape (slots, pairs).
+        Decode steps left of each, 0 for none, and of the others, shape (slots, pairs).
     first, first_then
-        Tokens that each holds in its first round, shape (slots, pairs).
+        Tokens that each holds in its first decode step, shape (slots, pairs).
     """
     fits = np.ones(left.shape[1], dtype=np.bool_)
     begun, begun_then = left + first, until + first_then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .least_rounds import NEVER, Shapes
+from .least_steps import NEVER, Shapes
 from .outcome import no_limit
 from .request_sets import PRECISION, RequestSets
 
@@ -29,12 +29,12 @@ class GroupOrders:
         self,
         shapes: Shapes,
         sets: RequestSets,
-        seconds_per_round: float,
+        seconds_per_step: float,
         tick: Callable[[int], None] = no_limit,
     ) -> None:
-        self._rounds, self._first = shapes.rounds.tolist(), shapes.first.tolist()
+        self._decode_steps, self._first = shapes.decode_steps.tolist(), shapes.first.tolist()
         self._slots, self._capacity = shapes.slots, shapes.capacity
-        self._sets, self._round, self._tick = sets, seconds_per_round, tick
+        self._sets, self._step, self._tick = sets, seconds_per_step, tick
 
     def over(self, order: Order, groups: Groups, most: int) -> dict[int, int] | None:
         """Return the least steps back at which groups are over, or None if one begins after ``most``."""
@@ -42,7 +42,7 @@ class GroupOrders:
         while place < len(order):
             request, before = order[place], order[:place]
             group = groups[request]
-            now = max(begins[place], over[group] - self._rounds[request])
+            now = max(begins[place], over[group] - self._decode_steps[request])
             while now <= most and (step := self._until_it_fits(request, now, before, over, groups)):
                 self._tick(1)
                 if step >= NEVER:
@@ -52,14 +52,14 @@ class GroupOrders:
                 return None
             place += 1
             begins[place] = now
-            if now + self._rounds[request] > over[group]:
-                over[group] = now + self._rounds[request]
+            if now + self._decode_steps[request] > over[group]:
+                over[group] = now + self._decode_steps[request]
                 # Requests before the first of the group begin as they did.
                 place = next((at for at, other in enumerate(before) if groups[other] == group), place)
         return over
 
     def seconds(self, order: Order, groups: Groups, most: int) -> float:
-        """Return the seconds of rounds and stages, infinity where a request begins after so many rounds."""
+        """Return the seconds of steps and stages, infinity where a request begins after so many steps."""
         return self.seconds_until(self.over(order, groups, most), groups)
 
     def seconds_until(self, over: dict[int, int] | None, groups: Groups) -> float:
@@ -67,7 +67,7 @@ class GroupOrders:
         if over is None:
             return math.inf
         stages = sum(float(self._sets.stages[together]) for together in started_at(over, groups).values())
-        return self._round * max(over.values()) + stages
+        return self._step * max(over.values()) + stages
 
     def better(self, order: Order, groups: Groups, most: int, goal: float) -> Order:
         """Return an order that no request in another place makes better, or one no worse than a goal."""
@@ -91,7 +91,7 @@ class GroupOrders:
         is then :data:`NEVER`.
         """
         group = groups[request]
-        ends = max(over[group], now + self._rounds[request])
+        ends = max(over[group], now + self._decode_steps[request])
         held: int = self._first[request] + ends - 1 - now
         number, soonest, shrinking = 1, NEVER, 0
         for other in before:
@@ -104,7 +104,7 @@ class GroupOrders:
                 soonest = soonest if mine else min(soonest, until - now)
         if number <= self._slots and held <= self._capacity:
             return 0
-        if not shrinking and ends == now + self._rounds[request]:
+        if not shrinking and ends == now + self._decode_steps[request]:
             # Only its own group is there, delayed by each step that the request waits.
             return NEVER
         if number > self._slots:
@@ -123,7 +123,7 @@ def neighbours(order: Order) -> list[Order]:
 
 
 def started_at(over: dict[int, int], groups: Groups) -> dict[int, int]:
-    """Return the requests that are started in each round, back from the end, a bit each."""
+    """Return the requests that are started in each decode step, back from the end, a bit each."""
     started: dict[int, int] = {}
     for request, group in groups.items():
         started[over[group]] = started.get(over[group], 0) | 1 << request

@@ -82,7 +82,7 @@ def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:
     """Return the seconds of a schedule by what they pay for, with the names of :func:`cost_terms`."""
     cost, tokens = problem.cost, schedule.stage_tokens(problem)
     tokens = tokens[np.bincount(schedule.bin_of, minlength=schedule.bins) > 0]
-    least = cost_terms(problem, len(tokens), int(schedule.rounds.sum()))
+    least = cost_terms(problem, len(tokens), int(schedule.decode_steps.sum()))
     beyond = cost.prefill_per_token_beyond * np.maximum(0.0, tokens - cost.prefill_bend)
     inside = cost.prefill_base + cost.prefill_per_token * tokens + beyond
     prefill = {

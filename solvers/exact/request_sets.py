@@ -1,4 +1,4 @@
-"""What is known of each set of few requests under scarce memory: its stages, rounds, and who may join it."""
+"""What is known of each set of few requests under scarce memory: its stages, steps, and who may join it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
-from .least_rounds import NEVER, Shapes, least_rounds
+from .least_steps import NEVER, Shapes, least_steps
 from .outcome import no_limit
 
 PRECISION = 1e-10
@@ -42,10 +42,10 @@ class RequestSets:
     beside
         The least seconds that a set adds to those of so many stages under way, each of which some of it may
         join, shape (stages, sets).
-    rounds, least, tokens_read
-        Decode steps, the fewest rounds, and tokens of keys and values read in them, shape (sets,).
+    decode_steps, least, tokens_read
+        Decode steps, the fewest decode steps, and tokens of keys and values read in them, shape (sets,).
     fewest
-        Rounds of its shortest request, :data:`~batchbound.solvers.exact.least_rounds.NEVER` of none, shape
+        Decode steps of its shortest request, :data:`~batchbound.solvers.exact.least_rounds.NEVER` of none, shape
         (sets,).
     joining
         The requests that may join a set that shares a stage, a bit each, shape (sets,).
@@ -69,11 +69,11 @@ class RequestSets:
         # Seconds are convex in tokens: two sets in one stage take no less than this below two stages.
         self.shared = float(self._cost.prefill_seconds(0))
         self.beside = self._beside([bits for bits, _ in together if bits.bit_count() < shapes.columns])
-        self.rounds = member @ shapes.rounds
-        read = shapes.rounds * shapes.first + shapes.rounds * (shapes.rounds - 1) // 2
+        self.decode_steps = member @ shapes.decode_steps
+        read = shapes.decode_steps * shapes.first + shapes.decode_steps * (shapes.decode_steps - 1) // 2
         self.tokens_read = member @ read
-        self.least = least_rounds(shapes, tick)
-        self.fewest = np.where(member, shapes.rounds, NEVER).min(axis=1)
+        self.least = least_steps(shapes, tick)
+        self.fewest = np.where(member, shapes.decode_steps, NEVER).min(axis=1)
         self.joining = self._joining(member)
 
     def split(self, bits: int) -> Iterator[int]:
@@ -96,11 +96,12 @@ class RequestSets:
         return found
 
     def _starts_together(self, bits: int) -> bool:
-        """Return whether requests that start together fit in the last round of each."""
-        rounds, first = self._shapes.rounds.tolist(), self._shapes.first.tolist()
-        chosen = [request for request in range(len(rounds)) if bits >> request & 1]
+        """Return whether requests that start together fit in the last decode step of each."""
+        decode_steps, first = self._shapes.decode_steps.tolist(), self._shapes.first.tolist()
+        chosen = [request for request in range(len(decode_steps)) if bits >> request & 1]
         return all(
-            sum(first[i] + rounds[j] - 1 for i in chosen if rounds[i] >= rounds[j]) <= self._shapes.capacity
+            sum(first[i] + decode_steps[j] - 1 for i in chosen if decode_steps[i] >= decode_steps[j])
+            <= self._shapes.capacity
             for j in chosen
         )
 
@@ -144,7 +145,10 @@ class RequestSets:
             bit = 1 << request
             # The longest come first, so all before it are no shorter; of equals the order is free.
             may = (self.sets < bit) & (size > 0) & (size < shapes.columns) & whole & whole[self.sets | bit]
-            may &= held + size * int(shapes.rounds[request]) + int(shapes.peaks[request]) <= shapes.capacity
+            may &= (
+                held + size * int(shapes.decode_steps[request]) + int(shapes.peaks[request])
+                <= shapes.capacity
+            )
             saved = self.stages + self.stages[bit] - self.stages[self.sets | bit]
             joining |= np.where(may & (saved > PRECISION * self.stages[-1]), bit, 0)
         return joining

@@ -1,4 +1,4 @@
-"""Whether requests that wait can be shared out among slots, each of which has so many rounds for them."""
+"""Whether requests that wait can be shared out among slots, each of which has so many steps for them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ MOST_PARTS = 600_000
 """Parts of sets that are listed: of up to twelve requests those of all sets, of more those of small sets."""
 MOST_TRIED = 32
 """Parts that a slot may take beyond which they may fit: mostly one of so many does."""
-SET_BITS, ROUND_BITS = 14, 28
-"""Bits of a set, and of the rounds of one."""
+SET_BITS, STEP_BITS = 14, 28
+"""Bits of a set, and of the decode steps of one."""
 
 
 class SlotLoads:
     """
-    Loads of slots that serve requests one after the other, by their rounds alone.
+    Loads of slots that serve requests one after the other, by their decode steps alone.
 
     Parameters
     ----------
-    rounds
+    decode_steps
         Decode steps of each request, shape (requests,).
     """
 
-    def __init__(self, rounds: IntArray) -> None:
-        count = len(rounds)
+    def __init__(self, decode_steps: IntArray) -> None:
+        count = len(decode_steps)
         listed = [math.comb(count, size) << size for size in range(count + 1)]
         most = int(np.searchsorted(np.cumsum(listed), MOST_PARTS, side="right")) - 1
         members = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
-        self._rounds, self._small = members @ rounds, members.sum(axis=1) <= most
+        self._decode_steps, self._small = members @ decode_steps, members.sum(axis=1) <= most
         sets = parts = np.zeros(1, dtype=np.int64)
         for request in range(count):
             bit = 1 << request
             larger = self._small[sets | bit]
             sets = np.concatenate((sets, sets[larger] | bit, sets[larger] | bit))
             parts = np.concatenate((parts, parts[larger], parts[larger] | bit))
-        # By set, then by rounds: those of a set within some rounds stand together.
-        self._parts = np.sort(self._keys(sets, self._rounds[parts]) | parts)
+        # By set, then by decode steps: those of a set within some decode steps stand together.
+        self._parts = np.sort(self._keys(sets, self._decode_steps[parts]) | parts)
 
     def fit(self, waiting: IntArray, rooms: IntArray) -> BoolArray:
         """
@@ -51,7 +51,7 @@ class SlotLoads:
         waiting
             The requests, a bit each, shape (states,).
         rooms
-            Rounds that each slot has for them, shape (slots, states).
+            Decode steps that each slot has for them, shape (slots, states).
         """
         fits: BoolArray = np.ones(len(waiting), dtype=np.bool_)
         rows = np.flatnonzero(self._small[waiting])
@@ -60,13 +60,13 @@ class SlotLoads:
 
     def _fit(self, waiting: IntArray, rooms: IntArray) -> BoolArray:
         if len(rooms) == 1:
-            within: BoolArray = self._rounds[waiting] <= rooms[0]
+            within: BoolArray = self._decode_steps[waiting] <= rooms[0]
             return within
         # The first slot takes what the others leave, at least.
-        left_over = np.maximum(0, self._rounds[waiting] - rooms[1:].sum(axis=0))
+        left_over = np.maximum(0, self._decode_steps[waiting] - rooms[1:].sum(axis=0))
         first = np.searchsorted(self._parts, self._keys(waiting, left_over))
         last = np.searchsorted(
-            self._parts, self._keys(waiting, np.minimum(rooms[0], self._rounds[waiting]) + 1)
+            self._parts, self._keys(waiting, np.minimum(rooms[0], self._decode_steps[waiting]) + 1)
         )
         number = np.maximum(0, last - first)
         fits: BoolArray = number > (0 if len(rooms) == 2 else MOST_TRIED)
@@ -83,6 +83,6 @@ class SlotLoads:
         return fits
 
     @staticmethod
-    def _keys(sets: IntArray, rounds: IntArray) -> IntArray:
-        keys: IntArray = (sets << ROUND_BITS | rounds) << SET_BITS
+    def _keys(sets: IntArray, decode_steps: IntArray) -> IntArray:
+        keys: IntArray = (sets << STEP_BITS | decode_steps) << SET_BITS
         return keys

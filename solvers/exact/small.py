@@ -55,7 +55,7 @@ def solve_small(
         steps = STEPS_PER_REQUEST * len(problem)
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
-    start, left = start.without_idle_rounds(problem), _left(limits, deadline, 0)
+    start, left = start.without_idle_steps(problem), _left(limits, deadline, 0)
     if not can_search_backward(problem, left.seconds):
         return best_by_states(problem, left, start)
     first = best_by_backward_dp(problem, left, start)

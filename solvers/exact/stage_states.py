@@ -28,13 +28,13 @@ TABLED = 14
 AT_ONCE = 500_000
 """Pairs of a state and a stage looked at together; bounds the memory."""
 WAITS_AT_ONCE = 20_000
-"""Pairs of a state and the rounds until its next stage looked at together: more are looked at in vain."""
+"""Pairs of a state and the steps until its next stage looked at together: more are looked at in vain."""
 BEAMS = (300, 3_000)
 """States that a layer keeps in the first passes, which look for a schedule to beat."""
 EVEN = 0.2
-"""Weight, in what a beam keeps, of the rounds that slots and KV tokens need each on their own."""
+"""Weight, in what a beam keeps, of the decode steps that slots and KV tokens need each on their own."""
 MANY = 2**40
-"""More rounds and tokens than anything has."""
+"""More decode steps and tokens than anything has."""
 PRECISION = 1e-10
 """Relative difference below which two costs are the same."""
 
@@ -54,11 +54,11 @@ def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOu
     r"""
     Return an optimal schedule, or the best one found within the limits.
 
-    A state, right before a prefill stage, is which requests wait, the rounds left and the tokens held of each
+    A state, right before a prefill stage, is which requests wait, the steps left and the tokens held of each
     that is under way, and the seconds spent. From each one every stage is tried that the slots, the token cap
-    and the KV capacity have room for to the end of those under way, and then every number of rounds until the
+    and the KV capacity have room for to the end of those under way, and then every number of steps until the
     next stage. Of equal states one is kept; none is whose lower bound is no better than the best schedule
-    (slots, longest request and KV tokens for the rounds left; for the stages as
+    (slots, longest request and KV tokens for the decode steps left; for the stages as
     :func:`~batchbound.models.bounds.least_counts.cost_terms`). A layer has all states with equally many
     requests waiting, so each state is met once. First passes keep few states a layer, to have a good schedule
     to beat.
@@ -66,9 +66,9 @@ def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOu
     What need not be tried:
 
     - A stage that follows no end of a request, as long as what is held can never exceed the capacity. It
-      could be a round earlier, with the same slots free.
-    - Two stages with no round between them, but under a token cap, where the cost bends, or with requests
-      that take no round: one stage costs no more.
+      could be a decode step earlier, with the same slots free.
+    - Two stages with no step between them, but under a token cap, where the cost bends, or with requests
+      that take no decode step: one stage costs no more.
     - Of requests alike, a later one before an earlier one.
     - A stage that leaves a slot free while a request waits, if stages cost the same however full they are and
       nothing but slots is scarce: a request that waits could start then instead of later.
@@ -105,12 +105,12 @@ class _States(Columns):
     waiting
         The requests that wait, a bit each, shape (states,).
     left, held
-        Rounds left of what each slot serves, and its tokens of keys and values in the next one; those with
-        the most rounds left first, 0 for a free slot. Shape (slots, states).
+        Decode steps left of what each slot serves, and its tokens of keys and values in the next one; those with
+        the most decode steps left first, 0 for a free slot. Shape (slots, states).
     spent, least
         Seconds so far, with those that every schedule takes, and the least to the end, shape (states,).
-    layer, parent, stage, rounds
-        The state it came from (layer and row), the requests of the stage in between and the rounds after it,
+    layer, parent, stage, decode_steps
+        The state it came from (layer and row), the requests of the stage in between and the steps after it,
         shape (states,).
     """
 
@@ -122,7 +122,7 @@ class _States(Columns):
     layer: IntArray
     parent: IntArray
     stage: IntArray
-    rounds: IntArray
+    decode_steps: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,17 +153,17 @@ class _Facts:
 
     Parameters
     ----------
-    rounds, tokens_read
+    decode_steps, tokens_read
         Their decode steps, and the tokens of keys and values read in them.
     longest, shortest, smallest
-        The most and the fewest rounds of one, and the fewest prompt tokens.
+        The most and the fewest decode steps of one, and the fewest prompt tokens.
     prefill
         The least seconds of their prefill stages.
     peaks
         The most tokens that so many of them can hold together, shape (slots + 1, sets).
     """
 
-    rounds: IntArray
+    decode_steps: IntArray
     tokens_read: IntArray
     longest: IntArray
     shortest: IntArray
@@ -177,9 +177,9 @@ class _Sets:
 
     def __init__(self, problem: Problem, order: IntArray) -> None:
         self.problem, self.slots = problem, min(problem.slots, len(problem))
-        self.rounds, self.prompts = problem.rounds[order], problem.prompt_tokens[order]
+        self.decode_steps, self.prompts = problem.decode_steps[order], problem.prompt_tokens[order]
         self.at_start, self.peaks = problem.kv_at_start[order], problem.kv_peak[order]
-        self.read = self.rounds * self.at_start + self.rounds * (self.rounds - 1) // 2
+        self.read = self.decode_steps * self.at_start + self.decode_steps * (self.decode_steps - 1) // 2
         tabled = len(problem) <= TABLED
         self._table = self._facts(np.arange(1 << len(problem))) if tabled else None
 
@@ -191,13 +191,13 @@ class _Sets:
         return self._facts(distinct), at.ravel()
 
     def _facts(self, sets: IntArray) -> _Facts:
-        member = (sets >> np.arange(len(self.rounds))[:, None]) & 1
+        member = (sets >> np.arange(len(self.decode_steps))[:, None]) & 1
         peaks = np.sort(member * self.peaks[:, None], axis=0)[: -self.slots - 1 : -1]
         return _Facts(
-            self.rounds @ member,
+            self.decode_steps @ member,
             self.read @ member,
-            (self.rounds[:, None] * member).max(axis=0),
-            np.where(member, self.rounds[:, None], MANY).min(axis=0),
+            (self.decode_steps[:, None] * member).max(axis=0),
+            np.where(member, self.decode_steps[:, None], MANY).min(axis=0),
             np.where(member, self.prompts[:, None], MANY).min(axis=0),
             self._prefill(member),
             np.concatenate((np.zeros((1, len(sets)), dtype=np.int64), np.cumsum(peaks, axis=0))),
@@ -234,7 +234,7 @@ class _StateSearch(LimitedSearch):
         super().__init__(deadline, work)
         cost = problem.cost
         self.capacity = problem.kv_capacity
-        self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
+        self.order = np.lexsort((-problem.prompt_tokens, -problem.decode_steps))
         self.sets = _Sets(problem, self.order)
         self.slots = self.sets.slots
         scarce = (
@@ -242,17 +242,17 @@ class _StateSearch(LimitedSearch):
         )
         # Where what is held never matters, states that differ in nothing else are the same.
         self.scarce = scarce
-        no_rounds, bends = bool((problem.rounds == 0).any()), problem.reaches_bend
+        no_steps, bends = bool((problem.decode_steps == 0).any()), problem.reaches_bend
         capped = problem.prefill_token_cap is not None
-        self.at_once = capped or bends or no_rounds
+        self.at_once = capped or bends or no_steps
         alike = not (scarce or capped or bends or cost.prefill_floor > 0)
-        self.fills_slots = alike and not no_rounds
-        same = np.diff(self.sets.rounds) == 0
+        self.fills_slots = alike and not no_steps
+        same = np.diff(self.sets.decode_steps) == 0
         if not alike:
             same &= np.diff(self.sets.prompts) == 0
         self.twins = int(sum(1 << at for at in np.flatnonzero(same).tolist()))
-        self.constant = cost.decode_per_slot * int(problem.rounds.sum())
-        self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
+        self.constant = cost.decode_per_slot * int(problem.decode_steps.sum())
+        self.constant += cost.decode_per_kv_token * problem.kv_token_steps
         self.choices = [self._choice(size) for size in range(1, self.slots + 1)]
 
     def _choice(self, size: int) -> _Choice:
@@ -300,25 +300,25 @@ class _StateSearch(LimitedSearch):
     def _least(self, waiting: IntArray, left: IntArray, held: IntArray) -> FloatArray:
         """Return a lower bound on the seconds still to come."""
         facts, at = self.sets.facts(waiting)
-        rounds = -(-(total(left) + facts.rounds[at]) // self.slots)
-        np.maximum(rounds, left[0], out=rounds)
-        np.maximum(rounds, facts.longest[at] + left[-1], out=rounds)
+        decode_steps = -(-(total(left) + facts.decode_steps[at]) // self.slots)
+        np.maximum(decode_steps, left[0], out=decode_steps)
+        np.maximum(decode_steps, facts.longest[at] + left[-1], out=decode_steps)
         if self.scarce and self.capacity is not None:
             read = total(left * held + left * (left - 1) // 2) + facts.tokens_read[at]
-            np.maximum(rounds, -(-read // self.capacity), out=rounds)
-        least: FloatArray = facts.prefill[at] + self.problem.cost.decode_base * rounds
+            np.maximum(decode_steps, -(-read // self.capacity), out=decode_steps)
+        least: FloatArray = facts.prefill[at] + self.problem.cost.decode_base * decode_steps
         return least
 
     def _expected(self, states: _States) -> FloatArray:
         """Return about how many seconds schedules from states take, to rank them."""
         facts, at = self.sets.facts(states.waiting)
         left = states.left
-        rounds = (total(left) + facts.rounds[at]) / self.slots
+        decode_steps = (total(left) + facts.decode_steps[at]) / self.slots
         if self.scarce and self.capacity is not None:
             read = total(left * states.held + left * (left - 1) // 2) + facts.tokens_read[at]
             by_memory = read / self.capacity
-            rounds = np.maximum(rounds, by_memory) + EVEN * (rounds + by_memory)
-        expected: FloatArray = states.spent + facts.prefill[at] + self.problem.cost.decode_base * rounds
+            decode_steps = np.maximum(decode_steps, by_memory) + EVEN * (decode_steps + by_memory)
+        expected: FloatArray = states.spent + facts.prefill[at] + self.problem.cost.decode_base * decode_steps
         return expected
 
     def _distinct(self, states: _States) -> _States:
@@ -361,7 +361,7 @@ class _StateSearch(LimitedSearch):
             fits &= total(states.held)[parent] + choice.tokens[chosen] <= self.capacity
         parent, chosen, waiting, spent = parent[fits], chosen[fits], waiting[fits], spent[fits]
         members = choice.members[:, chosen]
-        left = np.concatenate((states.left[:, parent], self.sets.rounds[members]))
+        left = np.concatenate((states.left[:, parent], self.sets.decode_steps[members]))
         held = np.concatenate((states.held[:, parent], self.sets.at_start[members]))
         keys = np.sort(-((left << 32) + np.where(left > 0, held, 0)), axis=0)[: self.slots]
         left, held = -keys >> 32, -keys & 0xFFFFFFFF
@@ -370,14 +370,14 @@ class _StateSearch(LimitedSearch):
         begun = _States(waiting, left, held, spent, least, layer, parent, bits, np.zeros_like(parent))
         promising = least < self.to_beat
         if self.scarce and self.capacity is not None:
-            # What is held is most in the last round of a request: by those with no fewer rounds left.
+            # What is held is most in the last step of a request: by those with no fewer decode steps left.
             under_way = np.arange(1, self.slots + 1)[:, None]
             last = np.cumsum(held, axis=0) + under_way * (left - 1)
             promising &= all_of((last <= self.capacity) | (left == 0))
         return begun.take(promising)
 
     def _later(self, begun: _States) -> Iterator[_States]:
-        """Yield the states after each number of rounds that the next stage may wait for."""
+        """Yield the states after each number of decode steps that the next stage may wait for."""
         if self.at_once:
             yield begun
         at_ends = begun
@@ -394,7 +394,7 @@ class _StateSearch(LimitedSearch):
             yield self._waited(at_ends, row, left[slot, row])[1]
 
     def _at_any_time(self, begun: _States) -> Iterator[_States]:
-        """Yield the states after each number of rounds in which a request could start."""
+        """Yield the states after each number of decode steps in which a request could start."""
         passed = 0
         while len(begun.waiting):
             self.tick(0)
@@ -413,7 +413,7 @@ class _StateSearch(LimitedSearch):
             begun = begun.take(still)
 
     def _may_have_room(self, begun: _States, waits: IntArray) -> BoolArray:
-        """Return whether a request could start after some rounds, shape (states, waits); a no is certain."""
+        """Return whether a request could start after some steps, shape (states, waits); a no is certain."""
         assert self.capacity is not None
         facts, at = self.sets.facts(begun.waiting)
         left, active = begun.left, np.count_nonzero(begun.left, axis=0)
@@ -434,7 +434,7 @@ class _StateSearch(LimitedSearch):
         return binds
 
     def _has_room(self, states: _States) -> BoolArray:
-        """Return whether a request could start: one with the fewest prompt tokens and the fewest rounds."""
+        """Return whether a request could start: one with the fewest prompt tokens and the fewest steps."""
         assert self.capacity is not None
         facts, at = self.sets.facts(states.waiting)
         smallest, shortest = facts.smallest[at], facts.shortest[at]
@@ -445,11 +445,11 @@ class _StateSearch(LimitedSearch):
         fits &= total(states.held) + smallest <= self.capacity
         return fits
 
-    def _waited(self, begun: _States, row: IntArray, rounds: IntArray) -> tuple[IntArray, _States]:
-        """Return which of these rows may lead to a better schedule after so many rounds, and the states."""
-        left = np.maximum(0, begun.left[:, row] - rounds)
-        held = np.where(left > 0, begun.held[:, row] + rounds, 0)
-        spent = begun.spent[row] + self.problem.cost.decode_base * rounds
+    def _waited(self, begun: _States, row: IntArray, decode_steps: IntArray) -> tuple[IntArray, _States]:
+        """Return which of these rows may lead to a better schedule after so many steps, and the states."""
+        left = np.maximum(0, begun.left[:, row] - decode_steps)
+        held = np.where(left > 0, begun.held[:, row] + decode_steps, 0)
+        spent = begun.spent[row] + self.problem.cost.decode_base * decode_steps
         least = spent + self._least(begun.waiting[row], left, held)
         promising = np.flatnonzero(least < self.to_beat)
         later = replace(
@@ -459,7 +459,7 @@ class _StateSearch(LimitedSearch):
             spent=spent[promising],
             least=least[promising],
         )
-        return promising, replace(later, rounds=later.rounds + rounds[promising])
+        return promising, replace(later, decode_steps=later.decode_steps + decode_steps[promising])
 
     def _end(self, begun: _States, kept: dict[int, _States]) -> None:
         """Take over the best schedule of those whose requests are all under way, if it is better."""
@@ -467,16 +467,16 @@ class _StateSearch(LimitedSearch):
         best = int(seconds.argmin())
         if seconds[best] >= self.to_beat:
             return
-        stages, rounds = [int(begun.stage[best])], [int(begun.left[0, best])]
+        stages, decode_steps = [int(begun.stage[best])], [int(begun.left[0, best])]
         layer, row = int(begun.layer[best]), int(begun.parent[best])
         while kept[layer].layer[row] >= 0:
             states = kept[layer]
             stages.append(int(states.stage[row]))
-            rounds.append(int(states.rounds[row]))
+            decode_steps.append(int(states.decode_steps[row]))
             layer, row = int(states.layer[row]), int(states.parent[row])
         bin_of = np.empty(len(self.problem), dtype=np.int64)
         for number, stage in enumerate(reversed(stages)):
             members = [at for at in range(len(self.problem)) if stage >> at & 1]
             bin_of[self.order[members]] = number
-        self.best = Schedule.from_bins(self.problem, bin_of, rounds[::-1])
+        self.best = Schedule.from_bins(self.problem, bin_of, decode_steps[::-1])
         self.seconds = self.best.makespan(self.problem)

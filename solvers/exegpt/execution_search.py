@@ -39,7 +39,7 @@ class Space:
     tensor_degree, tensor_groups
         Of the configurations.
     variables
-        ``encode_batch``, and ``decode_rounds`` (RRA) or ``micro_batches`` (WAA).
+        ``encode_batch``, and ``decode_steps`` (RRA) or ``micro_batches`` (WAA).
     """
 
     strategy: Strategy
@@ -117,7 +117,7 @@ def spaces(
     tensor_degree: int,
     *,
     encode_batches: tuple[int, int] = (1, 256),
-    decode_rounds: tuple[int, int] | None = None,
+    decode_steps: tuple[int, int] | None = None,
 ) -> Iterator[Space]:
     """
     Yield the spaces of a strategy at a tensor-parallel degree; none where the devices are too few.
@@ -126,18 +126,18 @@ def spaces(
     ----------
     encode_batches
         Range of :math:`B_E`.
-    decode_rounds
+    decode_steps
         Range of :math:`N_D`; by default from 1 to the longest completion, beyond which it changes nothing.
     """
     devices, shared = timeline.cluster.devices, tensor_degree > 1
-    rounds = decode_rounds or (1, timeline.lengths.outputs.high)
+    decode_steps = decode_steps or (1, timeline.lengths.outputs.high)
     if strategy is Strategy.RRA:
         least = max(encode_batches[0], LEAST_MICRO_BATCH * devices if devices > 1 else 1)
         if least > encode_batches[1]:
             return
         variables = (
             Variable("encode_batch", least, encode_batches[1]),
-            Variable("decode_rounds", *rounds, rises=False),
+            Variable("decode_steps", *decode_steps, rises=False),
         )
         for groups in range(1, devices // tensor_degree + 1) if shared else (0,):
             yield Space(strategy, tensor_degree, groups, variables)
@@ -160,7 +160,7 @@ def whole_grid(
     tensor_degree: int,
     *,
     encode_batches: tuple[int, int] = (1, 256),
-    decode_rounds: tuple[int, int] | None = None,
+    decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> tuple[FloatArray, FloatArray]:
     """
@@ -168,7 +168,7 @@ def whole_grid(
 
     Parameters
     ----------
-    timeline, strategy, tensor_degree, encode_batches, decode_rounds
+    timeline, strategy, tensor_degree, encode_batches, decode_steps
         As in :func:`spaces`.
     targets
         The latency of what misses one is infinite.
@@ -180,7 +180,7 @@ def whole_grid(
     """
     parts = [(np.zeros(0), np.zeros(0))]
     for space in spaces(
-        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_steps=decode_steps
     ):
         for each in space.rows(timeline):
             parts.append(_reached(timeline, each, targets))
@@ -192,7 +192,7 @@ def whole_frontier(
     *,
     strategies: Sequence[Strategy] = tuple(Strategy),
     encode_batches: tuple[int, int] = (1, 256),
-    decode_rounds: tuple[int, int] | None = None,
+    decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> list[tuple[float, float]]:
     """
@@ -200,7 +200,7 @@ def whole_frontier(
 
     Parameters
     ----------
-    timeline, strategies, encode_batches, decode_rounds
+    timeline, strategies, encode_batches, decode_steps
         As in :func:`search_all`; every configuration of theirs is simulated.
     targets
         Those that miss one are left out.
@@ -212,7 +212,7 @@ def whole_frontier(
             strategy,
             degree,
             encode_batches=encode_batches,
-            decode_rounds=decode_rounds,
+            decode_steps=decode_steps,
             targets=targets,
         )
         for strategy in strategies
@@ -239,7 +239,7 @@ def search(
     latency_bound: float | Targets,
     *,
     encode_batches: tuple[int, int] = (1, 256),
-    decode_rounds: tuple[int, int] | None = None,
+    decode_steps: tuple[int, int] | None = None,
 ) -> Found:
     """
     Return the best configuration of a strategy at a tensor-parallel degree.
@@ -257,13 +257,13 @@ def search(
         Of the configurations.
     latency_bound
         Seconds for a completion of the 99th-percentile length, or all targets for it.
-    encode_batches, decode_rounds
+    encode_batches, decode_steps
         As in :func:`spaces`.
     """
     targets = Targets.of(latency_bound)
     if not targets.of_latency_alone:
         every = spaces(
-            timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+            timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_steps=decode_steps
         )
         best, grid = _best_of_grid(timeline, every, targets)
         performance = None if best is None else timeline(best)
@@ -273,7 +273,7 @@ def search(
     throughput, grid, evaluated = -math.inf, 0, 0
     results = []
     for space in spaces(
-        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_steps=decode_steps
     ):
         rows, first, guess = space.rows(timeline), 0, 1
         start = branch_and_bound(
@@ -317,7 +317,7 @@ def search_all(
     *,
     strategies: Sequence[Strategy] = tuple(Strategy),
     encode_batches: tuple[int, int] = (1, 256),
-    decode_rounds: tuple[int, int] | None = None,
+    decode_steps: tuple[int, int] | None = None,
 ) -> list[Found]:
     """Return what :func:`search` finds for each strategy and degree, the best of all first."""
     found = [
@@ -327,7 +327,7 @@ def search_all(
             degree,
             latency_bound,
             encode_batches=encode_batches,
-            decode_rounds=decode_rounds,
+            decode_steps=decode_steps,
         )
         for strategy in strategies
         for degree in sorted(timeline.costs)

@@ -62,9 +62,9 @@ def replan(
     unchanged = on_planned_devices(planned, observed, config)
     if config.strategy is Strategy.RRA:
         best, throughput = None, -math.inf
-        rounds = observed.lengths.outputs.high
-        for count in range(1, rounds + 1):
-            changed = replace(config, decode_rounds=count)
+        decode_steps = observed.lengths.outputs.high
+        for count in range(1, decode_steps + 1):
+            changed = replace(config, decode_steps=count)
             probe = observed.rra_row(changed, config.encode_batch).probe(
                 config.encode_batch, config.encode_batch
             )

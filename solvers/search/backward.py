@@ -1,9 +1,9 @@
 """
 Schedules built from their end, where KV memory is scarce: backwards, what a request holds only shrinks.
 
-From its last round back to its first a request frees a token each round, so that one which fits now fits on.
+From its last step back to its first a request frees a token each step, so that one which fits now fits on.
 Memory stays full up to the smallest request that waits, where a construction forwards has to keep room for
-what grows. Requests that run back to the same round share a prefill stage.
+what grows. Requests that run back to the same decode step share a prefill stage.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _Settings:
     Parameters
     ----------
     weight
-        Rounds of full memory that the first of all requests may waste more than the last.
+        Decode steps of full memory that the first of all requests may waste more than the last.
     shares
         Of length, memory at the end and prompt in a request's rank, shape (3,).
     noise
-        Added to the rank, in rounds, shape (requests,).
+        Added to the rank, in decode steps, shape (requests,).
     end
-        Rounds aimed at, in the fewest there could be.
+        Decode steps aimed at, in the fewest there could be.
     stage
         Price of a stage, in times of its own.
     """
@@ -80,19 +80,19 @@ class BackwardSearch:
     Parameters
     ----------
     problem
-        The problem scheduled, with a KV capacity; requests of no round go last.
+        The problem scheduled, with a KV capacity; requests of no decode step go last.
     rng
         Draws the changes.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         self._problem, self._rng = problem, rng
-        self._running = np.flatnonzero(problem.rounds > 0)
-        rounds, peak = problem.rounds[self._running], problem.kv_peak[self._running]
+        self._running = np.flatnonzero(problem.decode_steps > 0)
+        decode_steps, peak = problem.decode_steps[self._running], problem.kv_peak[self._running]
         prompts = problem.prompt_tokens[self._running]
-        self._rank = np.stack((rounds / rounds.max(), peak / peak.max(), prompts / peak.max()))
-        self._fewest = least_counts(problem).rounds
-        nothing = np.zeros(len(rounds))
+        self._rank = np.stack((decode_steps / decode_steps.max(), peak / peak.max(), prompts / peak.max()))
+        self._fewest = least_counts(problem).decode_steps
+        nothing = np.zeros(len(decode_steps))
         first = (FIRST_OF_SLOTS, *FIRST) if slots_are_scarcer(problem) else FIRST
         self._first = [
             _Settings(weight, np.array([*shares, 0.0]), nothing, 1.0, 1.0) for weight, *shares in first
@@ -123,27 +123,27 @@ class BackwardSearch:
 def slots_are_scarcer(problem: Problem) -> bool:
     """Return whether slots that are never free would hold less than the KV capacity on average."""
     assert problem.kv_capacity is not None
-    slot_rounds = int(problem.rounds.sum())
-    return problem.kv_token_rounds * problem.slots < slot_rounds * problem.kv_capacity
+    slot_steps = int(problem.decode_steps.sum())
+    return problem.kv_token_steps * problem.slots < slot_steps * problem.kv_capacity
 
 
 def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> Schedule:
     """
-    Return the schedule in which requests start some rounds before the end, all others in stages behind them.
+    Return the schedule in which requests start some steps before the end, all others in stages behind them.
 
     Parameters
     ----------
     running
-        The requests that take a round at least, shape (running,).
+        The requests that take a decode step at least, shape (running,).
     back
-        Rounds from the start of each to the end of them all, counted back, shape (running,).
+        Decode steps from the start of each to the end of them all, counted back, shape (running,).
     """
     start = int(back.max()) - back
     times, stage = np.unique(start, return_inverse=True)
-    end = int((start + problem.rounds[running]).max())
+    end = int((start + problem.decode_steps[running]).max())
     bin_of = np.empty(len(problem), dtype=np.int64)
     bin_of[running] = stage
-    rest = np.flatnonzero(problem.rounds == 0)
+    rest = np.flatnonzero(problem.decode_steps == 0)
     last = _stages_of(problem, rest)
     bin_of[rest] = len(times) + last
     bursts = np.zeros(len(times) + int(last.max(initial=-1)) + 1, dtype=np.int64)
@@ -152,14 +152,14 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
 
 
 def backward_schedule(problem: Problem) -> Schedule | None:
-    """Return the schedule of the settings that are mostly best, or None where no request takes a round."""
-    if not (problem.rounds > 0).any():
+    """Return the schedule of the settings that are mostly best, or None where no request takes a step."""
+    if not (problem.decode_steps > 0).any():
         return None
     return BackwardSearch(problem, np.random.default_rng(0)).step()
 
 
 def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
-    """Return stages of requests that take no round, in the order given, as full as the limits allow."""
+    """Return stages of requests that take no decode step, in the order given, as full as the limits allow."""
     caps = [cap for cap in (problem.prefill_token_cap, problem.kv_capacity) if cap is not None]
     most = min(caps, default=int(problem.prompt_tokens.sum()))
     stages, stage, count, tokens = [], 0, 0, 0
@@ -173,41 +173,41 @@ def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
 
 class _Construction:
     """
-    One construction, in rounds counted back from the end.
+    One construction, in decode steps counted back from the end.
 
     Parameters
     ----------
     requests
-        Those to serve, each of a round at least.
+        Those to serve, each of a decode step at least.
     keys
-        Rounds of full memory that each may waste, to go before those that waste less, shape (requests,).
+        Decode steps of full memory that each may waste, to go before those that waste less, shape (requests,).
     end
-        Rounds aimed at: requests that would need more if they began any later go first.
+        Decode steps aimed at: requests that would need more if they began any later go first.
     """
 
     def __init__(self, problem: Problem, requests: IntArray, keys: FloatArray, end: int) -> None:
         assert problem.kv_capacity is not None
         self._problem, self._capacity, self._aim = problem, problem.kv_capacity, max(1, end)
-        rounds, peak = problem.rounds[requests], problem.kv_peak[requests]
-        order = np.argsort(rounds, kind="stable")
+        decode_steps, peak = problem.decode_steps[requests], problem.kv_peak[requests]
+        order = np.argsort(decode_steps, kind="stable")
         self._left = len(order)
-        self._whole = np.stack((rounds, peak, np.arange(len(order)), problem.prompt_tokens[requests]))[
+        self._whole = np.stack((decode_steps, peak, np.arange(len(order)), problem.prompt_tokens[requests]))[
             :, order
         ]
         share = np.maximum(peak / self._capacity, 1.0 / problem.slots)
         self._real = np.stack((keys, share))[:, order]
-        self._gone = (peak - rounds).tolist()
+        self._gone = (peak - decode_steps).tolist()
         self._cap = problem.prefill_token_cap
         self._now = self._held = self._active = 0
         self._free = problem.slots
         self._coming: list[tuple[int, int]] = []
-        """Rounds in which a request is through, and the request, or begins to run: -1."""
+        """Decode steps in which a request is through, and the request, or begins to run: -1."""
         self._stages = np.array([self._aim])
         self._tokens: dict[int, int] = {}
 
     def ends(self, stage_price: float, late: Callable[[], bool]) -> IntArray | None:
         """
-        Return the round, counted back, in which each request's prefill stage comes, shape (requests,).
+        Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
 
         Parameters
         ----------
@@ -225,10 +225,10 @@ class _Construction:
                 if late():
                     return None
                 place, end = self._next(price)
-                rounds, peak, request, prompt = self._whole[:, place].tolist()
+                decode_steps, peak, request, prompt = self._whole[:, place].tolist()
                 ends[request] = end
                 self._tokens[end] = self._tokens.get(end, 0) + prompt
-                self._begin(request, end, rounds, peak)
+                self._begin(request, end, decode_steps, peak)
                 self._drop(place)
                 if peak == least and self._left:
                     least = int(self._whole[1, : self._left].min())
@@ -238,45 +238,45 @@ class _Construction:
     def _next(self, price: float) -> tuple[int, int]:
         """Return the place of the request that goes next, and when its stage comes, counted back."""
         count, room = self._left, self._capacity - self._held
-        rounds, peak, _, prompt = self._whole[:, :count]
+        decode_steps, peak, _, prompt = self._whole[:, :count]
         keys, share = self._real[:, :count]
         fits = np.flatnonzero(peak <= room)
         urgent = int(fits[-1])
-        if self._now + int(rounds[urgent]) >= self._aim:
-            return urgent, self._stage_at(self._now + int(rounds[urgent]), int(prompt[urgent]))
+        if self._now + int(decode_steps[urgent]) >= self._aim:
+            return urgent, self._stage_at(self._now + int(decode_steps[urgent]), int(prompt[urgent]))
         span = self._stages - self._now
-        place = np.searchsorted(rounds, span, side="right")[:, None] - 1 - np.arange(NEAREST)
+        place = np.searchsorted(decode_steps, span, side="right")[:, None] - 1 - np.arange(NEAREST)
         there = place >= 0
         place = np.where(there, place, 0)
         there &= peak[place] <= room
         if self._cap is not None:
             taken = np.array([self._tokens.get(at, 0) for at in self._stages.tolist()])
             there &= taken[:, None] + prompt[place] <= self._cap
-        waste = np.where(there, (span[:, None] - rounds[place]) * share[place] - keys[place], np.inf)
+        waste = np.where(there, (span[:, None] - decode_steps[place]) * share[place] - keys[place], np.inf)
         best = int(waste.argmin())
         first = int(fits[keys[fits].argmax()])
         if price - keys[first] < waste.flat[best]:
-            return first, self._stage_at(self._now + int(rounds[first]), int(prompt[first]))
+            return first, self._stage_at(self._now + int(decode_steps[first]), int(prompt[first]))
         return int(place.flat[best]), int(self._stages[best // NEAREST])
 
-    def _stage_at(self, round_: int, prompt: int) -> int:
-        """Return the first round from this one on whose stage has room for a prompt, as a stage."""
-        while self._cap is not None and self._tokens.get(round_, 0) + prompt > self._cap:
-            round_ += 1
-        at = int(np.searchsorted(self._stages, round_))
-        if at == len(self._stages) or self._stages[at] != round_:
-            self._stages = np.insert(self._stages, at, round_)
-        return round_
+    def _stage_at(self, step: int, prompt: int) -> int:
+        """Return the first decode step from this one on whose stage has room for a prompt, as a stage."""
+        while self._cap is not None and self._tokens.get(step, 0) + prompt > self._cap:
+            step += 1
+        at = int(np.searchsorted(self._stages, step))
+        if at == len(self._stages) or self._stages[at] != step:
+            self._stages = np.insert(self._stages, at, step)
+        return step
 
-    def _begin(self, request: int, end: int, rounds: int, peak: int) -> None:
+    def _begin(self, request: int, end: int, decode_steps: int, peak: int) -> None:
         """Take a slot and memory for a request from now on, though it may run only a little later."""
         heapq.heappush(self._coming, (end, request))
         self._held += peak
         self._free -= 1
-        if end - rounds <= self._now:
+        if end - decode_steps <= self._now:
             self._active += 1
         else:
-            heapq.heappush(self._coming, (end - rounds, -1))
+            heapq.heappush(self._coming, (end - decode_steps, -1))
 
     def _drop(self, place: int) -> None:
         """Take a request out of those that wait."""
@@ -285,7 +285,7 @@ class _Construction:
         self._left -= 1
 
     def _go_back(self, least: int) -> None:
-        """Go back to the next round in which something ends, or the smallest request that waits may fit."""
+        """Go back to the next step in which something ends, or the smallest request that waits may fit."""
         then = self._coming[0][0]
         lacking = self._held + least - self._capacity
         if self._free and self._left and lacking > 0 and self._active:

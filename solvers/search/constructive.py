@@ -13,7 +13,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...heuristics.queues.admission import FULL_STAGE
 from ...heuristics.queues.ordered import longest_first
-from ...heuristics.queues.prefill_rules import bearable_idle, rounds_to_wait
+from ...heuristics.queues.prefill_rules import bearable_idle, steps_to_wait
 
 LOOK_AHEAD = 48
 """Waiting requests tried in a row without finding one that fits before a stage is closed."""
@@ -59,12 +59,12 @@ def ski_rental_in_time(
     waiting = list((longest_first(problem) if order is None else order).tolist())
     waiting.reverse()
     chooser = _Chooser(problem)
-    # Where rounds cost nothing, longer than any could idle.
-    bearable = min(bearable_idle(problem, patience), float(problem.rounds.max() * problem.slots))
+    # Where decode steps cost nothing, longer than any could idle.
+    bearable = min(bearable_idle(problem, patience), float(problem.decode_steps.max() * problem.slots))
     bin_of = np.empty(len(problem), dtype=np.int64)
     starts: list[int] = []
     finishes: list[int] = []
-    rounds = problem.rounds.tolist()
+    decode_steps = problem.decode_steps.tolist()
     now, idle = 0, 0.0
     most = problem.slots if burst is None else burst
     while waiting:
@@ -72,7 +72,7 @@ def ski_rental_in_time(
         if chosen:
             # The last requests wait for nobody who could still join them.
             now_or_never = full or len(chosen) == len(waiting) or not finishes
-            wait = 0 if now_or_never else rounds_to_wait(bearable, idle, len(chosen))
+            wait = 0 if now_or_never else steps_to_wait(bearable, idle, len(chosen))
             if not wait:
                 if late():
                     return None
@@ -81,7 +81,7 @@ def ski_rental_in_time(
                 chooser.admit(chosen)
                 _remove(waiting, chosen)
                 for request in chosen:
-                    heapq.heappush(finishes, now + rounds[request])
+                    heapq.heappush(finishes, now + decode_steps[request])
                 idle = 0.0
                 continue
             # Choosing anew at every finish is slow where memory is checked, and four times a wait is enough.
@@ -157,7 +157,7 @@ class _Chooser:
         return self._own[request] + (0 if there else self._prefix_tokens[prefix])
 
     def admit(self, chosen: list[int]) -> None:
-        """Note that the requests chosen last run from the round they were chosen for."""
+        """Note that the requests chosen last run from the decode step they were chosen for."""
         self._held = 0
         if self._cache is not None:
             self._cache.begin(np.array(chosen, dtype=np.int64))
@@ -167,31 +167,33 @@ class Memory:
     """
     The KV tokens that running requests will hold, up to the end of the last of them.
 
-    What is held only grows between two finishes, so the capacity holds at every round if it holds in the
-    last round of every running request.
+    What is held only grows between two finishes, so the capacity holds at every step if it holds in the
+    last decode step of every running request.
 
     Parameters
     ----------
     problem
-        Its requests' prompts and rounds are read.
+        Its requests' prompts and decode steps are read.
     capacity
         Most tokens held at any moment.
     """
 
     def __init__(self, problem: Problem, capacity: int) -> None:
         self._capacity = capacity
-        self._rounds = problem.rounds.tolist()
+        self._decode_steps = problem.decode_steps.tolist()
         # A request without a decode step holds its prompt alone, until its stage ends.
-        self._at_start = np.where(problem.rounds > 0, problem.kv_at_start, problem.prompt_tokens).tolist()
+        self._at_start = np.where(
+            problem.decode_steps > 0, problem.kv_at_start, problem.prompt_tokens
+        ).tolist()
         self._prompt = problem.prompt_tokens.tolist()
         self._running: list[tuple[int, int]] = []
-        # By their last rounds, latest first: these, what is held in them apart from them, and its sums.
+        # By their last decode steps, latest first: these, what is held in them apart from them, and its sums.
         self._last, self._offset, self._sums = np.zeros((3, len(problem) + 1), dtype=np.int64)
         self._ranks = np.arange(1, len(problem) + 1)
         self._index()
 
     def _index(self) -> None:
-        """Sort the running requests by their last round, latest first, and add up what they hold."""
+        """Sort the running requests by their last decode step, latest first, and add up what they hold."""
         last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
         latest_first = np.argsort(-last, kind="stable")
         self._last[: len(last)], self._offset[: len(last)] = last[latest_first], offset[latest_first]
@@ -208,7 +210,7 @@ class Memory:
         self._worst = np.append(np.maximum.accumulate(held[::-1])[::-1], -self._capacity)
 
     def advance(self, now: int) -> None:
-        """Forget the requests that have finished by round ``now``."""
+        """Forget the requests that have finished by decode step ``now``."""
         self._running = [entry for entry in self._running if entry[0] >= now]
         self._index()
 
@@ -219,7 +221,7 @@ class Memory:
 
     def hold(self, request: int, now: int) -> bool:
         """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
-        offset, last = self._at_start[request] - now, now + self._rounds[request] - 1
+        offset, last = self._at_start[request] - now, now + self._decode_steps[request] - 1
         count = len(self._running)
         if self._sums[count] + count * now + self._prompt[request] > self._capacity:
             return False

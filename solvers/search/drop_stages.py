@@ -24,34 +24,34 @@ def drop_stages(
     problem: Problem, schedule: Schedule, late: Callable[[], bool] = lambda: False, *, wide: bool = False
 ) -> Schedule:
     """
-    Return a schedule of no more rounds, with stages of few requests given up where that is possible.
+    Return a schedule of no more decode steps, with stages of few requests given up where that is possible.
 
     Parameters
     ----------
     schedule
-        It keeps every rule, and has no idle rounds. With several stages in one round, or requests of no
+        It keeps every rule, and has no idle steps. With several stages in one decode step, or requests of no
         round, it is returned as it is.
     late
         Whether there is no time left, asked before each stage.
     wide
         Whether more of them are tried, and farther.
     """
-    if not schedule.rounds.all() or not problem.rounds.all():
+    if not schedule.decode_steps.all() or not problem.decode_steps.all():
         return schedule
     return _Merger(problem, schedule).schedule(late, wide)
 
 
 class _Merger:
-    """Where requests start, and what every round holds."""
+    """Where requests start, and what every decode step holds."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self._problem = problem
-        self._end = int(schedule.rounds.sum())
+        self._end = int(schedule.decode_steps.sum())
         self._start = schedule.starts[schedule.bin_of].tolist()
-        self._rounds, self._first = problem.rounds.tolist(), problem.kv_at_start.tolist()
+        self._decode_steps, self._first = problem.decode_steps.tolist(), problem.kv_at_start.tolist()
         self._prompt = problem.prompt_tokens.tolist()
         self._active, self._held = schedule.active(problem), schedule.kv_tokens(problem)
-        self._ramp = np.arange(max(self._rounds) + 1)
+        self._ramp = np.arange(max(self._decode_steps) + 1)
         self._capacity = np.iinfo(np.int64).max if problem.kv_capacity is None else problem.kv_capacity
         self._cap = problem.prefill_token_cap
         self._members: dict[int, list[int]] = {}
@@ -77,7 +77,7 @@ class _Merger:
         near = times[max(0, at - reach) : at + reach]
         near = near[np.argsort(np.abs(near - time), kind="stable")]
         moved: list[int] = []
-        for request in sorted(members, key=lambda each: -self._rounds[each]):
+        for request in sorted(members, key=lambda each: -self._decode_steps[each]):
             self._change(request, time, -1)
             found = next((other for other in near.tolist() if self._fits(request, other)), None)
             if found is None:
@@ -97,18 +97,18 @@ class _Merger:
         self._members[time] = members
 
     def _change(self, request: int, start: int, sign: int) -> None:
-        """Count a request in the rounds from its start on, or no longer."""
-        span = slice(start, start + self._rounds[request])
+        """Count a request in the decode steps from its start on, or no longer."""
+        span = slice(start, start + self._decode_steps[request])
         self._active[span] += sign
         self._held[span] += sign * self._holding(request)
 
     def _holding(self, request: int) -> IntArray:
-        held: IntArray = self._first[request] + self._ramp[: self._rounds[request]]
+        held: IntArray = self._first[request] + self._ramp[: self._decode_steps[request]]
         return held
 
     def _fits(self, request: int, start: int) -> bool:
         """Return whether a request may start at a stage."""
-        end = start + self._rounds[request]
+        end = start + self._decode_steps[request]
         if end > self._end or int(self._active[start:end].max()) >= self._problem.slots:
             return False
         if self._cap is not None:

@@ -128,7 +128,7 @@ class Incumbent:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
-        schedule = split_stages(self.problem, schedule.without_idle_rounds(self.problem))
+        schedule = split_stages(self.problem, schedule.without_idle_steps(self.problem))
         makespan = schedule.makespan(self.problem)
         if makespan >= self.makespan - BETTER or schedule.check(self.problem) is not None:
             return False

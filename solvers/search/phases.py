@@ -16,7 +16,7 @@ from .memory.beam import BeamSearch, beam_pays
 from .memory.insertion import MOST_REQUESTS, InsertionAnnealing
 from .prefill_only import StageExchange, evenly_packed
 from .relaxed import relax_cap, relax_memory, serve_within_memory, slots_bind
-from .ruin_recreate import MOST_ROUNDS, RuinRecreate
+from .ruin_recreate import MOST_STEPS, RuinRecreate
 from .slot_sequences import SlotSequences, packing_pays, requests_are_few
 from .stages.search import anneal_stage_times, can_anneal_stage_times
 
@@ -53,7 +53,7 @@ class Phase:
 
 
 def _only_prefills(problem: Problem) -> bool:
-    return not problem.rounds.any() and not len(problem.prefix_tokens)
+    return not problem.decode_steps.any() and not len(problem.prefix_tokens)
 
 
 def _pack_stages(run: SearchRun, budget: Budget) -> None:
@@ -71,7 +71,7 @@ def _exchange_stages(run: SearchRun, budget: Budget) -> None:
 
 
 def _decodes(problem: Problem) -> bool:
-    return bool(problem.rounds.any())
+    return bool(problem.decode_steps.any())
 
 
 def _is_scarce(problem: Problem) -> bool:
@@ -87,7 +87,7 @@ def _without_stages(run: SearchRun, schedule: Schedule | None) -> Schedule | Non
     if schedule is None or run.best.left <= 0:
         return schedule
     late = lambda: run.best.left <= 0  # noqa: E731
-    return drop_stages(run.problem, schedule.without_idle_rounds(run.problem), late)
+    return drop_stages(run.problem, schedule.without_idle_steps(run.problem), late)
 
 
 def _search_backward(run: SearchRun, budget: Budget) -> None:
@@ -162,13 +162,13 @@ def _repairs(problem: Problem) -> bool:
     computes_again = len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
     if not _decodes(problem) or problem.cost.decode_base == 0:
         return False
-    return (_is_scarce(problem) or computes_again) and least_counts(problem).rounds <= MOST_ROUNDS
+    return (_is_scarce(problem) or computes_again) and least_counts(problem).decode_steps <= MOST_STEPS
 
 
 def _ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
     """Remove requests of the best schedule and insert them elsewhere."""
     schedule = run.best.schedule
-    if 0 < schedule.rounds.sum() <= MOST_ROUNDS:
+    if 0 < schedule.decode_steps.sum() <= MOST_STEPS:
         run.repeat(budget, RuinRecreate(run.problem, run.rng, schedule).step)
 
 

@@ -10,7 +10,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from .backward import slots_are_scarcer
 from .incumbent import Budget, SearchRun
-from .ruin_recreate import MOST_ROUNDS, RuinRecreate
+from .ruin_recreate import MOST_STEPS, RuinRecreate
 from .stage_split import stages_capped
 from .stages.search import LONGEST_ROUNDING, ROUNDING_LEFT, STRETCHED, STRETCHES
 from .stages.slot_flow import stretched
@@ -58,8 +58,8 @@ def serve_within_memory(run: SearchRun, budget: Budget) -> None:
     best, problem, relaxed = run.best, run.problem, run.notes.get(OVER_CAPACITY)
     if relaxed is None:
         return
-    used = np.unique(relaxed.bin_of[problem.rounds > 0])
-    times = np.append(relaxed.starts[used], relaxed.rounds.sum()) - relaxed.starts[used[0]]
+    used = np.unique(relaxed.bin_of[problem.decode_steps > 0])
+    times = np.append(relaxed.starts[used], relaxed.decode_steps.sum()) - relaxed.starts[used[0]]
     short: Schedule | None = None
     for attempt in range(STRETCHES):
         later = stretched(times, STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0)
@@ -75,5 +75,5 @@ def serve_within_memory(run: SearchRun, budget: Budget) -> None:
         if best.offer(found):
             return
         short = found if short is None else short
-    if short is not None and 0 < short.rounds.sum() <= MOST_ROUNDS:
+    if short is not None and 0 < short.decode_steps.sum() <= MOST_STEPS:
         run.repeat(budget, RuinRecreate(problem, run.rng, short).step)

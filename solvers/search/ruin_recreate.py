@@ -1,8 +1,8 @@
 """
-Schedules improved by taking a few requests out and putting them back elsewhere, few rounds and stages dearer.
+Schedules improved by taking a few requests out and putting them back elsewhere, few steps and stages dearer.
 
 Ruin and recreate (Schrimpf et al. 2000): requests near each other, those of a prefill stage, or those in
-the way once some rounds are cut out start anew, at a stage that there is already if they fit any. What every
+the way once some steps are cut out start anew, at a stage that there is already if they fit any. What every
 round holds is kept as an array, so that all starts of a request are tried at once. What fits nowhere is left
 out for the time being, at a price.
 """
@@ -19,23 +19,23 @@ from ...data.schedule import Schedule
 from ...data.workload import numbered_rows
 from .backward import schedule_backwards
 
-MOST_ROUNDS = 200_000
+MOST_STEPS = 200_000
 """Rounds up to which this is worth while: each step takes a time in proportion to them."""
 
 HOT, COLD = 1.0, 0.05
 """Temperatures at the start and the end, in costs of a prefill stage."""
 
 LEAST_HOT, LEAST_COLD = 0.3, 0.02
-"""The least they are, in costs of a round."""
+"""The least they are, in costs of a decode step."""
 
 LEFT_OUT = (0.8, 3.0)
-"""What a request left out is charged at the start and the end, in the rounds that it would fill alone."""
+"""What a request left out is charged at the start and the end, in the steps that it would fill alone."""
 
 LONGER = 0.5
-"""How much more a longer one is charged, as a power of its rounds: it finds a place less easily."""
+"""How much more a longer one is charged, as a power of its decode steps: it finds a place less easily."""
 
 CUT = 0.15
-"""How often rounds are cut out."""
+"""How often decode steps are cut out."""
 
 CUT_IN_PART = 0.2
 """How often of that where requests are left out already."""
@@ -62,7 +62,7 @@ PATIENCE = 0.25
 """The share of a walk after which one that has left requests out all along goes back to the best schedule."""
 
 NEAR = 0.02
-"""How near they are, as a share of the rounds."""
+"""How near they are, as a share of the decode steps."""
 
 FULL = 1 << 40
 """Tokens held where no slot is free: more than any capacity."""
@@ -71,19 +71,19 @@ FULL = 1 << 40
 @dataclass(slots=True)
 class _State:
     """
-    Where requests start, and what every round holds.
+    Where requests start, and what every decode step holds.
 
     Parameters
     ----------
     start
-        The round before which each is prefilled, -1 for those left out, shape (requests,).
+        The decode step before which each is prefilled, -1 for those left out, shape (requests,).
     held, active
-        Tokens held and requests under way in each round, shape (rounds,).
+        Tokens held and requests under way in each decode step, shape (decode_steps,).
     height
-        What is held more than at the first round if all that is new comes from growing: what is held and the
-        number of the round, :data:`FULL` where no slot is free, shape (rounds,).
+        What is held more than at the first step if all that is new comes from growing: what is held and the
+        number of the decode step, :data:`FULL` where no slot is free, shape (decode_steps,).
     stage, tokens
-        Requests and prompt tokens prefilled before each round, shape (rounds + 1,).
+        Requests and prompt tokens prefilled before each decode step, shape (decode_steps + 1,).
     begin, end
         Nothing runs before the one and from the other on.
     shared
@@ -121,18 +121,21 @@ class RuinRecreate:
     Parameters
     ----------
     problem
-        The problem scheduled, whose rounds cost something.
+        The problem scheduled, whose decode steps cost something.
     rng
         Draws what is taken out, and where it goes.
     schedule
-        The schedule to begin with; requests of no round go last. Some of those are left out at first without
+        The schedule to begin with; requests of no step go last. Some of those are left out at first without
         which it would keep the KV capacity.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator, schedule: Schedule) -> None:
         self._problem, self._rng = problem, rng
-        self._running = np.flatnonzero(problem.rounds > 0)
-        self._rounds, self._prompt = problem.rounds[self._running], problem.prompt_tokens[self._running]
+        self._running = np.flatnonzero(problem.decode_steps > 0)
+        self._decode_steps, self._prompt = (
+            problem.decode_steps[self._running],
+            problem.prompt_tokens[self._running],
+        )
         self._first = problem.kv_at_start[self._running]
         self._prefix = problem.prefix_of[self._running]
         if problem.keeps_every_prefix:
@@ -140,16 +143,16 @@ class RuinRecreate:
             self._prefix = np.full_like(self._prefix, -1)
         self._members = [np.flatnonzero(self._prefix == each) for each in range(int(self._prefix.max()) + 1)]
         self._capacity = FULL // 2 if problem.kv_capacity is None else problem.kv_capacity
-        cost, area = problem.cost, (self._first + self._rounds / 2) / self._capacity
-        alone = self._rounds * np.maximum(area, 1.0 / problem.slots)
-        self._charge = cost.decode_base * alone * (self._rounds / self._rounds.mean()) ** LONGER
+        cost, area = problem.cost, (self._first + self._decode_steps / 2) / self._capacity
+        alone = self._decode_steps * np.maximum(area, 1.0 / problem.slots)
+        self._charge = cost.decode_base * alone * (self._decode_steps / self._decode_steps.mean()) ** LONGER
         self._curved = problem.reaches_bend or cost.prefill_floor > cost.prefill_base
         self._stage = float(self._stage_seconds(np.array([float(self._prompt.mean())]))[0])
         # Room for the requests left out to start before all others.
-        margin = int(self._rounds.max())
+        margin = int(self._decode_steps.max())
         start = margin + schedule.starts[schedule.bin_of[self._running]]
-        end = int((start + self._rounds).max())
-        self._time, self._length = np.arange(end), self._rounds.tolist()
+        end = int((start + self._decode_steps).max())
+        self._time, self._length = np.arange(end), self._decode_steps.tolist()
         self._at = self._state(self._within_cap(start), int(start.min()), end)
         self._in_the_way()
         self._weight = LEFT_OUT[0]
@@ -182,7 +185,7 @@ class RuinRecreate:
         return self._complete() if changed < self._best else None
 
     def _go_back_if_stuck(self, done: float) -> None:
-        """Go on from the best schedule if too many rounds have been cut out for what is left out since."""
+        """Go on from the best schedule if too many steps have been cut out for what is left out since."""
         if not (self._at.start < 0).any():
             self._since = done
         elif self._whole is not None and done - self._since > PATIENCE:
@@ -196,7 +199,7 @@ class RuinRecreate:
             if (least := self._charged(self._at, LEFT_OUT[1])) >= self._least:
                 return None
             self._least, self._at = least, after.copy()
-            for request in left[np.argsort(-self._rounds[left], kind="stable")].tolist():
+            for request in left[np.argsort(-self._decode_steps[left], kind="stable")].tolist():
                 complete = complete and self._put(request, 0, last=True)
             self._at.begin = int(self._at.start.min())
         found, self._at = self._at, after
@@ -221,12 +224,12 @@ class RuinRecreate:
             float(self._stage_seconds(state.tokens[stages]).sum()) if curved else self._stage * len(stages)
         )
         left_out = float(self._charge[state.start < 0].sum())
-        rounds = self._problem.cost.decode_base * (state.end - state.begin)
+        decode_steps = self._problem.cost.decode_base * (state.end - state.begin)
         prefill += self._problem.cost.prefill_per_token * state.shared
-        return rounds + prefill + (self._weight if weight is None else weight) * left_out
+        return decode_steps + prefill + (self._weight if weight is None else weight) * left_out
 
     def _within_cap(self, start: IntArray) -> IntArray:
-        """Return the starts without those of requests that several stages in one round are needed for."""
+        """Return the starts without those of requests that several stages in one step are needed for."""
         cap, within, tokens = self._problem.prefill_token_cap, start.copy(), dict[int, int]()
         for request, at in enumerate(start.tolist() if cap is not None else ()):
             tokens[at] = tokens.get(at, 0) + int(self._prompt[request])
@@ -238,11 +241,11 @@ class RuinRecreate:
     def _state(self, start: IntArray, begin: int, end: int) -> _State:
         """Return the state of some starts."""
         here, size = np.flatnonzero(start >= 0), len(self._time)
-        at, ends = start[here], start[here] + self._rounds[here]
+        at, ends = start[here], start[here] + self._decode_steps[here]
         less = np.bincount(ends, minlength=size + 1)
         stage = np.bincount(at, minlength=size + 1)
         active = np.cumsum(stage - less).astype(np.int64)[:size]
-        # A request holds the round's number more than its first tokens less its start.
+        # A request holds the decode step's number more than its first tokens less its start.
         offset = self._first[here] - at
         base = np.cumsum(np.bincount(at, offset, size + 1) - np.bincount(ends, offset, size + 1))[:size]
         held = np.rint(base).astype(np.int64) + active * self._time
@@ -262,10 +265,10 @@ class RuinRecreate:
         state.height[span] = height
 
     def _change(self, request: int, start: int, sign: int) -> None:
-        """Count a request in the rounds from its start on, or no longer."""
-        state, rounds = self._at, self._length[request]
-        span = slice(start, start + rounds)
-        held, first, grown = state.held[span], self._first[request], self._time[:rounds]
+        """Count a request in the decode steps from its start on, or no longer."""
+        state, decode_steps = self._at, self._length[request]
+        span = slice(start, start + decode_steps)
+        held, first, grown = state.held[span], self._first[request], self._time[:decode_steps]
         if sign > 0:
             held += grown
             held += first
@@ -349,7 +352,7 @@ class RuinRecreate:
         return [one, int(rng.choice(others))] if len(others) else []
 
     def _cut(self) -> list[int]:
-        """Cut rounds out, what starts later or earlier moved there, and return what is then in the way."""
+        """Cut steps out, what starts later or earlier moved there, and return what is then in the way."""
         rng, state = self._rng, self._at
         fewer, kind = min(int(rng.geometric(0.3)), state.end - state.begin - 1), rng.random()
         here = (state.start >= 0).nonzero()[0]
@@ -359,19 +362,19 @@ class RuinRecreate:
             start[here] = np.maximum(start[here], begin)
         elif kind < 0.5:
             end -= fewer
-            start[here] = np.minimum(start[here], end - self._rounds[here])
+            start[here] = np.minimum(start[here], end - self._decode_steps[here])
         else:
             at, later = int(rng.integers(begin, end)), rng.random() < 0.5
             moved = here[(start[here] <= at) == later]
             start[moved] += fewer if later else -fewer
             begin, end = (begin + fewer, end) if later else (begin, end - fewer)
-        gone = here[(start[here] < begin) | (start[here] + self._rounds[here] > end)]
+        gone = here[(start[here] < begin) | (start[here] + self._decode_steps[here] > end)]
         start[gone] = -1
         self._at = self._state(start, begin, end)
         return [*gone.tolist(), *self._in_the_way()]
 
     def _in_the_way(self, kept: int = -1) -> list[int]:
-        """Take out requests until no round holds too much and no stage has too many tokens; return them."""
+        """Take out requests until no step holds too much and no stage has too many tokens; return them."""
         rng, state, out = self._rng, self._at, list[int]()
         cap = self._problem.prefill_token_cap
         while True:
@@ -380,7 +383,7 @@ class RuinRecreate:
             if len(over):
                 at = int(over[rng.integers(len(over))])
                 begun = (state.start >= 0) & (state.start <= at)
-                among = np.flatnonzero(begun & (state.start + self._rounds > at))
+                among = np.flatnonzero(begun & (state.start + self._decode_steps > at))
             elif cap is not None and (state.tokens > cap).any():
                 among = np.flatnonzero(state.start == int((state.tokens > cap).argmax()))
             else:
@@ -399,21 +402,21 @@ class RuinRecreate:
         if kind > 0.8:
             keys = rng.random(len(of))
         elif kind > 0.4:
-            keys = self._rounds[of] if kind < 0.7 else self._rounds[of] + self._first[of]
+            keys = self._decode_steps[of] if kind < 0.7 else self._decode_steps[of] + self._first[of]
         keys = keys * (1 + 0.1 * rng.normal(size=len(of)))
         for request in of[np.argsort(-keys, kind="stable")].tolist():
             self._put(request, self._at.begin)
 
     def _drop_idle_ends(self) -> None:
-        """Let the rounds begin with the first of all requests, and end with the last."""
+        """Let the decode steps begin with the first of all requests, and end with the last."""
         state = self._at
         here = state.start >= 0
         if here.any():
             state.begin = int(state.start[here].min())
-            state.end = int((state.start + self._rounds)[here].max())
+            state.end = int((state.start + self._decode_steps)[here].max())
 
     def _put(self, request: int, begin: int, *, last: bool = False) -> bool:
-        """Put a request at a stage or a round from some round on, the last one if told to, if it fits any."""
+        """Put a request at a stage or a step from some step on, the last one if told to, if it fits any."""
         room = self._room(request, begin)
         state, prompt = self._at, int(self._prompt[request])
         if self._problem.prefill_token_cap is not None:
@@ -454,17 +457,17 @@ class RuinRecreate:
         return worth
 
     def _room(self, request: int, begin: int) -> IntArray:
-        """Return the tokens left where there are fewest if a request starts at each round from one on."""
-        rounds, state = self._length[request], self._at
-        starts = state.end - begin - rounds + 1
+        """Return the tokens left where there are fewest if a request starts at each step from one on."""
+        decode_steps, state = self._length[request], self._at
+        starts = state.end - begin - decode_steps + 1
         if starts <= 0:
             return np.zeros(0, dtype=np.int64)
-        # The most over every window of so many rounds: blocks of as many, from either side (van Herk 1992).
-        blocks = np.zeros((-(-(state.end - begin) // rounds), rounds), dtype=np.int64)
+        # The most over every window of so many steps: blocks of as many, from either side (van Herk 1992).
+        blocks = np.zeros((-(-(state.end - begin) // decode_steps), decode_steps), dtype=np.int64)
         blocks.ravel()[: state.end - begin] = state.height[begin : state.end]
         ahead = np.maximum.accumulate(blocks, axis=1).ravel()
         behind = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
-        most = np.maximum(behind[:starts], ahead[rounds - 1 : rounds - 1 + starts])
+        most = np.maximum(behind[:starts], ahead[decode_steps - 1 : decode_steps - 1 + starts])
         room: IntArray = self._time[begin : begin + starts] - most
         room += self._capacity - int(self._first[request])
         return room

@@ -55,8 +55,8 @@ def packing_pays(problem: Problem) -> bool:
 
     Requests of no decode step take a slot in their stage, which packings know nothing of.
     """
-    steps = problem.cost.decode_base * float(problem.rounds.sum()) / problem.slots
-    if not problem.rounds.all() or len(problem) > MOST_PACKED:
+    steps = problem.cost.decode_base * float(problem.decode_steps.sum()) / problem.slots
+    if not problem.decode_steps.all() or len(problem) > MOST_PACKED:
         return False
     return steps > 0 and len(problem) * _stage_seconds(problem) <= MOST_STAGES * steps
 
@@ -88,10 +88,10 @@ class SlotSequences:
     def __init__(self, problem: Problem, rng: np.random.Generator, seconds: float) -> None:
         self._problem = problem
         self._random = Random(int(rng.integers(2**62)))
-        self._rounds: list[int] = problem.rounds.tolist()
-        slot_of = packed_full(problem.rounds, problem.slots, TRIES, rng, seconds)
+        self._decode_steps: list[int] = problem.decode_steps.tolist()
+        slot_of = packed_full(problem.decode_steps, problem.slots, TRIES, rng, seconds)
         self._slot_of = slot_of.tolist()
-        fewest = int(machine_loads(problem.rounds, slot_of, problem.slots).max())
+        fewest = int(machine_loads(problem.decode_steps, slot_of, problem.slots).max())
         self._stage = _stage_seconds(problem) / problem.cost.decode_base
         self._limits = sorted({fewest + round(share * fewest) for share in LONGER})
         self._found: dict[int, float] = {}
@@ -142,9 +142,9 @@ class SlotSequences:
     def _packing(self, limit: int) -> _Chains:
         """Return the packed slots, the longest request first, with so many decode steps."""
         chains: list[list[int]] = [[] for _ in range(self._problem.slots)]
-        for request in np.argsort(-np.array(self._rounds), kind="stable").tolist():
+        for request in np.argsort(-np.array(self._decode_steps), kind="stable").tolist():
             chains[self._slot_of[request]].append(request)
-        return _Chains(self._rounds, chains, limit, self._random)
+        return _Chains(self._decode_steps, chains, limit, self._random)
 
     def schedule(self) -> Schedule:
         """Return the schedule of the chains as they are."""
@@ -152,7 +152,7 @@ class SlotSequences:
         requests, starts = self._chains.starts()
         start[requests] = starts
         times, bin_of = np.unique(start, return_inverse=True)
-        end = int((start + self._problem.rounds).max())
+        end = int((start + self._problem.decode_steps).max())
         return Schedule.from_bins(self._problem, bin_of, np.diff(np.append(times, end)))
 
 
@@ -162,7 +162,7 @@ class _Chains:
 
     Parameters
     ----------
-    rounds
+    decode_steps
         Decode steps of each request, positive.
     chains
         The requests of each slot, in order.
@@ -172,10 +172,10 @@ class _Chains:
         Draws the changes.
     """
 
-    def __init__(self, rounds: list[int], chains: list[list[int]], limit: int, random: Random) -> None:
-        self._rounds, self._limit, self._random = rounds, limit, random
+    def __init__(self, decode_steps: list[int], chains: list[list[int]], limit: int, random: Random) -> None:
+        self._decode_steps, self._limit, self._random = decode_steps, limit, random
         self._chains = chains
-        self._load = [sum(rounds[request] for request in chain) for chain in chains]
+        self._load = [sum(decode_steps[request] for request in chain) for chain in chains]
         self._times = [0]
         # The first stage is there whatever happens.
         self._used = {0: 1}
@@ -208,7 +208,7 @@ class _Chains:
             return
         mine, its = list(chain), list(self._chains[other])
         here, there = int(draw() * len(mine)), int(draw() * len(its))
-        longer = self._rounds[its[there]] - self._rounds[mine[here]]
+        longer = self._decode_steps[its[there]] - self._decode_steps[mine[here]]
         if self._load[one] + longer > self._limit or self._load[other] - longer > self._limit:
             return
         mine[here], its[there] = its[there], mine[here]
@@ -259,11 +259,11 @@ class _Chains:
         """
         if not chain:
             return []
-        times, rounds = self._times, self._rounds
-        last, ends = len(times), [rounds[chain[0]]]
+        times, decode_steps = self._times, self._decode_steps
+        last, ends = len(times), [decode_steps[chain[0]]]
         began: list[list[tuple[int, int]]] = []
         for request in chain[1:]:
-            need = rounds[request]
+            need = decode_steps[request]
             nexts, begins = [NEVER] * (len(ends) + 1), [(0, 0)] * (len(ends) + 1)
             for new, free in enumerate(ends):
                 if free >= NEVER:

@@ -25,7 +25,7 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     problem
         What is scheduled; where no stage can reach beyond the bend, the schedule stays as it is.
     schedule
-        It keeps its slots and rounds.
+        It keeps its slots and decode steps.
     """
     if not problem.reaches_bend:
         return schedule
@@ -43,7 +43,7 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
     problem
         What is scheduled, with a token cap or without.
     schedule
-        It may break the cap; its slots and rounds stay as they are.
+        It may break the cap; its slots and decode steps stay as they are.
     """
     cap = problem.prefill_token_cap
     if cap is None:
@@ -74,16 +74,16 @@ def _best_split(
 
 def _split(schedule: Schedule, parts: Callable[[IntArray], IntArray], units: _Units) -> Schedule:
     """Return the schedule with each stage made as several: the part of each unit."""
-    bin_of, rounds = np.empty_like(schedule.bin_of), list[int]()
+    bin_of, decode_steps = np.empty_like(schedule.bin_of), list[int]()
     order = np.argsort(schedule.bin_of, kind="stable")
     ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))
-    for first, last, lasting in zip(ends, ends[1:], schedule.rounds.tolist(), strict=False):
+    for first, last, lasting in zip(ends, ends[1:], schedule.decode_steps.tolist(), strict=False):
         members = order[first:last]
         unit, tokens = units.of(members)
         part = parts(tokens)
-        bin_of[members] = len(rounds) + part[unit]
-        rounds += [0] * int(part.max(initial=0)) + [lasting]
-    return Schedule(bin_of, schedule.slot_of, np.array(rounds))
+        bin_of[members] = len(decode_steps) + part[unit]
+        decode_steps += [0] * int(part.max(initial=0)) + [lasting]
+    return Schedule(bin_of, schedule.slot_of, np.array(decode_steps))
 
 
 class _Units:

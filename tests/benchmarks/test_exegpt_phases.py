@@ -32,22 +32,22 @@ def _fixed(inputs: int, outputs: int) -> LengthPair:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "prompt", "batch", "rounds", "devices"),
+    ("strategy", "prompt", "batch", "decode_steps", "devices"),
     [(Strategy.RRA, 60, 24, 10, 2), (Strategy.RRA, 60, 24, 10, 4), (Strategy.WAA_C, 20, 6, 1, 2)],
 )
 def test_the_timeline_agrees_with_sampled_requests(
-    strategy: Strategy, prompt: int, batch: int, rounds: int, devices: int
+    strategy: Strategy, prompt: int, batch: int, decode_steps: int, devices: int
 ) -> None:
     pair = LengthPair(
         LengthDistribution.with_moments("normal", prompt, 0.4 * prompt, 1, 128),
         LengthDistribution.with_moments("normal", 32, 13, 1, 80),
     )
     timeline = Timeline({1: _profile()}, Cluster(devices), pair)
-    config = ExecConfig(strategy, batch * devices, rounds)
+    config = ExecConfig(strategy, batch * devices, decode_steps)
     run = simulate_phases(timeline, config, requests=3000, seed=1)
     reached = timeline(config)
     assert reached.throughput == pytest.approx(run.throughput, rel=0.03)
-    phases = rounds if strategy is Strategy.RRA else None
+    phases = decode_steps if strategy is Strategy.RRA else None
     assert reached.latency == pytest.approx(run.latency_near(timeline.longest, phases), rel=0.03)
 
 

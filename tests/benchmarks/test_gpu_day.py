@@ -38,7 +38,7 @@ def test_the_parts_that_only_this_command_has_run_on_a_cpu(tmp_path: Path) -> No
     memory = report["memory"]
     assert memory["allocated_tokens"] <= memory["capacity_tokens"] + 16 * (memory["slots"] + 1)
     assert [entry["with_captured"] for entry in report["log_probabilities"]] == [True, True]
-    assert all(entry["calls"] <= entry["rounds"] <= 8 for entry in report["ends"])
+    assert all(entry["calls"] <= entry["decode_steps"] <= 8 for entry in report["ends"])
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_the_parts_it_shares_run_on_a_cpu(tmp_path: Path) -> None:
     report = figures_of(output)
     assert not [part for part in shared if "error" in report[part]], report
     assert report["job"]["gap_of_the_plan"] >= 0
-    assert all(point["tokens_right"] for point in report["rounds"])
+    assert all(point["tokens_right"] for point in report["decode_steps"])
 
 
 def test_figures_are_written_when_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +82,4 @@ def test_what_no_longer_fits_is_named(tmp_path: Path) -> None:
 
 def test_the_parts_fit_into_half_an_hour_with_the_most_important_first() -> None:
     assert sum(minutes for _, minutes in gpu_day.PARTS.values()) <= 25
-    assert list(gpu_day.PARTS)[:3] == ["kernels", "rounds", "job"]
+    assert list(gpu_day.PARTS)[:3] == ["kernels", "decode_steps", "job"]

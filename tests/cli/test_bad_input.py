@@ -173,7 +173,7 @@ def measured(**costs: float) -> str:
         "decode_mape": 0.0,
         "makespan": 0.0,
         "prefill_stages": 1,
-        "decode_rounds": 1,
+        "decode_steps": 1,
     }
     engine = {"name": "huggingface", "model": "llama", "device": "cpu", "dtype": "float32"}
     cost = {**dict.fromkeys(names, 0.0), **costs}
@@ -354,7 +354,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         cost_file(measured(decode_base=1.0), "--lengths", "constant:1"),
         r"cost.json: no stage of this job takes any time",
     ),
-    "a cost model of endless rounds": (
+    "a cost model of endless decode steps": (
         cost_file(measured(decode_base=1e308)),
         r"cost.json, field 'cost': CostModel.decode_base is 1e\+308; it must be finite and not negative",
     ),
@@ -528,7 +528,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a plan that is none": (options("report", "prompts.jsonl", "trace.jsonl"), r"prompts.jsonl.*plan"),
     "a plan of another version": (planned(change=edited("batchbound_plan", 99)), r"plan.json.*version 99"),
     "a plan whose schedule was edited": (
-        planned(change=edited("schedule.schedules", [{"bin_of": [0], "slot_of": [0], "rounds": [1]}])),
+        planned(change=edited("schedule.schedules", [{"bin_of": [0], "slot_of": [0], "decode_steps": [1]}])),
         r"plan.json: the plan's schedule breaks a rule: every request finishes",
     ),
     "prompts that changed since they were planned": (

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a time beyond all times in a profile": (
         "layer profile",
         edited("operations.1.seconds.0", 1e300),
-        "profile.json, field 'operations.1': operation 'decode round': a time is longer than 1e+12 s",
+        "profile.json, field 'operations.1': operation 'decode step': a time is longer than 1e+12 s",
     ),
     "a point beyond all in a published profile": (
         "published profile, per_sequence.csv",

@@ -50,9 +50,9 @@ def test_the_packing_counts_decode_steps_of_the_fullest_slot(tmp_path: Path) -> 
     assert main(["export", *TINY, "--formulation", "packing", "-o", str(file)]) == 0
     problem = Problem(generate("table3", 0, 5), CostModel.paper(), 2)
     by_hand = min(
-        max(sum(each), int(problem.rounds.sum()) - sum(each))
+        max(sum(each), int(problem.decode_steps.sum()) - sum(each))
         for mask in range(2**5)
-        for each in [[int(n) for k, n in enumerate(problem.rounds) if mask >> k & 1]]
+        for each in [[int(n) for k, n in enumerate(problem.decode_steps) if mask >> k & 1]]
     )
     found = solve_linear(read_mps(file), "highs", Limits(seconds=60))
     assert found.bound == pytest.approx(by_hand)

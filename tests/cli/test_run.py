@@ -132,12 +132,12 @@ def test_a_policy_may_serve_the_requests_instead_of_the_schedule(tmp_path: Path)
     assert (np.diff(trace.prefilled) >= 0).all()
 
 
-def test_a_run_at_pinned_lengths_follows_the_plan_to_the_round(tmp_path: Path) -> None:
+def test_a_run_at_pinned_lengths_follows_the_plan_to_the_step(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl", count=40, longest=30)
     plan_and_run(tmp_path, "tiny:llama", "--pinned")
     plan, trace = Plan.load(tmp_path / "plan.json"), Trace.load(tmp_path / "trace.jsonl")
     assert (trace.tokens == plan.problem.workload.output_tokens).all()
-    assert trace.decode_rounds == plan.schedule.rounds.sum()
+    assert trace.decode_steps == plan.schedule.decode_steps.sum()
     assert trace.prefill_stages == plan.schedule.prefill_stages()
     assert (trace.slot_of == plan.schedule.slot_of).all()
 
@@ -418,7 +418,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on(
     assert {line["custom_id"]: line for line in lines} == expected
 
 
-def test_a_plan_that_counts_the_first_token_as_a_round_is_refused(
+def test_a_plan_that_counts_the_first_token_as_a_step_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = str(tmp_path / "plan.json")

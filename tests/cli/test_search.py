@@ -45,11 +45,11 @@ def test_a_whole_model_profile_costs_what_the_cost_model_says(cost: CostModel) -
         assert sum(composed.decode(active, context)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_prompts_are_encoded_every_so_many_rounds() -> None:
+def test_prompts_are_encoded_every_so_many_steps() -> None:
     problem = Problem(Workload.from_lengths([5] * 6, [4] * 6), CostModel.paper(), 6)
     policy = RoundRobinAllocation(2, DynamicBatch(2, 5.0, None))
     trace = simulate(problem, policy)
-    assert [(stage.kind, stage.active, stage.rounds) for stage in trace.stages] == [
+    assert [(stage.kind, stage.active, stage.decode_steps) for stage in trace.stages] == [
         ("prefill", 2, 0),
         ("decode", 2, 2),
         ("prefill", 2, 0),
@@ -69,11 +69,13 @@ def test_prompts_are_encoded_every_so_many_rounds() -> None:
     st.one_of(st.none(), st.integers(42, 120)),
 )
 def test_whatever_the_lengths_the_plan_breaks_no_rule(
-    lengths: list[tuple[int, int]], rounds: int, batch: int, slots: int, capacity: int | None
+    lengths: list[tuple[int, int]], decode_steps: int, batch: int, slots: int, capacity: int | None
 ) -> None:
     workload = Workload.from_lengths(*zip(*lengths, strict=True))
     problem = Problem(workload, CostModel.paper(), slots, kv_capacity=capacity)
-    policy = RoundRobinAllocation(rounds, DynamicBatch(batch, float(np.mean([a for a, _ in lengths])), 8.0))
+    policy = RoundRobinAllocation(
+        decode_steps, DynamicBatch(batch, float(np.mean([a for a, _ in lengths])), 8.0)
+    )
     schedule = schedule_of(simulate(problem, policy))
     assert schedule.check(problem) is None
 
@@ -97,7 +99,7 @@ def test_a_search_prints_a_table_and_writes_a_plan(
     assert len(plan.problem) == 300
 
 
-def test_after_a_drift_the_decode_rounds_alone_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_a_drift_the_decode_steps_alone_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8", "--json"]
     assert main([*words, "--encode-batch", "20"]) == 0
     best = json.loads(capsys.readouterr().out)["configurations"][0]

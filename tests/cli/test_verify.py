@@ -93,7 +93,7 @@ def swapped(values: list[Any]) -> list[Any]:
     return [*others, first]
 
 
-MORE_BOUND = both(put("bound/seconds", lambda s: s + 1), put("bound/terms/decode rounds", lambda s: s + 1))
+MORE_BOUND = both(put("bound/seconds", lambda s: s + 1), put("bound/terms/decode steps", lambda s: s + 1))
 SCHEDULE = "schedule/schedules/0"
 REPLICA = "fleet/replicas/0"
 WORKLOAD = "fleet/workload"
@@ -106,13 +106,13 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a bound in words": (put("bound/seconds", "9"), "field 'bound.seconds'"),
     "seconds moved between terms": (
         both(
-            put("bound/terms/slot-rounds", lambda s: s + 1), put("bound/terms/decode rounds", lambda s: s - 1)
+            put("bound/terms/slot-steps", lambda s: s + 1), put("bound/terms/decode steps", lambda s: s - 1)
         ),
-        "terms are those of the costs: 'slot-rounds'",
+        "terms are those of the costs: 'slot-steps'",
     ),
     "a negative term": (
-        both(put("bound/terms/decode rounds", lambda s: -s), put("bound/seconds", lambda s: s)),
-        "terms are seconds: 'decode rounds'",
+        both(put("bound/terms/decode steps", lambda s: -s), put("bound/seconds", lambda s: s)),
+        "terms are seconds: 'decode steps'",
     ),
     "a bound called by another name": (put("bound/source", "divine insight"), "'divine insight'"),
     "a bound that is no bound": (put("bound/valid", False), "a bound is valid"),
@@ -120,11 +120,11 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "no certificate": (put("bound/certificate", {}), "a certificate"),
     "a certificate that is a list": (put("bound/certificate", [1]), "field 'bound.certificate'"),
     "an enumeration, which an earlier version repeated": (
-        put("bound/certificate", {"kind": "enumeration", "stages": 5, "rounds": 300}),
+        put("bound/certificate", {"kind": "enumeration", "stages": 5, "decode_steps": 300}),
         "the bound does not hold: a certificate is of a known kind: 'enumeration' is of an earlier version",
     ),
     "slot ends, which an earlier version proved": (
-        put("bound/certificate/ends", [{"rounds": 9}]),
+        put("bound/certificate/ends", [{"decode_steps": 9}]),
         "'slot ends' is of an earlier version: plan it again",
     ),
     "every packing, which an earlier version tried": (
@@ -132,7 +132,10 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
         "'every packing' is of an earlier version: plan it again",
     ),
     "a certificate of more stages": (put("bound/certificate/stages/at_least", 10**6), "1000000 claimed"),
-    "a certificate of more rounds": (put("bound/certificate/rounds/at_least", 10**6), "1000000 claimed"),
+    "a certificate of more decode steps": (
+        put("bound/certificate/rounds/at_least", 10**6),
+        "1000000 claimed",
+    ),
     "a certificate of no slots": (put("bound/certificate/slots", -2), "slots is -2, less than 1"),
     "a certificate of parts": (put("bound/certificate/slots", 7.5), "slots is 7.5, not a whole number"),
     "a certificate nested deep": (put("bound/certificate/stages", [[[[1]]]]), "not a claim"),
@@ -141,7 +144,7 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a negative makespan": (put("makespan_s", lambda s: -s), "its schedule takes"),
     "a makespan in words": (put("makespan_s", "9"), "field 'makespan_s'"),
     "a makespan beyond numbers": (put("makespan_s", 10**400), "makespan_s|64 bits|JSON"),
-    "cheaper rounds": (put(f"{REPLICA}/cost/decode_base", lambda s: s / 2), "its schedule takes"),
+    "cheaper decode steps": (put(f"{REPLICA}/cost/decode_base", lambda s: s / 2), "its schedule takes"),
     "negative costs": (put(f"{REPLICA}/cost/decode_base", -1.0), "decode_base"),
     "a cost of another name": (put(f"{REPLICA}/cost/decode_bass", 1.0), "decode_bass"),
     "fewer slots": (put(f"{REPLICA}/slots", 3), "slot"),
@@ -170,12 +173,12 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a bin before the first": (put(f"{SCHEDULE}/bin_of/0", -1), "prefilled in bin -1"),
     "a slot that is not there": (put(f"{SCHEDULE}/slot_of/0", 8), "prefilled in slot 8"),
     "a slot that is taken": (put(f"{SCHEDULE}/slot_of", [0] * 40), "one request per slot"),
-    "endless rounds": (put(f"{SCHEDULE}/rounds/0", 10**9), "decode steps are of use"),
-    "rounds beyond numbers": (put(f"{SCHEDULE}/rounds/0", 2**63 - 1), "decode steps are of use"),
-    "negative rounds": (put(f"{SCHEDULE}/rounds/0", -1), "-1 decode steps"),
-    "rounds in parts": (put(f"{SCHEDULE}/rounds/0", 0.5), "whole number"),
-    "too few rounds": (put(f"{SCHEDULE}/rounds", lambda c: [*c[:-1], 0]), "every request finishes"),
-    "no rounds": (put(f"{SCHEDULE}/rounds", []), "prefilled in bin"),
+    "endless decode steps": (put(f"{SCHEDULE}/rounds/0", 10**9), "decode steps are of use"),
+    "decode steps beyond numbers": (put(f"{SCHEDULE}/rounds/0", 2**63 - 1), "decode steps are of use"),
+    "negative decode steps": (put(f"{SCHEDULE}/rounds/0", -1), "-1 decode steps"),
+    "decode steps in parts": (put(f"{SCHEDULE}/rounds/0", 0.5), "whole number"),
+    "too few decode steps": (put(f"{SCHEDULE}/rounds", lambda c: [*c[:-1], 0]), "every request finishes"),
+    "no decode steps": (put(f"{SCHEDULE}/rounds", []), "prefilled in bin"),
     "requests of another replica": (put("schedule/replica_of/0", 1), "on replica 1 of 1"),
     "no schedule": (put(SCHEDULE, None), "replica 0 has requests and no schedule"),
     "optimal with a gap": (put("maker/status", "optimal"), "'optimal' is not proven"),

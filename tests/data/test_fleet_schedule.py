@@ -25,7 +25,7 @@ def test_a_schedule_that_breaks_no_rule_passes() -> None:
     assert TOGETHER.check(FLEET, "together") is None
     assert SPREAD.check(FLEET, "spread") is None
     assert SPREAD.members(1).tolist() == [2, 3]
-    # Five seconds of rounds and three of stages less the busy ones: 3 + 4 on the first, 2.5 + 2 + 3.
+    # Five seconds of decode steps and three of stages less the busy ones: 3 + 4 on the first, 2.5 + 2 + 3.
     assert TOGETHER.finishes(FLEET) == (7.0, 7.5)
     assert TOGETHER.makespan(FLEET) == 7.5
 
@@ -135,7 +135,7 @@ def test_a_fleets_problems_have_its_requests_its_limits_and_its_first_tokens() -
         assert each.workload is problem.workload
         assert (each.cost, each.slots, each.prefill_emits_first_token) == (UNIT, 3, True)
         assert {name: getattr(each, name) for name in limits} == limits
-    assert fleet.problem_of(1, [1]).rounds.tolist() == [3]
+    assert fleet.problem_of(1, [1]).decode_steps.tolist() == [3]
     other = fleet.with_output_tokens([5, 6])
     assert other.workload.output_tokens.tolist() == [5, 6]
     assert (other.replicas, other.prefill_emits_first_token) == (fleet.replicas, True)

@@ -12,17 +12,17 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import MOST_SLOTS, ProblemError
 
 
-def test_the_first_token_at_prefill_is_a_round_less_and_a_token_held_more() -> None:
+def test_the_first_token_at_prefill_is_a_step_less_and_a_token_held_more() -> None:
     paper = problem_of([3, 5], [1, 4], 2)
-    assert paper.rounds.tolist() == [1, 4]
+    assert paper.decode_steps.tolist() == [1, 4]
     assert paper.kv_at_start.tolist() == [3, 5]
     assert paper.kv_peak.tolist() == [3, 8]
-    assert paper.kv_token_rounds == 3 + (5 + 6 + 7 + 8)
+    assert paper.kv_token_steps == 3 + (5 + 6 + 7 + 8)
     engine = problem_of([3, 5], [1, 4], 2, prefill_emits_first_token=True)
-    assert engine.rounds.tolist() == [0, 3]
+    assert engine.decode_steps.tolist() == [0, 3]
     assert engine.kv_at_start.tolist() == [4, 6]
     assert engine.kv_peak.tolist() == [3, 8], "a request that is done at prefill holds its prompt only"
-    assert engine.kv_token_rounds == 6 + 7 + 8
+    assert engine.kv_token_steps == 6 + 7 + 8
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.problem import MOST_ROUNDS, Problem
+from batchbound.data.problem import MOST_STEPS, Problem
 from batchbound.data.schedule import Schedule, Violation
 
 LEGAL = schedule_of([0, 0, 1], [0, 1, 0], [2, 1])
-"""Of three requests on two slots: the first ends after two rounds, the third takes its slot."""
+"""Of three requests on two slots: the first ends after two decode steps, the third takes its slot."""
 
 
 def three(**limits: Any) -> Problem:
@@ -44,32 +44,32 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         LEGAL,
         "every request is scheduled: slot_of has shape (4,) for 3 requests",
     ),
-    "rounds are one row": (
+    "decode steps are one row": (
         three(),
         Schedule(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([[2, 1]])),
         three(),
         LEGAL,
-        "every request is scheduled: rounds has shape (1, 2) for 3 requests",
+        "every request is scheduled: decode steps has shape (1, 2) for 3 requests",
     ),
-    "no bin has negative rounds": (
+    "no bin has negative decode steps": (
         three(),
         schedule_of([0, 0, 3], [0, 1, 0], [2, 0, -1, 2]),
         three(),
         schedule_of([0, 0, 3], [0, 1, 0], [2, 0, 0, 1]),
         "decode steps are counted: -1 decode steps (bin 2)",
     ),
-    "no more rounds than all requests have": (
+    "no more decode steps than all requests have": (
         three(),
         schedule_of([0, 0, 1], [0, 1, 0], [2, 5]),
         three(),
         schedule_of([0, 0, 1], [0, 1, 0], [2, 4]),
         "decode steps are of use: 7 decode steps for requests of 6 in all, 100,000,000 at most",
     ),
-    "no more rounds than memory holds": (
-        problem_of([1], [MOST_ROUNDS + 1], 1),
-        schedule_of([0], [0], [MOST_ROUNDS + 1]),
-        problem_of([1], [MOST_ROUNDS], 1),
-        schedule_of([0], [0], [MOST_ROUNDS]),
+    "no more decode steps than memory holds": (
+        problem_of([1], [MOST_STEPS + 1], 1),
+        schedule_of([0], [0], [MOST_STEPS + 1]),
+        problem_of([1], [MOST_STEPS], 1),
+        schedule_of([0], [0], [MOST_STEPS]),
         "decode steps are of use: 100,000,001 decode steps for requests of 100,000,001 in all,"
         " 100,000,000 at most",
     ),
@@ -129,7 +129,7 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 1, 0, 1], [0, 0, 1, 1], [1, 2]),
         "one request per slot: request 2 still holds the slot (request 3, slot 1, bin 1)",
     ),
-    "a slot takes one request a stage, even those of no rounds": (
+    "a slot takes one request a stage, even those of no decode steps": (
         one_token(2),
         schedule_of([0, 0], [1, 1], [0]),
         one_token(2),
@@ -199,14 +199,14 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 1], [0, 1], [1, 2]),
         "KV capacity: a prefill stage holds 11 of 10 tokens (bin 1)",
     ),
-    "the KV capacity in the last of several rounds": (
+    "the KV capacity in the last of several decode steps": (
         problem_of([2, 2], [3, 3], 2, kv_capacity=7),
         schedule_of([0, 0], [0, 1], [3]),
         problem_of([2, 2], [3, 3], 2, kv_capacity=8),
         schedule_of([0, 0], [0, 1], [3]),
         "KV capacity: a decode step holds 8 of 7 tokens (bin 0)",
     ),
-    "the KV capacity in a single round after another request is done": (
+    "the KV capacity in a single decode step after another request is done": (
         problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=5),
         schedule_of([0, 0, 0], [0, 1, 2], [2]),
         problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=6),
@@ -238,7 +238,7 @@ def test_a_schedule_that_breaks_one_rule_is_refused_by_name_and_its_neighbour_pa
 
 
 def test_a_capacity_counts_no_request_that_is_done() -> None:
-    # The first is done after a round, so the second never holds its tokens beside it.
+    # The first is done after a decode step, so the second never holds its tokens beside it.
     problem = problem_of([4, 1], [1, 6], 2, kv_capacity=6)
     assert schedule_of([0, 1], [0, 1], [1, 6]).check(problem) is None
     assert schedule_of([0, 0], [0, 1], [6]).check(problem) is None
@@ -247,7 +247,7 @@ def test_a_capacity_counts_no_request_that_is_done() -> None:
     ).startswith("KV capacity: a decode step holds 7 of 6 tokens")
 
 
-def test_a_capacity_counts_no_request_that_has_no_rounds() -> None:
+def test_a_capacity_counts_no_request_that_has_no_steps() -> None:
     # The first is done with its prefill stage, so the second has its tokens to itself.
     problem = problem_of([4, 1], [1, 4], 2, kv_capacity=5, prefill_emits_first_token=True)
     assert schedule_of([0, 0], [0, 1], [3]).check(problem) is None
@@ -262,7 +262,7 @@ def test_a_violation_says_where_as_far_as_there_is_a_place() -> None:
 
 @pytest.mark.parametrize("column", [[0.5], [0.0], ["0"], [True]])
 def test_what_is_no_whole_number_is_refused(column: list[Any]) -> None:
-    for at, name in enumerate(("bin_of", "slot_of", "rounds")):
+    for at, name in enumerate(("bin_of", "slot_of", "decode_steps")):
         arrays: list[list[Any]] = [[0], [0], [1]]
         arrays[at] = column
         with pytest.raises(ValueError, match=f"{name} is of .*; it must be of whole numbers"):
@@ -274,7 +274,7 @@ def test_a_schedule_shares_no_memory_and_cannot_be_changed() -> None:
     schedule = Schedule(bins, np.array([0]), np.array([1]))
     bins[0] = 5
     assert schedule.bin_of.tolist() == [0]
-    for name in ("bin_of", "slot_of", "rounds"):
+    for name in ("bin_of", "slot_of", "decode_steps"):
         with pytest.raises(ValueError, match="read-only"):
             getattr(schedule, name)[0] = 1
 
@@ -292,13 +292,15 @@ def test_the_requests_of_a_bin_get_slots_in_their_order() -> None:
     assert slots[1::2].tolist() == slots[::2].tolist() == list(range(40))
 
 
-@pytest.mark.parametrize(("bins", "rounds", "at"), [([0, 0, 0], [3], 0), ([0, 0, 1], [1, 2], 1)])
-def test_more_requests_than_slots_have_no_colouring(bins: list[int], rounds: list[int], at: int) -> None:
+@pytest.mark.parametrize(("bins", "decode_steps", "at"), [([0, 0, 0], [3], 0), ([0, 0, 1], [1, 2], 1)])
+def test_more_requests_than_slots_have_no_colouring(
+    bins: list[int], decode_steps: list[int], at: int
+) -> None:
     with pytest.raises(ValueError, match=f"more than 2 requests overlap in bin {at}"):
-        Schedule.from_bins(three(), bins, rounds)
+        Schedule.from_bins(three(), bins, decode_steps)
 
 
-def test_a_slot_of_a_request_of_no_rounds_is_free_in_the_next_bin_only() -> None:
+def test_a_slot_of_a_request_of_no_steps_is_free_in_the_next_bin_only() -> None:
     with pytest.raises(ValueError, match="overlap in bin 0"):
         Schedule.from_bins(one_token(3), [0, 0, 0], [0])
     assert Schedule.from_bins(one_token(3), [0, 0, 1], [0, 0]).slot_of.tolist() == [0, 1, 0]
@@ -326,7 +328,7 @@ def walk(problem: Problem, schedule: Schedule) -> Walk:
     capacity = problem.kv_capacity or 10**9
     running: dict[int, tuple[int, int]] = {}  # by slot: request and tokens generated
     decoded: set[int] = set()  # since the last stage or round
-    for k, rounds in enumerate(schedule.rounds.tolist()):
+    for k, decode_steps in enumerate(schedule.decode_steps.tolist()):
         new = [i for i, at in enumerate(schedule.bin_of.tolist()) if at == k]
         tokens = sum(prompts[i] for i in new)
         found.stages.append(tokens)
@@ -345,7 +347,7 @@ def walk(problem: Problem, schedule: Schedule) -> Walk:
             found.broken.add("one request per slot")
             return found
         running |= {slot: (i, first) for slot, i in zip(slots, new, strict=True) if outputs[i] > first}
-        for _ in range(rounds):
+        for _ in range(decode_steps):
             held = sum(prompts[i] + done for i, done in running.values())
             if held > capacity:
                 found.broken.add("KV capacity")
@@ -385,16 +387,18 @@ def cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     bins = draw(st.integers(1, 4))
     bin_of = draw(st.lists(st.integers(0, bins - 1), min_size=count, max_size=count))
     slot_of = draw(st.lists(st.integers(0, problem.slots - 1), min_size=count, max_size=count))
-    most = max(1, int(problem.rounds.sum()))
-    rounds = draw(st.lists(st.integers(0, 6), min_size=bins, max_size=bins).filter(lambda r: sum(r) <= most))
-    return problem, schedule_of(bin_of, slot_of, rounds)
+    most = max(1, int(problem.decode_steps.sum()))
+    decode_steps = draw(
+        st.lists(st.integers(0, 6), min_size=bins, max_size=bins).filter(lambda r: sum(r) <= most)
+    )
+    return problem, schedule_of(bin_of, slot_of, decode_steps)
 
 
 @settings(max_examples=600, deadline=None)
 @given(cases())
 def test_the_referee_finds_what_a_walk_token_by_token_finds(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    if schedule.rounds.sum() > problem.rounds.sum():
+    if schedule.decode_steps.sum() > problem.decode_steps.sum():
         return
     found, violation = walk(problem, schedule), schedule.check(problem)
     assert (violation is None) == (not found.broken)
@@ -403,16 +407,16 @@ def test_the_referee_finds_what_a_walk_token_by_token_finds(case: tuple[Problem,
 
 @st.composite
 def legal_cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
-    """A problem and a schedule that has room for idle rounds and empty bins."""
+    """A problem and a schedule that has room for idle decode steps and empty bins."""
     problem, schedule = draw(cases())
-    bins, ends, rounds = [0] * len(problem), [0] * problem.slots, [0] * len(problem)
+    bins, ends, decode_steps = [0] * len(problem), [0] * problem.slots, [0] * len(problem)
     for i in range(len(problem)):
         # One bin a request: it starts once its slot is free.
         slot = int(schedule.slot_of[i])
-        start = max(ends[slot], sum(rounds[:i]))
-        bins[i], rounds[max(0, i - 1)] = i, rounds[max(0, i - 1)] + start - sum(rounds[:i])
-        ends[slot] = start + int(problem.rounds[i])
-    rounds[-1] += max(ends) - sum(rounds)
+        start = max(ends[slot], sum(decode_steps[:i]))
+        bins[i], decode_steps[max(0, i - 1)] = i, decode_steps[max(0, i - 1)] + start - sum(decode_steps[:i])
+        ends[slot] = start + int(problem.decode_steps[i])
+    decode_steps[-1] += max(ends) - sum(decode_steps)
     unlimited = problem_of(
         problem.prompt_tokens.tolist(),
         problem.workload.output_tokens.tolist(),
@@ -421,7 +425,7 @@ def legal_cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
         arrival=problem.workload.arrival.tolist(),
         prefill_emits_first_token=problem.prefill_emits_first_token,
     )
-    return unlimited, schedule_of(bins, schedule.slot_of.tolist(), rounds)
+    return unlimited, schedule_of(bins, schedule.slot_of.tolist(), decode_steps)
 
 
 @settings(max_examples=200, deadline=None)
@@ -435,7 +439,7 @@ def test_the_figures_of_a_schedule_are_those_of_a_walk(case: tuple[Problem, Sche
     assert schedule.bins == len(found.stages)
     assert schedule.stage_tokens(problem).tolist() == found.stages
     assert schedule.prefill_stages() == sum(tokens > 0 for tokens in found.stages)
-    assert schedule.starts.tolist() == np.concatenate(([0], np.cumsum(schedule.rounds))).tolist()
+    assert schedule.starts.tolist() == np.concatenate(([0], np.cumsum(schedule.decode_steps))).tolist()
     assert schedule.makespan(problem) == pytest.approx(found.seconds)
     assert schedule.finishes(problem).tolist() == pytest.approx(
         [found.done_at[i] for i in range(len(problem))]
@@ -446,32 +450,32 @@ def test_the_figures_of_a_schedule_are_those_of_a_walk(case: tuple[Problem, Sche
     assert len(decode) == len(found.active)
 
 
-def test_a_request_is_done_with_its_last_round_or_with_its_stage_if_it_has_none() -> None:
-    # Stages of a second before rounds 0, 2 and 3; the second request has no rounds, the third one.
+def test_a_request_is_done_with_its_last_step_or_with_its_stage_if_it_has_none() -> None:
+    # Stages of a second before steps 0, 2 and 3; the second request has no decode steps, the third one.
     problem = problem_of([1] * 4, [3, 1, 2, 2], 3, UNIT, prefill_emits_first_token=True)
     schedule = schedule_of([0, 1, 1, 2], [0, 1, 2, 0], [2, 1, 1])
     assert schedule.check(problem) is None
     assert schedule.finishes(problem).tolist() == [3.0, 4.0, 5.0, 7.0]
     assert schedule.changes(problem) == 3
-    # Rounds in which nothing decodes take time, and begin no burst.
+    # Decode steps in which nothing decodes take time, and begin no burst.
     idle = schedule_of([0, 1], [0, 0], [3, 2])
     assert idle.finishes(problem_of([1, 1], [2, 2], 1, UNIT)).tolist() == [3.0, 7.0]
     assert idle.changes(problem_of([1, 1], [2, 2], 1, UNIT)) == 2
 
 
-def test_rounds_in_which_nothing_decodes_are_left_out() -> None:
+def test_steps_in_which_nothing_decodes_are_left_out() -> None:
     problem = problem_of([1, 1], [2, 3], 1, UNIT)
     idle = schedule_of([0, 2], [0, 0], [3, 0, 4])
-    assert idle.without_idle_rounds(problem).rounds.tolist() == [2, 0, 3]
-    assert idle.without_idle_rounds(problem).check(problem) is None
-    # Idle rounds at the end of the problem's longest schedule count as well.
+    assert idle.without_idle_steps(problem).decode_steps.tolist() == [2, 0, 3]
+    assert idle.without_idle_steps(problem).check(problem) is None
+    # Idle decode steps at the end of the problem's longest schedule count as well.
     short = schedule_of([0, 1], [0, 0], [2, 3])
-    assert short.without_idle_rounds(problem).rounds.tolist() == [2, 3]
+    assert short.without_idle_steps(problem).decode_steps.tolist() == [2, 3]
 
 
-def test_rounds_are_idle_only_if_no_slot_decodes() -> None:
+def test_steps_are_idle_only_if_no_slot_decodes() -> None:
     busy = schedule_of([0, 0, 1], [0, 1, 0], [2, 2])
-    assert busy.without_idle_rounds(three()).rounds.tolist() == [2, 1]
+    assert busy.without_idle_steps(three()).decode_steps.tolist() == [2, 1]
 
 
 def test_bins_without_requests_prefill_nothing_and_take_no_time() -> None:
@@ -489,22 +493,22 @@ def test_bins_without_requests_prefill_nothing_and_take_no_time() -> None:
 
 def test_a_stage_waits_for_the_last_of_its_requests_to_arrive() -> None:
     problem = problem_of([1, 1], [2, 1], 2, UNIT, arrival=[0.0, 7.5])
-    # A second of prefill, one round, then the wait until 7.5, a second of prefill and a round.
+    # A second of prefill, one decode step, then the wait until 7.5, a second of prefill and a decode step.
     assert schedule_of([0, 1], [0, 1], [1, 1]).makespan(problem) == pytest.approx(9.5)
     assert schedule_of([0, 0], [0, 1], [2]).makespan(problem) == pytest.approx(10.5)
 
 
-def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
-    # Eight slot-rounds on two slots are four full rounds, of four seconds in a makespan of one and six.
+def test_utilization_is_full_steps_of_the_work_over_the_makespan() -> None:
+    # Eight slot-steps on two slots are four full decode steps, of four seconds in a makespan of one and six.
     problem = problem_of([1, 1], [2, 6], 2, UNIT)
     schedule = schedule_of([0, 0], [0, 1], [6])
     assert schedule.makespan(problem) == 7.0
     assert schedule.utilization(problem) == pytest.approx(4 / 7)
-    # With a price of keys and values, a full round reads as many as there are in all, spread evenly.
+    # With a price of keys and values, a full decode step reads as many as there are in all, spread evenly.
     dear = problem_of([1, 1], [2, 6], 2, CostModel(1.0, 0.0, 1.0, 0.0, decode_per_kv_token=0.5))
     read = (1 + 2) + (1 + 2 + 3 + 4 + 5 + 6)
     assert schedule.utilization(dear) == pytest.approx(4 * (1 + 0.5 * 6) / (1 + 6 + 0.5 * read))
-    # One round on one slot is a full one, and reads the three tokens of its prompt.
+    # One decode step on one slot is a full one, and reads the three tokens of its prompt.
     single = problem_of([3], [1], 1, dear.cost)
     assert schedule_of([0], [0], [1]).utilization(single) == pytest.approx(2.5 / 3.5)
     # A stage that is free, and nothing to decode.
@@ -523,13 +527,13 @@ def test_figures_of_runs_of_steps_are_those_of_single_steps(
     )
     half = len(lengths) // 2
     bins = np.arange(len(lengths)) >= half
-    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), [between, int(problem.rounds.max())])
+    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), [between, int(problem.decode_steps.max())])
     prefill, decode = schedule.stage_seconds(problem)
     active = schedule.active(problem)
     assert schedule.makespan(problem) == pytest.approx(prefill.sum() + decode.sum(), rel=1e-12)
-    assert schedule.without_idle_rounds(problem).rounds.sum() == np.count_nonzero(active)
+    assert schedule.without_idle_steps(problem).decode_steps.sum() == np.count_nonzero(active)
     first = schedule.starts[schedule.bin_of]
-    points = np.unique(np.concatenate((first, first + problem.rounds)))
+    points = np.unique(np.concatenate((first, first + problem.decode_steps)))
     assert schedule.changes(problem) == np.count_nonzero(active[points[points < len(active)]])
 
 
@@ -540,7 +544,7 @@ def test_a_completion_of_many_steps_takes_no_memory_for_each() -> None:
     assert schedule.check(problem) is None
     assert schedule.makespan(problem) > 1e6
     schedule.finishes(problem)
-    schedule.without_idle_rounds(problem)
+    schedule.without_idle_steps(problem)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 1e6

@@ -15,10 +15,10 @@ from batchbound.data.trace import Stage, Trace, TraceHeader
 
 COLUMNS = ("stage_of", "slot_of", "queued", "prefilled", "first_token", "finished", "tokens")
 STAGES = (
-    Stage("prefill", 0.0, 1.5, rounds=0, active=2, tokens=7, kv_tokens=0, padded_kv_tokens=0),
-    Stage("decode", 1.5, 4.0, rounds=3, active=2, tokens=6, kv_tokens=27, padded_kv_tokens=30),
-    Stage("prefill", 4.0, 4.25, rounds=0, active=1, tokens=2, kv_tokens=0, padded_kv_tokens=0),
-    Stage("decode", 4.25, 5.0, rounds=1, active=1, tokens=1, kv_tokens=2, padded_kv_tokens=2),
+    Stage("prefill", 0.0, 1.5, decode_steps=0, active=2, tokens=7, kv_tokens=0, padded_kv_tokens=0),
+    Stage("decode", 1.5, 4.0, decode_steps=3, active=2, tokens=6, kv_tokens=27, padded_kv_tokens=30),
+    Stage("prefill", 4.0, 4.25, decode_steps=0, active=1, tokens=2, kv_tokens=0, padded_kv_tokens=0),
+    Stage("decode", 4.25, 5.0, decode_steps=1, active=1, tokens=1, kv_tokens=2, padded_kv_tokens=2),
 )
 
 
@@ -87,7 +87,7 @@ def test_sizes_of_a_trace_are_those_of_its_stages() -> None:
     assert len(trace) == 4
     assert trace.makespan == 5.0
     assert trace.prefill_stages == 2
-    assert trace.decode_rounds == 4
+    assert trace.decode_steps == 4
     assert [stage.seconds for stage in trace.stages] == [1.5, 2.5, 0.25, 0.75]
 
 
@@ -95,23 +95,23 @@ def test_an_engine_with_nothing_to_do_has_a_trace_of_nothing(tmp_path: Path) -> 
     Trace.empty(3).save(tmp_path / "trace.jsonl")
     trace = Trace.load(tmp_path / "trace.jsonl")
     assert (len(trace), trace.slots, trace.stages, trace.evictions) == (0, 3, (), 0)
-    assert (trace.makespan, trace.prefill_stages, trace.decode_rounds) == (0.0, 0, 0)
+    assert (trace.makespan, trace.prefill_stages, trace.decode_steps) == (0.0, 0, 0)
     assert [getattr(trace, name).dtype.kind for name in COLUMNS] == list("iiffffi")
 
 
-def test_a_stage_costs_what_the_model_says_of_its_tokens_rounds_and_reads() -> None:
+def test_a_stage_costs_what_the_model_says_of_its_tokens_steps_and_reads() -> None:
     cost = CostModel(10.0, 2.0, 3.0, 0.5, decode_per_kv_token=0.25, decode_per_change=100.0)
     prefill, decode = STAGES[:2]
     assert prefill.model_seconds(cost) == prefill.model_seconds(cost, overheads=False) == 10 + 2 * 7
-    # Three rounds of two slots; then 27 tokens read, or 30 with the padding, and a change of the batch.
+    # Three decode steps of two slots; then 27 tokens read, or 30 with the padding, and a change of the batch.
     assert decode.model_seconds(cost, overheads=False) == 3 * (3 + 0.5 * 2) + 0.25 * 27
     assert decode.model_seconds(cost) == 3 * (3 + 0.5 * 2) + 0.25 * 30 + 100
 
 
-def test_a_decode_stage_has_rounds_and_a_prefill_stage_need_not() -> None:
+def test_a_decode_stage_has_steps_and_a_prefill_stage_need_not() -> None:
     with pytest.raises(ValueError, match="a decode stage has no decode steps"):
         Stage("decode", 0.0, 1.0, 0, 1, 1, 1, 1)
-    assert Stage("decode", 0.0, 1.0, 1, 1, 1, 1, 1).rounds == 1
+    assert Stage("decode", 0.0, 1.0, 1, 1, 1, 1, 1).decode_steps == 1
 
 
 def test_a_stage_that_ends_before_it_begins_is_refused_with_its_line(path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_reading_of_the_machines_speed_is_a_positive_number_of_seconds(reading
         (1, "engine", "x", "'x' is not an object"),
         (1, "readings", ["x"], "is not a list of numbers"),
         (3, "kind", "idle", "'idle' is none of prefill, decode"),
-        (3, "rounds", -1, "-1 is not at least 0"),
+        (3, "decode_steps", -1, "-1 is not at least 0"),
         (3, "start", "x", "'x' is not a number"),
         (3, "kv_tokens", None, "None is not a whole number"),
         (7, "id", 7, "7 is not a text"),
@@ -160,9 +160,9 @@ def test_a_wrong_field_is_named_with_its_line_and_its_value(
     assert str(caught.value).endswith("Give the trace.jsonl that `batchbound run` wrote, or run again.")
 
 
-def test_a_decode_stage_without_rounds_is_refused_with_its_line(path: Path) -> None:
+def test_a_decode_stage_without_steps_is_refused_with_its_line(path: Path) -> None:
     with pytest.raises(InputError, match=r"trace.jsonl, line 3.*a decode stage has no decode steps"):
-        Trace.load(changed(path, 3, rounds=0))
+        Trace.load(changed(path, 3, decode_steps=0))
 
 
 @pytest.mark.parametrize("more", [-4, -1, 1])

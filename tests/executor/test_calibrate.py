@@ -47,7 +47,7 @@ def same(fitted: CostModel, true: CostModel, tolerance: float) -> bool:
 
 def test_a_profile_has_a_prefill_stage_at_every_point_and_bursts_that_requests_leave_after() -> None:
     seen: list[tuple[int, int]] = []
-    stages = profile(engine_of(TRUE), [1, 4], [16, 64], rounds=3, on_point=lambda *at: seen.append(at))
+    stages = profile(engine_of(TRUE), [1, 4], [16, 64], decode_steps=3, on_point=lambda *at: seen.append(at))
     leaving = [("decode", 4, 12), ("decode", 3, 3), ("decode", 2, 4), ("decode", 1, 4)]
     assert [(stage.kind, stage.active, stage.tokens) for stage in stages] == [
         ("prefill", 1, 16),
@@ -71,7 +71,7 @@ def test_a_profile_takes_the_median_of_its_repeats() -> None:
         slow = replace(TRUE, decode_base=100 * TRUE.decode_base) if made in (2, 3) else TRUE
         return Simulator(replace(problem, cost=slow))
 
-    stages = profile(disturbed, [1], [16, 64], rounds=2)
+    stages = profile(disturbed, [1], [16, 64], decode_steps=2)
     assert stages[1].seconds == pytest.approx(TRUE.decode_seconds(1, 17) + TRUE.decode_seconds(1, 18))
 
 
@@ -101,14 +101,14 @@ def test_a_fit_recovers_the_cost_of_what_was_measured() -> None:
 class Changing(Simulator):
     """An engine that takes 3 ms for every change of its batch."""
 
-    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
-        stage, finished = super().decode(rounds, until)
+    def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
+        stage, finished = super().decode(decode_steps, until)
         self.wait(stage.end + 0.003)
         return replace(stage, end=self.time), finished
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_what_follows_a_change_of_the_batch_is_told_from_what_a_round_takes(noise: float) -> None:
+def test_what_follows_a_change_of_the_batch_is_told_from_what_a_step_takes(noise: float) -> None:
     rng = np.random.default_rng(5)
     true = replace(TRUE, decode_base=0.004)
     stages = profile(lambda problem: Changing(replace(problem, cost=true)), SLOTS, PROMPTS)
@@ -167,8 +167,8 @@ def test_a_cost_without_a_floor_is_fitted_without_one() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0, 0.1), st.floats(0, 1e-3), st.floats(0, 0.1), st.floats(0, 1e-3))
-def test_a_fit_bears_noise(seed: int, base: float, per_token: float, round_: float, per_slot: float) -> None:
-    true = CostModel(0.001 + base, 1e-5 + per_token, 0.001 + round_, per_slot, decode_per_kv_token=1e-6)
+def test_a_fit_bears_noise(seed: int, base: float, per_token: float, step: float, per_slot: float) -> None:
+    true = CostModel(0.001 + base, 1e-5 + per_token, 0.001 + step, per_slot, decode_per_kv_token=1e-6)
     rng = np.random.default_rng(seed)
     stages = [
         stretched(stage, 1 + 0.02 * rng.uniform(-1, 1)) for stage in profile(engine_of(true), SLOTS, PROMPTS)
@@ -197,14 +197,14 @@ def test_the_errors_by_hand() -> None:
         Stage("prefill", 0, 2.5, 0, 1, 2, 2, 2),
         # Two rounds over two slots that read 10 tokens, padding included: the model says 2 x 2 + 1 = 5 s.
         Stage("decode", 2.5, 6.5, 2, 2, 4, 8, 10),
-        # One round of one slot without any: 1.5 s.
+        # One decode step of one slot without any: 1.5 s.
         Stage("decode", 6.5, 8.0, 1, 1, 1, 0, 0),
     ]
     error = fit_error(cost, stages)
     assert error.prefill_mape == pytest.approx(0.2)
     assert error.decode_mape == pytest.approx((2 * 0.25 + 0.0) / 3)
     assert error.makespan == pytest.approx(8.5 / 8.0 - 1)
-    assert (error.prefill_stages, error.decode_rounds) == (1, 3)
+    assert (error.prefill_stages, error.decode_steps) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_calibration_survives_its_file(calibration: CalibratedCost, tmp_path: 
     path = tmp_path / "cost.json"
     calibration.save(path)
     assert CalibratedCost.load(path) == calibration
-    assert json.loads(path.read_text())["error"]["decode_rounds"] == 3 * (8 + 3 * 15)
+    assert json.loads(path.read_text())["error"]["decode_steps"] == 3 * (8 + 3 * 15)
 
 
 def test_a_calibration_says_in_what_another_machine_differs(calibration: CalibratedCost) -> None:

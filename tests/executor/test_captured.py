@@ -1,7 +1,7 @@
 """
-Captured decode rounds: what is replayed is right, whatever the host has learned since.
+Captured decode steps: what is replayed is right, whatever the host has learned since.
 
-On a CPU a tape stands in for a CUDA graph: it records every operation of one round and replays those alone,
+On a CPU a tape stands in for a CUDA graph: it records every operation of one step and replays those alone,
 on the same memory; Python is not run again, and an operation that would wait for the device is refused.
 """
 
@@ -27,7 +27,7 @@ from batchbound.executor.attention.kernels import KERNELS, Held, fastest, masked
 from batchbound.executor.engines.offloading import OffloadingBatch
 from batchbound.executor.kv import captured as captured_module
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.captured import Round, compiled, cuda_graph
+from batchbound.executor.kv.captured import DecodeStep, compiled, cuda_graph
 from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
@@ -68,11 +68,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     kept.copy_(new)
 
 
-def taped(round_: Round) -> Round:
-    round_()
+def taped(step: DecodeStep) -> DecodeStep:
+    step()
     tape = Tape()
     with tape:
-        round_()
+        step()
     return tape.replay
 
 
@@ -106,7 +106,7 @@ def serve(
 
 
 @pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
-def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None:
+def test_replayed_steps_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)
     batch = RaggedBatch(model, slots=5, capacity=1, capture=taped)
@@ -116,7 +116,7 @@ def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None
 
 # That all families decode on blocks, and that all are captured, is tested apart.
 @pytest.mark.parametrize("family", FAST)
-def test_replayed_rounds_on_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
+def test_replayed_steps_on_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)
     need = max(len(prompt) + tokens for prompt, tokens in requests)
@@ -142,7 +142,7 @@ def test_a_burst_is_as_long_as_the_blocks_allow(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_rounds_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
+def test_steps_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
     llama: Any, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = draw_requests(9, seed=2)
@@ -164,7 +164,7 @@ def test_rounds_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
 
 
 @pytest.mark.parametrize("tier", [WindowBatch, RaggedBatch])
-def test_a_call_returns_after_the_first_round_with_an_end(llama: Any, tier: type[RunningBatch]) -> None:
+def test_a_call_returns_after_the_first_step_with_an_end(llama: Any, tier: type[RunningBatch]) -> None:
     batch = tier(llama, 2, 64)
     batch.prefill([0, 1], [[1, 2, 3], [4, 5]])
     whole = batch.decode(20)
@@ -180,11 +180,11 @@ def test_memory_that_runs_out_on_the_way_to_an_end_costs_no_token(llama: Any) ->
     failures = [True]
 
     class Flaky(RaggedBatch):
-        def decode(self, rounds: int = 1, *, until: frozenset[int] = frozenset()) -> Any:
-            if failures and rounds > 2:
+        def decode(self, decode_steps: int = 1, *, until: frozenset[int] = frozenset()) -> Any:
+            if failures and decode_steps > 2:
                 failures.pop()
                 raise OutOfMemoryError("no memory", super().decode(2))
-            return super().decode(rounds, until=until)
+            return super().decode(decode_steps, until=until)
 
     prompts = [[1, 2, 3], [4, 5], [6] * 9, [7, 8]]
     alone = [generate_alone(llama, prompt, 20) for prompt in prompts]
@@ -206,19 +206,19 @@ def test_memory_that_runs_out_on_the_way_to_an_end_costs_no_token(llama: Any) ->
 
 def test_bursts_longer_than_the_ring_are_run_in_parts(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (captured_module, __import__("batchbound.executor.kv.ragged", fromlist=["ragged"])):
-        monkeypatch.setattr(module, "MOST_ROUNDS", 7)
+        monkeypatch.setattr(module, "MOST_STEPS", 7)
     requests = draw_requests(5, seed=3)
     assert serve(RaggedBatch(llama, 3, 64, capture=taped), requests) == [
         generate_alone(llama, *each) for each in requests
     ]
 
 
-def test_rounds_are_captured_once_for_the_whole_a_half_and_a_quarter_of_the_slots(llama: Any) -> None:
+def test_steps_are_captured_once_for_the_whole_a_half_and_a_quarter_of_the_slots(llama: Any) -> None:
     captures: list[int] = []
 
-    def counting(round_: Round) -> Round:
+    def counting(step: DecodeStep) -> DecodeStep:
         captures.append(1)
-        return taped(round_)
+        return taped(step)
 
     batch = RaggedBatch(llama, slots=8, capacity=300, capture=counting)
     batch.prefill(list(range(8)), [[i + 1, 2] for i in range(8)])
@@ -232,11 +232,11 @@ def test_rounds_are_captured_once_for_the_whole_a_half_and_a_quarter_of_the_slot
 
 
 def test_a_warm_batch_has_captured_all_it_needs(llama: Any) -> None:
-    captures: list[Round] = []
+    captures: list[DecodeStep] = []
 
-    def noting(round_: Round) -> Round:
-        captures.append(round_)
-        return taped(round_)
+    def noting(step: DecodeStep) -> DecodeStep:
+        captures.append(step)
+        return taped(step)
 
     batch = RaggedBatch(llama, slots=8, capacity=64, capture=noting)
     batch.warm_up()
@@ -246,14 +246,14 @@ def test_a_warm_batch_has_captured_all_it_needs(llama: Any) -> None:
     assert len(captures) == 3
 
 
-def test_sampled_answers_are_those_of_rounds_that_are_not_captured(llama: Any) -> None:
+def test_sampled_answers_are_those_of_steps_that_are_not_captured(llama: Any) -> None:
     requests = draw_requests(6, seed=5)
     sampler = Sampler(temperature=0.9, top_p=0.95, seed=11)
     plain = serve(RaggedBatch(llama, 3, 64, sampler=sampler), requests)
     assert serve(RaggedBatch(llama, 3, 64, sampler=sampler, capture=taped), requests) == plain
 
 
-def test_requests_that_ask_for_different_sampling_share_captured_rounds(llama: Any) -> None:
+def test_requests_that_ask_for_different_sampling_share_captured_steps(llama: Any) -> None:
     requests = draw_requests(6, seed=5)
     asked = [Sampler(), Sampler(temperature=0.9, top_p=0.95), Sampler(temperature=1.5, top_k=9, seed=2)]
     mixed = MixedSampler({str(i): asked[i % 3] for i in range(len(requests))})
@@ -263,14 +263,14 @@ def test_requests_that_ask_for_different_sampling_share_captured_rounds(llama: A
 
 
 @pytest.mark.parametrize("modes", [("raw", "raw"), ("processed", "processed"), ("raw", "processed")])
-def test_log_probabilities_of_captured_rounds_are_those_of_others(llama: Any, modes: tuple[Any, Any]) -> None:
+def test_log_probabilities_of_captured_steps_are_those_of_others(llama: Any, modes: tuple[Any, Any]) -> None:
     requests = draw_requests(7, seed=5)
     asked = [Sampler(temperature=0.9, top_p=0.95), Sampler(temperature=1.5, top_k=9, seed=2)]
-    captures: list[Round] = []
+    captures: list[DecodeStep] = []
 
-    def noting(round_: Round) -> Round:
-        captures.append(round_)
-        return taped(round_)
+    def noting(step: DecodeStep) -> DecodeStep:
+        captures.append(step)
+        return taped(step)
 
     told = []
     for capture in (None, noting):
@@ -296,7 +296,7 @@ def test_log_probabilities_of_captured_rounds_are_those_of_others(llama: Any, mo
 def test_a_model_that_cannot_be_captured_runs_uncaptured(
     llama: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(_: Round) -> Round:
+    def failing(_: DecodeStep) -> DecodeStep:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     requests = draw_requests(5, seed=8)
@@ -306,19 +306,19 @@ def test_a_model_that_cannot_be_captured_runs_uncaptured(
     assert "not captured: RuntimeError: operation not permitted" in caplog.text
 
 
-def test_nan_is_told_from_captured_rounds(llama: Any) -> None:
+def test_nan_is_told_from_captured_steps(llama: Any) -> None:
     batch = RaggedBatch(llama, 2, 64, capture=taped)
     batch.prefill([0, 1], [[1] * 20, [2] * 7])
     batch.decode(2)
     keys, _ = batch._store.attending.buffers
     with torch.inference_mode():
         keys[batch._row_of_slot[1], :, 3] = float("nan")
-    with pytest.raises(NotFiniteError, match="slot 1 are not finite after 0 rounds"):
+    with pytest.raises(NotFiniteError, match="slot 1 are not finite after 0 decode steps"):
         batch.decode(3)
 
 
 @pytest.mark.slow
-def test_a_whole_round_traces_to_one_graph(llama: Any) -> None:
+def test_a_whole_step_traces_to_one_graph(llama: Any) -> None:
     prompts = [[1, 2, 3, 4], [5, 6]]
     plain = RaggedBatch(llama, 2, 64)
     graphs: list[Any] = []
@@ -327,7 +327,7 @@ def test_a_whole_round_traces_to_one_graph(llama: Any) -> None:
         graphs.append(graph)
         return graph.forward
 
-    traced = RaggedBatch(llama, 2, 64, capture=compiled(lambda round_: round_, backend=note))
+    traced = RaggedBatch(llama, 2, 64, capture=compiled(lambda step: step, backend=note))
     for batch in (plain, traced):
         batch.prefill([0, 1], prompts)
     assert traced.decode(6).tolist() == plain.decode(6).tolist()
@@ -430,7 +430,7 @@ def test_a_batch_of_the_past_is_freed_with_its_last_use(llama: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("capture", [cuda_graph, compiled()])
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
-def test_a_gpu_replays_the_tokens_of_rounds_that_are_not_captured(
+def test_a_gpu_replays_the_tokens_of_steps_that_are_not_captured(
     kernel: str, capture: Any, request: pytest.FixtureRequest
 ) -> None:
     if capture is not cuda_graph and kernel == "flash varlen (torch)":
@@ -465,9 +465,9 @@ def test_a_gpu_goes_on_where_a_capture_fails() -> None:
     model = load_model("tiny:llama", dtype="float64", device="cuda")
     requests = draw_requests(6, seed=11)
 
-    def waiting(round_: Round) -> Round:
+    def waiting(step: DecodeStep) -> DecodeStep:
         def waits() -> None:
-            round_()
+            step()
             torch.zeros(1, device="cuda").item()
 
         return cuda_graph(waits)

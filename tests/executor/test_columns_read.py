@@ -38,8 +38,8 @@ Layout = Callable[..., RunningBatch]
 
 
 def captured(*arguments: Any, **options: Any) -> RaggedBatch:
-    """A round that is captured by running it again: its calls of attention are the replay's."""
-    return RaggedBatch(*arguments, capture=lambda round_: round_, **options)
+    """A decode step that is captured by running it again: its calls of attention are the replay's."""
+    return RaggedBatch(*arguments, capture=lambda step: step, **options)
 
 
 def paged(*arguments: Any, **options: Any) -> RaggedBatch:
@@ -117,16 +117,16 @@ def run_logged(family: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> 
     engine = HuggingFaceEngine(problem, model, prompts.tokens, workload.output_tokens, tier=tier)
     log, logged, decode = Log(), [], engine.decode
 
-    def logging_decode(rounds: int, until: float) -> tuple[Stage, list[int]]:
+    def logging_decode(decode_steps: int, until: float) -> tuple[Stage, list[int]]:
         held = [len(prompts.tokens[i]) + len(engine.answers[i]) for i in engine._slot_of]
         log.decoding, log.columns = True, 0
-        stage, finished = decode(rounds, until)
+        stage, finished = decode(decode_steps, until)
         log.decoding = False
         needed = sum(
             min(tokens + done, window or tokens + done)
             for window in windows
             for tokens in held
-            for done in range(stage.rounds)
+            for done in range(stage.decode_steps)
         )
         logged.append((stage, log.columns, needed))
         return stage, finished
@@ -165,7 +165,7 @@ def test_a_layer_with_a_sliding_window_needs_no_more_than_its_window(
     assert any(layers * stage.kv_tokens > needed for stage, _, needed in logged)
 
 
-def test_rounds_launched_beyond_an_end_are_read_for_the_rows_that_go_on(llama: Any) -> None:
+def test_steps_launched_beyond_an_end_are_read_for_the_rows_that_go_on(llama: Any) -> None:
     # The third round is launched before the second is known to end, and its tokens count. Two rows of 4 and 3
     # tokens are read over all columns of their buffers.
     batch = captured(llama, 2, 32)
@@ -174,7 +174,7 @@ def test_rounds_launched_beyond_an_end_are_read_for_the_rows_that_go_on(llama: A
     other = captured(llama, 2, 32)
     other.prefill([0, 1], [[1, 2, 3], [4, 5]])
     assert other._capture is not None
-    other._captured_rounds(other._capture)._lag = 1
+    other._captured_steps(other._capture)._lag = 1
     end = int(whole[1, 0])
     assert end not in whole[0]
     assert other.decode(10, until=frozenset({end})).tolist() == whole[:3].tolist()

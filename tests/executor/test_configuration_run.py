@@ -46,7 +46,7 @@ from batchbound.heuristics.simulator import Simulator
 from batchbound.models.exegpt.length_drift import LengthDrift
 
 RRA = PlannedConfiguration("RRA", 3, 4, 6.0, 0, 12.0, 6.0, 7.0, 4.0, None, 1.0, 10.0)
-WAA = replace(RRA, strategy="WAA-C", encode_batch=2, decode_rounds=1, decode_batch=0.0, lead=2)
+WAA = replace(RRA, strategy="WAA-C", encode_batch=2, decode_steps=1, decode_batch=0.0, lead=2)
 WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
 
 
@@ -255,7 +255,7 @@ def test_encoding_runs_ahead_of_decoding() -> None:
     )
     policy = WorkloadAwareAllocation(Slow(1), DynamicBatch(2, 5.0, None), 2)
     trace = execute(problem, policy, Simulator(problem))
-    # Two requests join before each of the first iterations; three rounds later they are done.
+    # Two requests join before each of the first iterations; three decode steps later they are done.
     assert [(stage.kind, stage.active) for stage in trace.stages] == [
         ("prefill", 2),
         ("decode", 2),
@@ -299,7 +299,7 @@ def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     policy = WorkloadAwareAllocation(Slow(1), dynamic_batch(planned), planned.lead)
     trace = execute(problem, AdaptiveConfiguration(policy, planned, halved, cohort=2), Simulator(problem))
     assert schedule_of(trace).check(problem) is None
-    # One batch joins a round: eight until then, two more that were being encoded, then four single prompts.
+    # One batch joins a step: eight until then, two more that were being encoded, then four single prompts.
     joined = [stage.active for stage in trace.stages if stage.kind == "prefill"]
     assert joined == [2] * 10 + [1] * 4
 
@@ -410,7 +410,7 @@ def test_waa_needs_a_profile_of_two_workers_to_be_replanned(
 
 @pytest.fixture
 def steady_trace() -> Trace:
-    # A request of one round joins every second; it is done half a second after its encoding began.
+    # A request of one decode step joins every second; it is done half a second after its encoding began.
     count = 8
     stages = []
     for k in range(count):
@@ -436,7 +436,7 @@ def steady_trace() -> Trace:
 def test_the_steady_state_by_hand(steady_trace: Trace) -> None:
     state = steady_state(steady_trace)
     assert state is not None
-    # Filled when two rounds are run (the longest answer's), at 2 s; the last two batches are not counted on.
+    # Filled when two steps are run (the longest answer's), at 2 s; the last two batches are not counted on.
     assert state.requests == 4
     assert state.throughput == pytest.approx(1.0)
     assert state.latency == pytest.approx(0.5)

@@ -127,7 +127,7 @@ def test_an_urgent_request_preempts_and_every_answer_is_right(tier: str, llama: 
 
 
 def test_the_batch_grows_again_when_memory_is_there(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residence, "CALM_ROUNDS", 3)
+    monkeypatch.setattr(residence, "CALM_STEPS", 3)
     job = make_job(12, slots=4, seed=2)
     expected = generated(llama, job)
     fail_at(monkeypatch, {4}, lambda: torch.OutOfMemoryError("CUDA out of memory"), late=False)

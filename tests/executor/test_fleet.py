@@ -36,7 +36,7 @@ from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
 
 UNIT = CostModel(0.0, 0.0, 1.0, 0.0)
-"""A decode round takes a second, all else is free."""
+"""A decode step takes a second, all else is free."""
 
 COSTS = st.sampled_from(
     [
@@ -52,13 +52,13 @@ def work(answers: list[int], prompt: int = 10) -> Workload:
     return Workload.from_lengths([prompt] * len(answers), answers)
 
 
-def test_two_replicas_of_one_slot_share_the_rounds() -> None:
+def test_two_replicas_of_one_slot_share_the_steps() -> None:
     fleet = Fleet(work([3, 3, 2, 2, 2]), (Replica(UNIT, 1),) * 2)
     bound = fleet_bound(fleet)
     assert bound.seconds == pytest.approx(6)
     result = plan_fleet(fleet, limits=Limits(seconds=0.1))
     assert result.schedule.check(fleet) is None
-    # The rounds are 12, and no two sets of these requests have six each but 3 + 3 and 2 + 2 + 2.
+    # The decode steps are 12, and no two sets of these requests have six each but 3 + 3 and 2 + 2 + 2.
     assert result.makespan in (6, 7)
 
 

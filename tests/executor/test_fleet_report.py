@@ -33,16 +33,16 @@ MAKER = Maker("by hand", "0", "feasible", "time", 0.0, 0)
 
 
 def plan(replicas: int = 2, busy: float = 0.0) -> Plan:
-    """Return requests of 2 and 3 rounds side by side on replica 0, and one of 4 rounds on replica 1."""
+    """Return requests of 2 and 3 steps side by side on replica 0, and one of 4 decode steps on replica 1."""
     workload = Workload.from_lengths([2, 2, 2], [2, 4, 3])
     one = Replica(COST, slots=2)
     fleet = Fleet(workload, (one, replace(one, busy=busy), *[one] * (replicas - 2)))
     both = Schedule(np.array([0, 0]), np.array([0, 1]), np.array([3]))
     alone = Schedule(np.array([0]), np.array([0]), np.array([4]))
     schedule = FleetSchedule(np.array([0, 1, 0]), (both, alone, *[None] * (replicas - 2)))
-    # Replica 0: a stage of 4 tokens, 3 s; two rounds of both, 4 s; one of one, 1.5 s.
-    # Replica 1: a stage of 2 tokens, 2 s; four rounds of one, 6 s.
-    bound = Bound(8.0, "by hand", {"rounds": 8.0}, {"kind": "none"})
+    # Replica 0: a stage of 4 tokens, 3 s; two decode steps of both, 4 s; one of one, 1.5 s.
+    # Replica 1: a stage of 2 tokens, 2 s; four decode steps of one, 6 s.
+    bound = Bound(8.0, "by hand", {"decode_steps": 8.0}, {"kind": "none"})
     return Plan(fleet, schedule, schedule.makespan(fleet), bound, MAKER)
 
 
@@ -61,7 +61,7 @@ def test_the_fleets_makespan_is_that_of_its_last_replica() -> None:
     first, second = report.replicas
     assert first is not None
     assert second is not None
-    assert (first.requests, first.decode_rounds, second.requests, second.decode_rounds) == (2, 3, 1, 4)
+    assert (first.requests, first.decode_steps, second.requests, second.decode_steps) == (2, 3, 1, 4)
     assert first.utilization == pytest.approx((5 / 2) * 2.0 / 8.5)
 
 
@@ -102,7 +102,7 @@ def test_a_request_served_elsewhere_is_told_as_moved() -> None:
     late = served(1, [1, 2], Schedule(np.array([0, 0]), np.array([0, 1]), np.array([4])))
     report = reported(plan(), (early, late))
     assert report.moved == 1
-    # Replica 1 now has 4 and 3 rounds beside each other: a stage of 3 s, 3 rounds of 2 s, one of 1.5 s.
+    # Replica 1 now has 4 and 3 steps beside each other: a stage of 3 s, 3 decode steps of 2 s, one of 1.5 s.
     assert report.model_makespan == 10.5
 
 

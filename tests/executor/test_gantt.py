@@ -34,7 +34,7 @@ def first_come(state: State) -> Step:
 
 def once_half_empty(state: State) -> Step:
     enough = 2 * len(state.free_slots) >= state.problem.slots
-    return first_come(state) if enough else Step(rounds=UNTIL_CHANGE)
+    return first_come(state) if enough else Step(decode_steps=UNTIL_CHANGE)
 
 
 def panel(problem: Problem, policy: Policy = first_come, bound: Bound | None = None) -> Panel:
@@ -65,8 +65,8 @@ def drawn_seconds(axis: Axes, cause: str) -> float:
 
 
 def test_three_requests_on_two_slots_are_drawn_where_they_ran() -> None:
-    # Prefill 0 and 1 (3 s), 2 rounds of both (4 s), prefill 2 while 1 pauses (2 s), a round of both (2 s),
-    # a round of 1 alone (1.5 s).
+    # Prefill 0 and 1 (3 s), 2 steps of both (4 s), prefill 2 while 1 pauses (2 s), a step of both (2 s),
+    # a decode step of 1 alone (1.5 s).
     problem = Problem(Workload.from_lengths([2, 2, 2], [2, 4, 1]), COST, slots=2)
     axis = gantt(panel(problem, bound=Bound(10.0, "by hand"))).axes[0]
     requests = axis.collections[0]

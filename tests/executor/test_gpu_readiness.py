@@ -31,7 +31,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import DecodeOptions, HuggingFaceEngine, _within
 from batchbound.executor.engines.tiers import Tier
 from batchbound.executor.kv import slot_store
-from batchbound.executor.kv.captured import CapturedRounds, Round
+from batchbound.executor.kv.captured import CapturedSteps, DecodeStep
 from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.mixed_sampling import MixedSampler
@@ -136,8 +136,8 @@ def models() -> dict[int, Any]:
     return {layers: model_of(layers) for layers in (2, 4)}
 
 
-def again(round_: Round) -> Round:
-    return round_
+def again(step: DecodeStep) -> DecodeStep:
+    return step
 
 
 def recorded() -> Any:
@@ -153,9 +153,9 @@ RULES: dict[str, Callable[[], Any]] = {
     "log-probabilities": recorded,
 }
 MOST_LAUNCHES = {"greedy": 40, "sampled": 64, "top-p": 72, "log-probabilities": 90}
-"""Of a captured round besides its layers."""
+"""Of a captured decode step besides its layers."""
 MOST_A_LAYER = 42
-"""Launches of a layer in a captured round of a Llama, with attention by masked sdpa."""
+"""Launches of a layer in a captured decode step of a Llama, with attention by masked sdpa."""
 
 
 def running(model: Any, rule: str, slots: int = 8, tokens: int = 12) -> RaggedBatch:
@@ -186,26 +186,26 @@ def test_the_watch_sees_what_waits(models: dict[int, Any]) -> None:
         assert sum(seen.waits.values()) == 1, wait
     with pytest.raises(AssertionError, match="index depends"), Launches():
         torch.ones(3)[torch.tensor([True, False, True])]
-    # Rounds that Python runs look after each whether a row has ended.
+    # Decode steps that Python runs look after each whether a row has ended.
     batch = RaggedBatch(models[2], 4, 100)
     fill(batch, range(4), 5)
     told = []
-    for rounds in (3, 9):
+    for decode_steps in (3, 9):
         with Waits() as seen:
-            batch.decode(rounds, until=frozenset({10**6}))
+            batch.decode(decode_steps, until=frozenset({10**6}))
         told.append(sum(seen.waits.values()))
     assert told[1] - told[0] == 6
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_captured_round_never_waits_and_launches_no_more_than_it_did(
+def test_a_captured_step_never_waits_and_launches_no_more_than_it_did(
     models: dict[int, Any], rule: str
 ) -> None:
     counts = {}
     for layers, model in models.items():
         batch = running(model, rule)
         assert batch._captured is not None
-        round_ = batch._captured._replays[8]
+        step = batch._captured._replays[8]
         with (
             torch.inference_mode(),
             batch._sampler.in_place(batch.slots, 4),
@@ -213,7 +213,7 @@ def test_a_captured_round_never_waits_and_launches_no_more_than_it_did(
             no_waits(),
             Launches() as launches,
         ):
-            round_()
+            step()
         counts[layers] = launches.count
     a_layer = (counts[4] - counts[2]) / 2
     assert a_layer <= MOST_A_LAYER
@@ -231,9 +231,9 @@ def batch_attending(batch: RaggedBatch) -> Any:
 def test_a_burst_is_read_back_as_often_however_long_it_is(models: dict[int, Any], rule: str) -> None:
     batch = running(models[2], rule)
     told = []
-    for rounds in (4, 40):
+    for decode_steps in (4, 40):
         with Waits() as seen:
-            batch.decode(rounds)
+            batch.decode(decode_steps)
         told.append(seen.waits)
     assert told[0] == told[1]
     assert sum(told[0].values()) <= 6, dict(told[0])
@@ -286,35 +286,33 @@ def test_whole_rows_whose_views_are_kept_are_the_rows_of_buffers_that_grew(
     np.testing.assert_array_equal(tokens[0], tokens[1])
 
 
-def test_an_end_costs_the_other_rows_no_round(
-    models: dict[int, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = CapturedRounds.__init__
+def test_an_end_costs_the_other_rows_no_step(models: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CapturedSteps.__init__
 
-    def lagging(rounds: CapturedRounds, *arguments: Any) -> None:
-        made(rounds, *arguments)
-        rounds._lag = 2
+    def lagging(decode_steps: CapturedSteps, *arguments: Any) -> None:
+        made(decode_steps, *arguments)
+        decode_steps._lag = 2
 
     computed: list[int] = []
-    launch = CapturedRounds._launch
+    launch = CapturedSteps._launch
 
-    def counting(rounds: CapturedRounds, *arguments: Any) -> int:
-        computed.append(launch(rounds, *arguments))
+    def counting(decode_steps: CapturedSteps, *arguments: Any) -> int:
+        computed.append(launch(decode_steps, *arguments))
         return computed[-1]
 
-    monkeypatch.setattr(CapturedRounds, "__init__", lagging)
-    monkeypatch.setattr(CapturedRounds, "_launch", counting)
+    monkeypatch.setattr(CapturedSteps, "__init__", lagging)
+    monkeypatch.setattr(CapturedSteps, "_launch", counting)
     answers, used, launched = {}, {}, {}
     for name, capture in (("captured", again), ("plain", None)):
         engine = serving(models[2], capture)
         computed.clear()
         trace = execute(engine.problem, Replay(ski_rental_schedule(engine.problem), engine.problem), engine)
         answers[name] = engine.answers
-        used[name] = sum(stage.rounds for stage in trace.stages if stage.kind == "decode")
+        used[name] = sum(stage.decode_steps for stage in trace.stages if stage.kind == "decode")
         launched[name] = sum(computed)
     assert answers["captured"] == answers["plain"]
     assert any(len(answer) < 60 for answer in answers["plain"]), "some end early"
-    assert used["captured"] == launched["captured"], "every round launched is one of the schedule"
+    assert used["captured"] == launched["captured"], "every decode step launched is one of the schedule"
 
 
 class Serving(HuggingFaceEngine):
@@ -363,7 +361,7 @@ def test_a_plan_under_a_kv_capacity_allocates_it_on_every_device(
 
 def test_memory_that_is_kept_for_results_does_not_grow_with_the_vocabulary(models: dict[int, Any]) -> None:
     batch = running(models[2], "greedy")
-    rounds = batch._captured
-    assert rounds is not None
-    held = sum(part.nbytes for part in vars(rounds).values() if isinstance(part, torch.Tensor))
+    decode_steps = batch._captured
+    assert decode_steps is not None
+    held = sum(part.nbytes for part in vars(decode_steps).values() if isinstance(part, torch.Tensor))
     assert held < 64 * 1024

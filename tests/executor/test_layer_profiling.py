@@ -29,7 +29,7 @@ from batchbound.executor.processes.workload_aware import DecodeEngine
 from batchbound.executor.profiling.calibrate import calibrate_to_profile
 from batchbound.executor.profiling.layer_composition import REFERENCE, Measurements, at, composed
 from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
-from batchbound.executor.profiling.profile_grid import ROUNDS_BEFORE, Grid, decoding
+from batchbound.executor.profiling.profile_grid import STEPS_BEFORE, Grid, decoding
 from batchbound.executor.profiling.worker_pair import WorkerPair
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.run_profile import can_hand_over
@@ -38,7 +38,7 @@ from batchbound.models.exegpt.whole_model_profile import whole_model_profile
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-GRID = Grid((1, 4), (8, 40), rounds=3, repeats=2)
+GRID = Grid((1, 4), (8, 40), decode_steps=3, repeats=2)
 POINTS = GRID.points
 WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
 
@@ -68,8 +68,8 @@ def profiled(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Laye
 
 
 def held(batch: int, length: int) -> float:
-    """Return the mean tokens a request of a point holds in the rounds that are timed together."""
-    return float(np.mean(decoding(length, batch))) + ROUNDS_BEFORE + (GRID.rounds + 1) / 2
+    """Return the mean tokens a request of a point holds in the decode steps that are timed together."""
+    return float(np.mean(decoding(length, batch))) + STEPS_BEFORE + (GRID.decode_steps + 1) / 2
 
 
 def passes_of(
@@ -224,7 +224,7 @@ def test_from_profile_to_search_to_run(
     again = ["run", plan, *model, "--pinned", "-o", str(tmp_path / "again.jsonl"), "--trace", trace]
     assert main([*again, "--overwrite", "--replan", str(tmp_path / "profile.json")]) == 0
     said = capsys.readouterr().err
-    assert f"from B_E {short.encode_batch}, N_D {short.decode_rounds}" in said
+    assert f"from B_E {short.encode_batch}, N_D {short.decode_steps}" in said
     assert (tmp_path / "again.jsonl").read_text().splitlines() == first
 
 
@@ -244,12 +244,19 @@ def test_medians_of_passes_are_scaled_to_what_all_points_take_on_average(
 def test_what_a_job_takes_longer_than_calls_in_a_row_is_shared_out_over_its_calls(
     profiled: tuple[LayerProfile, dict[str, Any]],
 ) -> None:
-    # Rounds of a second, calls that take two as a request is done in each, and half a second for its leaving;
+    # Decode steps of a second, calls that take two as a request is done in each, and half a second for its leaving;
     # encodings leave nothing behind.
     calls = {"decode": 1.0, "change": 2.5, "start": 3.0, "warming": 14.0, "warm": 6.0}
     calls |= {"decode_layers": 0.5, "decode_attention": 0.25}
-    job = {"calls": 10.0, "encodings": 2.0, "rounds": 30.0, "done": 12.0, "active": 3.0, "context": 20.0}
-    # 30 rounds, eight changes and twelve that leave, what is left of two first calls, and 4 s besides.
+    job = {
+        "calls": 10.0,
+        "encodings": 2.0,
+        "decode_steps": 30.0,
+        "done": 12.0,
+        "active": 3.0,
+        "context": 20.0,
+    }
+    # 30 decode steps, eight changes and twelve that leave, what is left of two first calls, and 4 s besides.
     whole = {"decode": 30.0 + 8 * 2.0 + 12 * 0.5 + 2 * 2.0 + 4.0}
 
     def changed(_: tuple[int, int], __: int, name: str, value: float) -> float:
@@ -267,11 +274,11 @@ def test_what_a_job_takes_longer_than_calls_in_a_row_is_shared_out_over_its_call
 
 
 def test_a_batch_that_has_decoded_is_spread_as_a_running_one() -> None:
-    tokens = np.array(decoding(100, 96, rounds=10)) + 10
+    tokens = np.array(decoding(100, 96, decode_steps=10)) + 10
     assert tokens.mean() == pytest.approx(110, rel=0.02)
     assert tokens.std() / tokens.mean() == pytest.approx(0.45, abs=0.03)
     # No prompt has less than a token, however many rounds it is to decode.
-    assert min(decoding(2, 96, rounds=20)) == 1
+    assert min(decoding(2, 96, decode_steps=20)) == 1
 
 
 @pytest.mark.slow

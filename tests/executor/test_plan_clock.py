@@ -195,7 +195,7 @@ def test_the_gap_so_far_is_that_of_the_run_once_it_is_done_and_none_off_the_plan
 
 
 def test_a_sum_that_rounds_to_below_the_bound_is_no_gap_below_zero() -> None:
-    # A tenth of a second each round: the sum of the stages is not, to the last bit, that of the plan.
+    # A tenth of a second each decode step: the sum of the stages is not, to the last bit, that of the plan.
     cost = CostModel(0.1, 0.1, 0.1, 0.1)
     problem = Problem(Workload.from_lengths([3, 1], [8, 3]), cost, 1, prefill_emits_first_token=True)
     schedule = ski_rental_schedule(problem)

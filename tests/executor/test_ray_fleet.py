@@ -109,7 +109,7 @@ def decode_tokens(outcome: FleetOutcome) -> int:
     return sum(stage.tokens for stage in stages if stage.kind == "decode")
 
 
-def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
+def test_each_actor_follows_its_schedule_to_the_step(fleet: RayFleet) -> None:
     problem, prompts = job(60, seed=7)
     plan = planned(problem, 3)
     answers, outcome = served(fleet, problem, prompts, plan=plan, backoff=False)
@@ -118,7 +118,7 @@ def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
     for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.shares.schedules, strict=True)):
         assert schedule is not None
         done = schedule_of(trace)
-        assert done.rounds.tolist() == schedule.rounds.tolist()
+        assert done.decode_steps.tolist() == schedule.decode_steps.tolist()
         assert done.bin_of.tolist() == schedule.bin_of.tolist()
         members = plan.shares.members(k)
         assert trace.ids == tuple(problem.workload.ids[members].tolist())
@@ -145,8 +145,8 @@ def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: 
     assert [answers[i] for i in range(60)] == expected
     assert not outcome.lost
     assert all(len(trace) for trace in outcome.traces)
-    # Every token after a prompt's first comes of a decode round: the merged trace holds the replicas' work.
-    assert decode_tokens(outcome) == int(problem.rounds.sum())
+    # Every token after a prompt's first comes of a decode step: the merged trace holds the replicas' work.
+    assert decode_tokens(outcome) == int(problem.decode_steps.sum())
     save_perfetto(tmp_path / "trace.json", outcome.traces)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2}
@@ -164,8 +164,8 @@ def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
     assert len(outcome.lost) == 1
     finished = [name for trace in outcome.traces for name in trace.ids]
     assert sorted(finished) == sorted(problem.workload.ids.tolist())
-    # The dead actor's unfinished work was done again elsewhere, so all stages hold at least the job's rounds.
-    assert decode_tokens(outcome) >= int(problem.rounds.sum())
+    # The dead actor's unfinished work was done again elsewhere, so all stages hold at least the job's steps.
+    assert decode_tokens(outcome) >= int(problem.decode_steps.sum())
 
 
 def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: RayFleet) -> None:

@@ -57,12 +57,12 @@ def first_come(state: State) -> Step:
 
 
 def once_empty(state: State) -> Step:
-    return first_come(state) if not state.running.size else Step(rounds=UNTIL_CHANGE)
+    return first_come(state) if not state.running.size else Step(decode_steps=UNTIL_CHANGE)
 
 
 def prefills_in_a_row(state: State) -> Step:
     step = first_come(state)
-    return replace(step, rounds=0) if len(step.prefill) else step
+    return replace(step, decode_steps=0) if len(step.prefill) else step
 
 
 def three_requests(**limits: bool) -> Problem:
@@ -79,8 +79,8 @@ def some(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def test_the_slots_time_adds_up_by_hand() -> None:
-    # Prefill 0 and 1 (3 s), 2 rounds of both (4 s), prefill 2 while 1 pauses (2 s), a round of both (2 s),
-    # a round of 1 alone (1.5 s).
+    # Prefill 0 and 1 (3 s), 2 steps of both (4 s), prefill 2 while 1 pauses (2 s), a step of both (2 s),
+    # a decode step of 1 alone (1.5 s).
     trace = served(three_requests())
     assert trace.makespan == 12.5
     assert occupied_slots(trace).tolist() == [2, 2, 2, 2, 1]
@@ -88,8 +88,8 @@ def test_the_slots_time_adds_up_by_hand() -> None:
 
 
 def test_a_free_slot_waits_while_a_request_waits() -> None:
-    # Prefill 0 and 1 (3 s), 2 rounds over both (4 s), 2 rounds of 1 with the other slot free (3 s), prefill 2
-    # (2 s), a round of it (1.5 s): meanwhile the other slot is the tail.
+    # Prefill 0 and 1 (3 s), 2 rounds over both (4 s), 2 steps of 1 with the other slot free (3 s), prefill 2
+    # (2 s), a decode step of it (1.5 s): meanwhile the other slot is the tail.
     trace = served(three_requests(), once_empty)
     assert trace.makespan == 13.5
     assert some(slot_seconds(trace)) == {DECODE: 12.5, PREFILL: 8.0, WAITING: 3.0, TAIL: 3.5}
@@ -112,7 +112,9 @@ def test_stages_that_take_no_time_stall_nobody_in_the_one_before_them() -> None:
     cost = CostModel(0.0, 0.0, 1.0, 0.0, prefill_bend=5.0, prefill_per_token_beyond=1.0)
     workload = Workload.from_lengths([9, 1, 1], [1, 1, 1])
     problem = Problem(workload, cost, 3, prefill_token_cap=9, prefill_emits_first_token=True)
-    trace = simulate(problem, lambda state: Step([int(np.flatnonzero(state.waiting)[0])], [0], rounds=0))
+    trace = simulate(
+        problem, lambda state: Step([int(np.flatnonzero(state.waiting)[0])], [0], decode_steps=0)
+    )
     assert [stage.seconds for stage in trace.stages] == [4.0, 0.0, 0.0]
     assert some(slot_seconds(trace)) == {PREFILL: 4.0, WAITING: 8.0}
 
@@ -137,7 +139,7 @@ def test_a_request_that_ends_with_its_prefill_holds_its_slot_during_it() -> None
         Workload.from_lengths([2, 2, 2], [1, 3, 1]), COST, slots=2, prefill_emits_first_token=True
     )
     trace = served(problem, prefills_in_a_row)
-    # Prefill 1 and 0, done at once (3 s); 2, done at once, while 1 pauses (2 s); 2 rounds of 1 (3 s).
+    # Prefill 1 and 0, done at once (3 s); 2, done at once, while 1 pauses (2 s); 2 decode steps of 1 (3 s).
     assert occupied_slots(trace).tolist() == [2, 2, 1]
     assert some(slot_seconds(trace)) == {DECODE: 3.0, PREFILL: 8.0, STALL: 2.0, TAIL: 3.0}
 
@@ -183,9 +185,9 @@ def test_an_evicted_request_leaves_no_slot_time_unexplained() -> None:
         def __call__(self, state: State) -> Step:
             self.calls += 1
             if self.calls == 2:
-                return Step(evict=[0], prefill=[2], slots=[0], rounds=UNTIL_CHANGE)
+                return Step(evict=[0], prefill=[2], slots=[0], decode_steps=UNTIL_CHANGE)
             chosen = np.flatnonzero(state.waiting)[: len(state.free_slots)]
-            return Step(chosen.tolist(), state.free_slots[: len(chosen)].tolist(), rounds=2)
+            return Step(chosen.tolist(), state.free_slots[: len(chosen)].tolist(), decode_steps=2)
 
     trace = served(problem, EvictOnce())
     assert trace.evictions == 1
@@ -247,8 +249,8 @@ def test_the_report_of_the_example_by_hand() -> None:
     assert (result.clock, result.makespan, result.model_makespan) == ("model", 12.5, 12.5)
     assert result.plan_gap == pytest.approx(0.2)
     assert result.run_gap == pytest.approx(0.25)
-    assert (result.prefill_stages, result.decode_rounds, result.requests, result.slots) == (2, 4, 3, 2)
-    # 7 slot-rounds over 2 slots of 2 s a full round.
+    assert (result.prefill_stages, result.decode_steps, result.requests, result.slots) == (2, 4, 3, 2)
+    # 7 slot-steps over 2 slots of 2 s a full decode step.
     assert result.utilization == pytest.approx(7.0 / 12.5)
     assert result.output_tokens_per_second == pytest.approx(7 / 12.5)
     assert result.total_tokens_per_second == pytest.approx(13 / 12.5)
@@ -297,7 +299,7 @@ def test_a_measured_run_meets_the_bound_through_the_cost_model() -> None:
     stages = (Stage("prefill", 0.0, 4.0, 0, 1, 5, 5, 5), Stage("decode", 4.0, 7.0, 2, 1, 2, 13, 26))
     fit = FitError(0.1, 0.05, 0.02, 10, 100)
     result = report(problem, one_request_trace(stages, 7.0), Bound(5.0, "by hand"), 6.5, fit)
-    # The model gives the prefill 3.5 s, a round 1.5 s, and reading 26 tokens 0.26 s, half of it for padding.
+    # The model gives the prefill 3.5 s, a step 1.5 s, and reading 26 tokens 0.26 s, half of it for padding.
     assert (result.clock, result.makespan, result.model_makespan) == ("measured", 7.0, 6.76)
     assert result.run_gap == pytest.approx(1.76 / 5)
     assert result.model_error == pytest.approx(-0.24 / 7)
@@ -313,7 +315,7 @@ def test_a_resumed_run_counts_what_was_answered_before_and_states_no_gap() -> No
     assert (result.requests, result.resumed) == (1, 2)
     assert (result.run_gap, result.plan_error) == (None, None)
     again = report(whole, served(rest), Bound(5.0, "by hand"), 12.5, run_bound=Bound(4.0, "by hand"))
-    # Prefill 1 (2 s) and 4 rounds of it alone (6 s).
+    # Prefill 1 (2 s) and 4 decode steps of it alone (6 s).
     assert again.run_gap == pytest.approx(1.0)
 
 
@@ -347,7 +349,7 @@ def test_a_report_survives_its_file(example: Report, tmp_path: Path) -> None:
     assert {
         "utilization",
         "prefill_stages",
-        "decode_rounds",
+        "decode_steps",
         "requests",
         "slots",
         "seconds",

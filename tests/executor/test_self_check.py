@@ -71,7 +71,7 @@ def test_tokens_and_logits_that_differ_are_refused(single: Any, change: Any, of:
         check_tier(single, batch_with(change, of))
 
 
-def test_the_last_round_of_one_request_is_enough(single: Any) -> None:
+def test_the_last_step_of_one_request_is_enough(single: Any) -> None:
     def last(scores: NDArray[np.float64]) -> NDArray[np.float64]:
         changed = scores.copy()
         changed[-1, 1] += 0.5
@@ -118,8 +118,8 @@ class Recomputing:
         self.held |= dict(zip(slots, prompts, strict=True))
         return self._drawn(slots, 1)[0, slots]
 
-    def decode(self, rounds: int) -> NDArray[np.int64]:
-        return self._drawn(list(self.held), rounds)
+    def decode(self, decode_steps: int) -> NDArray[np.int64]:
+        return self._drawn(list(self.held), decode_steps)
 
     def release(self, slot: int) -> None:
         del self.held[slot]
@@ -130,10 +130,10 @@ class Recomputing:
     def insert(self, slot: int, suspended: list[int]) -> None:
         self.held[slot] = suspended
 
-    def _drawn(self, slots: list[int], rounds: int) -> NDArray[np.int64]:
-        tokens = np.zeros((rounds, self.slots), dtype=np.int64)
-        self.scores = np.full((rounds, self.slots), np.nan)
-        for at in range(rounds):
+    def _drawn(self, slots: list[int], decode_steps: int) -> NDArray[np.int64]:
+        tokens = np.zeros((decode_steps, self.slots), dtype=np.int64)
+        self.scores = np.full((decode_steps, self.slots), np.nan)
+        for at in range(decode_steps):
             for slot in slots:
                 with torch.inference_mode():
                     logits = self.model(torch.tensor([self.held[slot]])).logits[0, -1].double()

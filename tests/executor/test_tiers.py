@@ -153,7 +153,7 @@ def test_nan_is_told_and_does_not_outlive_its_request(
 
     handle = llama.model.embed_tokens.register_forward_hook(spoil)
     try:
-        with pytest.raises(NotFiniteError, match="not finite after 0 rounds"):
+        with pytest.raises(NotFiniteError, match="not finite after 0 decode steps"):
             batch.decode(3)
     finally:
         broken[0] = False

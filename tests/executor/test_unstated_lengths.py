@@ -71,7 +71,7 @@ def simulated(policy: str, tokens: Sequence[int]) -> tuple[float, int, int]:
     alone = Problem(workload, COST, SLOTS, prefill_emits_first_token=True)
     made = hidden_policy(policy, without_lengths(alone), Known(longest=MOST - 1))
     trace = simulate(problem, made)
-    return trace.makespan, trace.prefill_stages, sum(stage.rounds for stage in trace.stages)
+    return trace.makespan, trace.prefill_stages, sum(stage.decode_steps for stage in trace.stages)
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_order_of_the_policies_on_a_model_is_that_of_the_simulator() -> None
         assert tokens in (None, lengths)
         tokens = lengths
         found = engine.report()
-        ran[policy] = found.schedule_makespan, found.prefill_stages, found.decode_rounds
+        ran[policy] = found.schedule_makespan, found.prefill_stages, found.decode_steps
         expected[policy] = simulated(policy, lengths)
     assert tokens is not None
     assert len(set(tokens)) > 10

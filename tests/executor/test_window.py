@@ -78,7 +78,7 @@ def test_the_self_check_refuses_a_model_that_ignores_padding(
         check_tier(llama, WindowBatch)
 
 
-def test_prefill_gives_the_first_token_and_the_rounds_the_rest(llama: Any) -> None:
+def test_prefill_gives_the_first_token_and_the_steps_the_rest(llama: Any) -> None:
     expected = generate_alone(llama, [5, 6, 7], 4)
     batch = WindowBatch(llama, slots=2, capacity=8)
     first = batch.prefill([1], [[5, 6, 7]])
@@ -88,12 +88,12 @@ def test_prefill_gives_the_first_token_and_the_rounds_the_rest(llama: Any) -> No
     assert tokens[:, 0].tolist() == [-1, -1, -1]
 
 
-def test_a_burst_gives_the_tokens_of_single_rounds(llama: Any) -> None:
+def test_a_burst_gives_the_tokens_of_single_steps(llama: Any) -> None:
     prompts = [[3] * 9, [7, 1]]
     burst, single = (WindowBatch(llama, slots=2, capacity=64) for _ in range(2))
     assert burst.prefill([0, 1], prompts) == single.prefill([0, 1], prompts)
-    rounds = np.concatenate([single.decode() for _ in range(6)])
-    np.testing.assert_array_equal(burst.decode(6), rounds)
+    decode_steps = np.concatenate([single.decode() for _ in range(6)])
+    np.testing.assert_array_equal(burst.decode(6), decode_steps)
 
 
 def test_the_front_padding_is_released_with_the_longest_row(llama: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_gpu_reads_masks_wherever_they_begin(family: str, dtype: str) -> None:
 
 
 def uncaptured(model: Any, slots: int, capacity: int) -> RaggedBatch:
-    """Return a batch whose rounds Python runs on a GPU, too."""
+    """Return a batch whose decode steps Python runs on a GPU, too."""
     batch = RaggedBatch(model, slots, capacity)
     batch._capture = None
     return batch

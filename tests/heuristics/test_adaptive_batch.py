@@ -32,7 +32,7 @@ def test_the_batch_shrinks_when_answers_outgrow_their_predictions_and_grows_agai
     assert trace.evictions > 0
     lowest = active.index(min(active[:-1]))
     assert max(active[:lowest]) > active[lowest] < max(active[lowest:])
-    held = [stage.kv_tokens / stage.rounds for stage in trace.stages if stage.kind == "decode"]
+    held = [stage.kv_tokens / stage.decode_steps for stage in trace.stages if stage.kind == "decode"]
     assert max(held) <= 150
 
 
@@ -71,4 +71,4 @@ def test_every_answer_comes_once_and_memory_is_kept_to(
     assert trace.tokens.tolist() == truth.tolist()
     for stage in trace.stages:
         if stage.kind == "decode":
-            assert stage.kv_tokens / stage.rounds <= capacity
+            assert stage.kv_tokens / stage.decode_steps <= capacity

@@ -18,7 +18,7 @@ from batchbound.heuristics.exegpt.configured import rra_policy
 from batchbound.heuristics.loop import execute, schedule_of
 from batchbound.heuristics.simulator import Simulator
 
-# Two prompts every four rounds, for answers of four iterations.
+# Two prompts every four decode steps, for answers of four iterations.
 PLANNED = PlannedConfiguration("RRA", 2, 4, 0.0, 0, 5.0, 0.0, 4.0, 0.0, None, 1.0, 1.0)
 
 
@@ -39,16 +39,16 @@ def test_a_configuration_changes_when_answers_are_longer_than_planned() -> None:
 
     def longer(running: PlannedConfiguration, tokens: IntArray, iterations: IntArray) -> PlannedConfiguration:
         asked.append((tokens.tolist(), iterations.tolist()))
-        return replace(running, decode_rounds=8, iterations=8.0)
+        return replace(running, decode_steps=8, iterations=8.0)
 
     # Nine tokens are eight iterations: twice as many as planned.
     trace, policy = run(jobs([9] * 16), longer)
     assert asked == [([5] * 4, [8] * 4)]
-    assert policy.configuration.decode_rounds == 8
+    assert policy.configuration.decode_steps == 8
     starts = [number for number, stage in enumerate(trace.stages) if stage.kind == "prefill"]
-    rounds = np.cumsum([stage.rounds for stage in trace.stages])
-    between = np.diff(rounds[starts])
-    # The first four are done after twelve rounds; two more have joined by then, and the next join at once.
+    decode_steps = np.cumsum([stage.decode_steps for stage in trace.stages])
+    between = np.diff(decode_steps[starts])
+    # The first four are done after twelve steps; two more have joined by then, and the next join at once.
     assert between.tolist() == [4, 4, 4, 8, 8, 8, 8]
 
 
@@ -58,7 +58,7 @@ def test_a_configuration_stays_when_answers_are_as_planned() -> None:
 
     trace, policy = run(jobs([5] * 16), never)
     assert policy.configuration is PLANNED
-    assert {stage.rounds for stage in trace.stages if stage.kind == "decode"} == {4}
+    assert {stage.decode_steps for stage in trace.stages if stage.kind == "decode"} == {4}
 
 
 def test_answers_that_are_done_first_do_not_count_as_short() -> None:
@@ -80,5 +80,5 @@ def test_what_is_kept_is_not_asked_for_again() -> None:
 
     _, policy = run(jobs([9] * 20), keep)
     assert asked == [[8] * 4]
-    assert policy.configuration.decode_rounds == PLANNED.decode_rounds
+    assert policy.configuration.decode_steps == PLANNED.decode_steps
     assert policy.configuration.iterations == 8

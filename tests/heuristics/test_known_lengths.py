@@ -52,7 +52,7 @@ def test_a_rule_is_followed_as_the_loop_follows_it(seed: int, name: str) -> None
         return
     assert made is not None
     assert made.starts[made.bin_of].tolist() == served.starts[served.bin_of].tolist()
-    assert made.rounds.tolist() == served.rounds.tolist()
+    assert made.decode_steps.tolist() == served.decode_steps.tolist()
 
 
 @given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)))

@@ -34,7 +34,7 @@ def script(*steps: Step | Callable[[State], Step]) -> Policy:
     left = list(steps)
 
     def policy(state: State) -> Step:
-        step = left.pop(0) if left else Step(rounds=UNTIL_CHANGE)
+        step = left.pop(0) if left else Step(decode_steps=UNTIL_CHANGE)
         return step if isinstance(step, Step) else step(state)
 
     return policy
@@ -43,7 +43,7 @@ def script(*steps: Step | Callable[[State], Step]) -> Policy:
 def test_two_requests_side_by_side_take_one_stage_and_the_longer_answer() -> None:
     problem = problem_of([3, 4], [2, 5], slots=2)
     trace = simulate(problem, script(Step([0, 1], [0, 1], UNTIL_CHANGE)))
-    kinds = [(stage.kind, stage.rounds, stage.active, stage.tokens) for stage in trace.stages]
+    kinds = [(stage.kind, stage.decode_steps, stage.active, stage.tokens) for stage in trace.stages]
     assert kinds == [("prefill", 0, 2, 7), ("decode", 2, 2, 4), ("decode", 3, 1, 3)]
     assert trace.makespan == pytest.approx(17 + 2 * 3 + 3 * 2.5)
     assert trace.prefilled.tolist() == [0, 0]
@@ -52,7 +52,7 @@ def test_two_requests_side_by_side_take_one_stage_and_the_longer_answer() -> Non
     assert trace.tokens.tolist() == [2, 5]
 
 
-def test_kept_keys_and_values_are_paid_for_in_every_round() -> None:
+def test_kept_keys_and_values_are_paid_for_in_every_step() -> None:
     cost = CostModel(0.0, 0.0, 1.0, 0.0, decode_per_kv_token=0.25)
     trace = simulate(problem_of([4], [3], 1, cost=cost), script(Step([0], [0], UNTIL_CHANGE)))
     assert trace.makespan == pytest.approx(3 + 0.25 * (4 + 5 + 6))
@@ -72,7 +72,7 @@ def test_a_slot_freed_by_prefill_alone_is_free_for_the_next_stage() -> None:
     problem = problem_of([1, 1], [1, 1], slots=1, first_token=True)
     trace = simulate(problem, script(Step([0], [0], 0), Step([1], [0], 0)))
     assert trace.makespan == pytest.approx(22)
-    assert schedule_of(trace).rounds.tolist() == [0, 0]
+    assert schedule_of(trace).decode_steps.tolist() == [0, 0]
 
 
 def test_the_state_tells_what_is_held_who_waits_and_who_finished() -> None:
@@ -81,10 +81,14 @@ def test_the_state_tells_what_is_held_who_waits_and_who_finished() -> None:
 
     def look(state: State, step: Step) -> Step:
         slots, waiting = state.slot_request.tolist(), state.waiting.tolist()
-        seen.append((slots, waiting, list(state.finished), state.kv_held, state.rounds_done))
+        seen.append((slots, waiting, list(state.finished), state.kv_held, state.steps_done))
         return step
 
-    steps = [Step([0, 1], [0, 1], UNTIL_CHANGE), Step([2], [0], UNTIL_CHANGE), Step(rounds=UNTIL_CHANGE)]
+    steps = [
+        Step([0, 1], [0, 1], UNTIL_CHANGE),
+        Step([2], [0], UNTIL_CHANGE),
+        Step(decode_steps=UNTIL_CHANGE),
+    ]
     simulate(problem, script(*(lambda state, step=step: look(state, step) for step in steps)))
     assert seen == [
         ([-1, -1], [True] * 3, [], 0, 0),
@@ -104,7 +108,7 @@ def test_nothing_happens_before_the_first_arrival_and_decoding_pauses_at_the_nex
 
     trace = simulate(problem, first_come)
     assert seen[:2] == [(0.0, 2), (5.0, 1)]
-    # The stage ends at 17 s; rounds of 2.5 s end at 19.5, 22, 24.5 and 27 s, after the arrival at 25 s.
+    # The stage ends at 17 s; decode steps of 2.5 s end at 19.5, 22, 24.5 and 27 s, after the arrival at 25 s.
     assert seen[2] == (27.0, 0)
     assert trace.queued.tolist() == [5, 25]
     assert trace.prefilled.tolist() == [5, 27]
@@ -115,9 +119,9 @@ def test_an_evicted_request_keeps_its_tokens_and_is_prefilled_with_them() -> Non
     problem = problem_of([3, 4], [6, 4], slots=2)
     trace = simulate(
         problem,
-        script(Step([0, 1], [0, 1], 2), Step(evict=[1], rounds=1), Step([1], [1], UNTIL_CHANGE)),
+        script(Step([0, 1], [0, 1], 2), Step(evict=[1], decode_steps=1), Step([1], [1], UNTIL_CHANGE)),
     )
-    kinds = [(stage.kind, stage.rounds, stage.active, stage.tokens) for stage in trace.stages]
+    kinds = [(stage.kind, stage.decode_steps, stage.active, stage.tokens) for stage in trace.stages]
     assert kinds == [
         ("prefill", 0, 2, 7),
         ("decode", 2, 2, 4),
@@ -137,7 +141,7 @@ def test_answers_may_turn_out_longer_or_shorter_than_the_problem_says() -> None:
     problem = problem_of([3, 4], [2, 5], slots=2)
     trace = simulate(problem, script(Step([0, 1], [0, 1], UNTIL_CHANGE)), np.array([4, 1]))
     assert trace.tokens.tolist() == [4, 1]
-    assert trace.decode_rounds == 4
+    assert trace.decode_steps == 4
 
 
 def test_each_stage_and_each_finish_is_told_as_it_happens() -> None:
@@ -161,7 +165,7 @@ def test_a_run_becomes_a_schedule_of_one_bin_per_stage() -> None:
     schedule = schedule_of(trace)
     assert schedule.bin_of.tolist() == [0, 0, 1]
     assert schedule.slot_of.tolist() == [0, 1, 0]
-    assert schedule.rounds.tolist() == [2, 3]
+    assert schedule.decode_steps.tolist() == [2, 3]
     assert schedule.check(problem) is None
     assert schedule.makespan(problem) == pytest.approx(trace.makespan)
 

@@ -33,7 +33,7 @@ from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.packing.partition import solve_partition
 
-ADMITS_BY_THE_NEXT_ROUND = ("fcfs", "learned", "scouts", "survival", "moving-average")
+ADMITS_BY_THE_NEXT_STEP = ("fcfs", "learned", "scouts", "survival", "moving-average")
 """Policies that reserve no memory for planned lengths, so that it may run out."""
 
 COST = CostModel(prefill_base=10.0, prefill_per_token=1.0, decode_base=2.0, decode_per_slot=0.5)
@@ -95,7 +95,7 @@ def test_every_policy_serves_every_request_by_a_schedule_the_referee_accepts(
 ) -> None:
     trace = simulate(problem, Watched(policy_named(name, problem)))
     assert_served(problem, trace)
-    if name in ADMITS_BY_THE_NEXT_ROUND and trace.evictions:
+    if name in ADMITS_BY_THE_NEXT_STEP and trace.evictions:
         assert problem.kv_capacity is not None
         return
     assert trace.evictions == 0
@@ -120,7 +120,7 @@ def test_first_come_first_served_prefills_the_moment_a_slot_falls_free() -> None
     schedule = schedule_of(simulate(problem, policy_named("fcfs", problem)))
     assert schedule.bin_of.tolist() == [0, 0, 1, 2]
     assert schedule.slot_of.tolist() == [0, 1, 0, 1]
-    assert schedule.rounds.tolist() == [2, 2, 3]
+    assert schedule.decode_steps.tolist() == [2, 2, 3]
 
 
 def test_a_slot_with_its_own_list_idles_when_it_is_done() -> None:
@@ -136,7 +136,7 @@ def test_algorithm_1_serves_its_own_list_longest_first_then_helps_the_busiest_sl
         SortingPreemptive(problem, [0, 0, 1, 1, 1, 1, 2]), PrefillFirst(), Admission(problem)
     )
     schedule = schedule_of(simulate(problem, policy))
-    # 1, 2 and 6 start; after two rounds slot 0 takes its own 0 and slot 2, done, slot 1's longest: 4.
+    # 1, 2 and 6 start; after two decode steps slot 0 takes its own 0 and slot 2, done, slot 1's longest: 4.
     assert schedule.bin_of.tolist() == [1, 0, 0, 2, 1, 3, 0]
     assert schedule.slot_of.tolist() == [0, 0, 1, 0, 2, 1, 2]
 
@@ -145,20 +145,20 @@ def test_algorithm_1_serves_its_own_list_longest_first_then_helps_the_busiest_sl
     ("rule", "waits"),
     [
         (PrefillFirst(), 0),
-        # 10 s a stage, an idle slot-round at 2 s / 4 slots: 20 slot-rounds, half of them by patience.
+        # 10 s a stage, an idle slot-step at 2 s / 4 slots: 20 slot-steps, half of them by patience.
         (SkiRental(1.0), 20),
         (SkiRental(0.5), 10),
-        # The stage's token counts too: more than 11 s, at 1 s a slot-round, or 0.5 s.
-        (Lagrangian("round"), 12),
+        # The stage's token counts too: more than 11 s, at 1 s a slot-step, or 0.5 s.
+        (Lagrangian("decode_step"), 12),
         (Lagrangian("token"), 23),
-        # More than 22 tokens: four of the first round, and three of each that follows.
+        # More than 22 tokens: four of the first decode step, and three of each that follows.
         (Lagrangian("literal"), 7),
     ],
 )
 def test_a_free_slot_waits_as_long_as_the_rule_says(rule: PrefillRule, waits: int) -> None:
     problem = problem_of([1] * 6, [1, 40, 40, 40, 5, 5], slots=4)
     policy = QueuePolicy(Ordered(arrival_order(problem)), rule, Admission(problem))
-    assert schedule_of(simulate(problem, policy)).rounds[0] == 1 + waits
+    assert schedule_of(simulate(problem, policy)).decode_steps[0] == 1 + waits
 
 
 def test_the_lagrangian_rule_waits_for_a_change_where_a_decode_step_costs_next_to_nothing() -> None:
@@ -169,21 +169,21 @@ def test_the_lagrangian_rule_waits_for_a_change_where_a_decode_step_costs_next_t
 def test_the_last_request_waits_for_nobody() -> None:
     problem = problem_of([1] * 5, [1, 40, 40, 40, 5], slots=4)
     policy = QueuePolicy(Ordered(arrival_order(problem)), SkiRental(1.0), Admission(problem))
-    assert schedule_of(simulate(problem, policy)).rounds.tolist() == [1, 39]
+    assert schedule_of(simulate(problem, policy)).decode_steps.tolist() == [1, 39]
 
 
-def test_idle_slot_rounds_add_up_over_slots() -> None:
+def test_idle_slot_steps_add_up_over_slots() -> None:
     problem = problem_of([1] * 7, [1, 4, 40, 40, 5, 5, 5], slots=4)
     policy = QueuePolicy(Ordered(arrival_order(problem)), SkiRental(0.5), Admission(problem))
-    # One slot idles for three rounds, then two until ten slot-rounds are reached or passed: four rounds.
-    assert schedule_of(simulate(problem, policy)).rounds[0] == 4 + 4
+    # One slot idles for three steps, then two until ten slot-steps are reached or passed: four decode steps.
+    assert schedule_of(simulate(problem, policy)).decode_steps[0] == 4 + 4
 
 
 def test_a_threshold_waits_for_enough_free_slots_but_not_for_more_than_wait() -> None:
     problem = problem_of([1] * 7, [1, 2, 3, 9, 3, 3, 3], slots=4)
     two = QueuePolicy(Ordered(arrival_order(problem)), Threshold(share=0.5), Admission(problem))
     schedule = schedule_of(simulate(problem, two))
-    assert schedule.rounds.tolist() == [2, 1, 6]
+    assert schedule.decode_steps.tolist() == [2, 1, 6]
     assert np.bincount(schedule.bin_of).tolist() == [4, 2, 1]
     one = QueuePolicy(Ordered(arrival_order(problem)), Threshold(count=1), Admission(problem))
     assert np.bincount(schedule_of(simulate(problem, one)).bin_of).tolist() == [4, 1, 1, 1]
@@ -192,26 +192,26 @@ def test_a_threshold_waits_for_enough_free_slots_but_not_for_more_than_wait() ->
 def test_a_stage_that_the_token_cap_fills_never_waits() -> None:
     problem = problem_of([5] * 6, [9] * 6, slots=6, prefill_token_cap=10)
     schedule = schedule_of(simulate(problem, policy_named("lpt-ski", problem)))
-    assert schedule.rounds.tolist() == [0, 0, 9]
+    assert schedule.decode_steps.tolist() == [0, 0, 9]
 
 
 def test_known_lengths_leave_room_for_what_running_requests_will_grow_to() -> None:
     problem = problem_of([4, 4], [4, 4], slots=2, kv_capacity=10)
     schedule = schedule_of(simulate(problem, policy_named("lpt", problem)))
-    assert schedule.rounds.tolist() == [4, 4]
+    assert schedule.decode_steps.tolist() == [4, 4]
 
 
-def test_room_is_counted_at_the_rounds_it_is_needed_not_as_a_sum_of_peaks() -> None:
+def test_room_is_counted_at_the_steps_it_is_needed_not_as_a_sum_of_peaks() -> None:
     # 0 holds at most 4 and is gone when 1 reaches its 10: the peaks sum to 14, never more than 10 are held.
     problem = problem_of([3, 3], [2, 8], slots=2, kv_capacity=10)
-    assert schedule_of(simulate(problem, policy_named("lpt", problem))).rounds.tolist() == [8]
+    assert schedule_of(simulate(problem, policy_named("lpt", problem))).decode_steps.tolist() == [8]
 
 
 def test_first_come_first_served_evicts_the_newest_when_memory_runs_out() -> None:
     problem = problem_of([4, 4], [4, 4], slots=2, kv_capacity=10)
     trace = simulate(problem, policy_named("fcfs", problem))
     assert trace.evictions == 1
-    assert [(stage.kind, stage.rounds, stage.active) for stage in trace.stages] == [
+    assert [(stage.kind, stage.decode_steps, stage.active) for stage in trace.stages] == [
         ("prefill", 0, 2),
         ("decode", 2, 2),
         ("decode", 2, 1),
@@ -249,7 +249,7 @@ def test_table_3_comes_out_as_published_and_as_measured() -> None:
     utilization: list[float] = []
     for seed in range(4):
         problem = Problem(generate("table3", seed), CostModel.paper(), 200)
-        packed = solve_partition(problem.rounds, problem.slots).assignment
+        packed = solve_partition(problem.decode_steps, problem.slots).assignment
         for name in reached:
             policy = "packing-algorithm1" if name == "packed" else name
             assignment = packed if name == "packed" else None
@@ -257,8 +257,8 @@ def test_table_3_comes_out_as_published_and_as_measured() -> None:
             schedule = schedule_of(trace)
             assert schedule.check(problem) is None
             assert schedule.makespan(problem) == pytest.approx(trace.makespan, abs=1e-9)
-            # Seeds differ in how much there is to do; per slot-round of work they are alike.
-            reached[name].append(trace.makespan / problem.rounds.sum() * 1319 * 344.83)
+            # Seeds differ in how much there is to do; per slot-step of work they are alike.
+            reached[name].append(trace.makespan / problem.decode_steps.sum() * 1319 * 344.83)
             if name == "fcfs":
                 utilization.append(schedule.utilization(problem))
     assert np.mean(reached["fcfs"]) == pytest.approx(200.4, abs=1.5)
@@ -268,7 +268,7 @@ def test_table_3_comes_out_as_published_and_as_measured() -> None:
     assert np.mean(reached["lpt-ski"]) == pytest.approx(175.2, abs=1.0)
 
 
-def test_longest_first_is_by_decode_rounds() -> None:
+def test_longest_first_is_by_decode_steps() -> None:
     assert longest_first(problem_of([1, 9, 1], [3, 1, 5], slots=1)).tolist() == [2, 0, 1]
 
 

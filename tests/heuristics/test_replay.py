@@ -57,13 +57,13 @@ def plans(draw: st.DrawFn) -> tuple[Problem, Schedule]:
 
 @settings(max_examples=150, deadline=None)
 @given(plan=plans())
-def test_a_plan_is_followed_to_the_round_while_lengths_are_as_planned(plan: tuple[Problem, Schedule]) -> None:
+def test_a_plan_is_followed_to_the_step_while_lengths_are_as_planned(plan: tuple[Problem, Schedule]) -> None:
     problem, schedule = plan
     trace = simulate(problem, Watched(Replay(schedule, problem)))
     followed = schedule_of(trace)
     assert followed.bin_of.tolist() == schedule.bin_of.tolist()
     assert followed.slot_of.tolist() == schedule.slot_of.tolist()
-    assert followed.rounds.tolist() == schedule.rounds.tolist()
+    assert followed.decode_steps.tolist() == schedule.decode_steps.tolist()
     assert trace.makespan == pytest.approx(schedule.makespan(problem), abs=1e-9)
     if not problem.workload.arrival.any():
         assert sum(stage.kind == "decode" for stage in trace.stages) == schedule.changes(problem)
@@ -76,14 +76,14 @@ def test_a_plan_that_lets_slots_idle_on_purpose_is_followed_too(
 ) -> None:
     problem, schedule = plan
     delays = data.draw(st.lists(st.integers(0, 5), min_size=schedule.bins, max_size=schedule.bins))
-    later = Schedule(schedule.bin_of, schedule.slot_of, schedule.rounds + np.array(delays))
+    later = Schedule(schedule.bin_of, schedule.slot_of, schedule.decode_steps + np.array(delays))
     assume(later.check(problem) is None)
     trace = simulate(problem, Watched(Replay(later, problem)))
     followed = schedule_of(trace)
     assert followed.bin_of.tolist() == later.bin_of.tolist()
     assert followed.slot_of.tolist() == later.slot_of.tolist()
     if later.active(problem).all():
-        assert followed.rounds.tolist() == later.rounds.tolist()
+        assert followed.decode_steps.tolist() == later.decode_steps.tolist()
         assert trace.makespan == pytest.approx(later.makespan(problem), abs=1e-9)
     else:
         assert trace.makespan <= later.makespan(problem) + 1e-9
@@ -102,12 +102,12 @@ def test_every_request_is_served_within_the_limits_when_lengths_turn_out_differe
     assert trace.makespan == pytest.approx(trace.finished.max())
 
 
-def test_bins_without_requests_or_rounds_are_followed() -> None:
+def test_bins_without_requests_or_steps_are_followed() -> None:
     problem = problem_of([3, 3, 2], slots=3)
     schedule = Schedule(np.array([0, 1, 3]), np.array([0, 1, 2]), np.array([0, 1, 0, 2, 0]))
     assert schedule.check(problem) is None
     trace = simulate(problem, Replay(schedule, problem))
-    assert [(stage.kind, stage.rounds, stage.active) for stage in trace.stages] == [
+    assert [(stage.kind, stage.decode_steps, stage.active) for stage in trace.stages] == [
         ("prefill", 0, 1),
         ("prefill", 0, 1),
         ("decode", 1, 2),
@@ -142,19 +142,19 @@ def test_completions_that_outgrow_the_one_token_planned_give_way_once() -> None:
     assert (trace.evictions, trace.prefill_stages) == (1, 2)
 
 
-def test_rounds_in_which_nothing_runs_are_left_out() -> None:
+def test_steps_in_which_nothing_runs_are_left_out() -> None:
     problem = problem_of([2, 2], slots=1)
     schedule = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([5, 4]))
-    assert simulate(problem, Replay(schedule, problem)).decode_rounds == 4
+    assert simulate(problem, Replay(schedule, problem)).decode_steps == 4
 
 
 def test_a_slot_free_early_takes_the_longest_request_when_idling_has_cost_enough() -> None:
-    # Planned: 0 then 2 in slot 0, 1 then 3 in slot 1, refilled together in round 30.
+    # Planned: 0 then 2 in slot 0, 1 then 3 in slot 1, refilled together in decode step 30.
     problem = problem_of([30, 30, 5, 9], slots=2)
     schedule = Schedule(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), np.array([30, 9]))
     trace = simulate(problem, Replay(schedule, problem), np.array([10, 30, 5, 9]))
     followed = schedule_of(trace)
-    # Slot 0 idles from round 10; 10 s * 0.5 at 2 s / 2 slots are five slot-rounds. The last waits for nobody.
+    # Slot 0 idles from round 10; 10 s * 0.5 at 2 s / 2 slots are five slot-steps. The last waits for nobody.
     assert followed.starts[followed.bin_of].tolist() == [0, 0, 24, 15]
     assert followed.slot_of.tolist() == [0, 1, 0, 0]
 
@@ -165,7 +165,7 @@ def test_a_slot_free_early_rides_along_with_a_planned_stage() -> None:
     trace = simulate(problem, Replay(schedule, problem), np.array([10, 12, 5, 9]))
     followed = schedule_of(trace)
     assert followed.bin_of.tolist() == [0, 0, 1, 1]
-    assert followed.rounds.tolist() == [12, 9]
+    assert followed.decode_steps.tolist() == [12, 9]
 
 
 def test_the_successor_of_a_request_that_overruns_goes_elsewhere() -> None:
@@ -202,14 +202,14 @@ def test_nothing_done_leaves_the_plan_as_it_was() -> None:
     left, rest = remaining_schedule(problem, schedule, [0, 1, 2])
     assert rest.makespan(left) == pytest.approx(schedule.makespan(problem))
     assert rest.slot_of.tolist() == [0, 1, 0]
-    assert rest.rounds.tolist() == [5, 4]
+    assert rest.decode_steps.tolist() == [5, 4]
 
 
 def test_a_job_that_is_half_done_is_planned_afresh_where_that_is_shorter() -> None:
     problem = Problem(generate("table3", 0), CostModel.paper(), 200)
     plan = schedule_of(simulate(problem, policy_named("lpt-ski", problem)))
     start = plan.starts[plan.bin_of]
-    keep = np.flatnonzero(start + problem.rounds > plan.starts[-1] // 2)
+    keep = np.flatnonzero(start + problem.decode_steps > plan.starts[-1] // 2)
     left, rest = remaining_schedule(problem, plan, keep)
     fresh = simulate(left, policy_named("lpt-ski", left)).makespan
     assert rest.makespan(left) <= fresh + 1e-9

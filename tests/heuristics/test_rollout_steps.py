@@ -125,7 +125,7 @@ def test_what_ends_beside_the_one_that_is_kept_is_lost_once() -> None:
     assert found.lost == 2 + 2
 
 
-def test_tail_batching_starts_late_groups_again_in_a_round_of_their_own() -> None:
+def test_tail_batching_starts_late_groups_again_in_a_step_of_their_own() -> None:
     # Two groups are let in, one is waited for: the long one starts again from nothing.
     problem = rollouts([0, 1], [9, 2], slots=2)
     found = run(problem, [0, 1], Way(ahead=1.0, restart=True))

@@ -99,7 +99,7 @@ def test_lengths_of_requests_yet_to_start_do_not_change_what_was_decided_before(
 
 
 def test_scouts_start_one_of_each_group_and_then_the_group_that_showed_the_longest() -> None:
-    # Groups 0, 1, 2 show 2, 6 and 4 rounds; one slot, so that each ends before the next begins.
+    # Groups 0, 1, 2 show 2, 6 and 4 decode steps; one slot, so that each ends before the next begins.
     problem = rollouts([0, 0, 0, 1, 1, 2, 2], [2, 2, 2, 6, 6, 4, 4], slots=1)
     trace = simulate(problem, policy_named("scouts", problem))
     assert np.argsort(trace.prefilled).tolist() == [0, 3, 5, 4, 6, 1, 2]
@@ -260,13 +260,13 @@ def test_moving_takes_its_seconds_out_and_back_and_no_prefill_stage() -> None:
     problem = rollouts([0, 1], [5, 2], slots=1)
     steps = iter(
         [
-            Step(prefill=[0], slots=[0], rounds=0),
-            Step(rounds=3),
-            Step(rounds=0, evict=[0]),
-            Step(prefill=[1], slots=[0], rounds=0),
-            Step(rounds=2),
-            Step(prefill=[0], slots=[0], rounds=0),
-            Step(rounds=2),
+            Step(prefill=[0], slots=[0], decode_steps=0),
+            Step(decode_steps=3),
+            Step(decode_steps=0, evict=[0]),
+            Step(prefill=[1], slots=[0], decode_steps=0),
+            Step(decode_steps=2),
+            Step(prefill=[0], slots=[0], decode_steps=0),
+            Step(decode_steps=2),
         ]
     )
     moved = simulate(problem, lambda _state: next(steps), swap=0.5)

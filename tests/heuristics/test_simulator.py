@@ -23,21 +23,21 @@ def test_a_job_of_two_requests_by_hand() -> None:
     simulator = Simulator(problem_of([4, 2], [2, 3], 2, COST))
     stage, done = simulator.prefill([0, 1], [1, 0])
     assert (stage.kind, stage.start, stage.end, stage.tokens, done) == ("prefill", 0.0, 4.0, 6, [])
-    # Two rounds until the first is done: 6 and then 8 tokens of keys and values.
+    # Two decode steps until the first is done: 6 and then 8 tokens of keys and values.
     stage, done = simulator.decode(5, math.inf)
-    assert (stage.rounds, stage.active, stage.tokens, stage.kv_tokens, done) == (2, 2, 4, 14, [0])
+    assert (stage.decode_steps, stage.active, stage.tokens, stage.kv_tokens, done) == (2, 2, 4, 14, [0])
     assert stage.seconds == pytest.approx(2 * 2.5 + 0.125 * 14)
     stage, done = simulator.decode(5, math.inf)
-    assert (stage.rounds, stage.active, stage.kv_tokens, done) == (1, 1, 4, [1])
+    assert (stage.decode_steps, stage.active, stage.kv_tokens, done) == (1, 1, 4, [1])
     assert simulator.time == pytest.approx(4.0 + 6.75 + 2.25 + 0.5)
 
 
-def test_a_burst_ends_at_the_rounds_asked_for_and_after_the_time_given() -> None:
+def test_a_burst_ends_at_the_steps_asked_for_and_after_the_time_given() -> None:
     simulator = Simulator(problem_of([1], [9], 1, UNIT))
     simulator.prefill([0], [0])
-    assert simulator.decode(2, math.inf)[0].rounds == 2
-    assert simulator.decode(5, until=5.0)[0].rounds == 2, "the second ends at five"
-    assert simulator.decode(5, until=5.5)[0].rounds == 1, "at least one, though it is late already"
+    assert simulator.decode(2, math.inf)[0].decode_steps == 2
+    assert simulator.decode(5, until=5.0)[0].decode_steps == 2, "the second ends at five"
+    assert simulator.decode(5, until=5.5)[0].decode_steps == 1, "at least one, though it is late already"
 
 
 def test_true_lengths_decide_when_a_request_is_done() -> None:
@@ -68,7 +68,7 @@ def test_an_evicted_request_is_prefilled_with_what_it_had() -> None:
     stage, _ = simulator.prefill([0], [0])
     assert stage.tokens == 6
     stage, done = simulator.decode(3, math.inf)
-    assert (stage.rounds, stage.kv_tokens, done) == (1, 6, [0])
+    assert (stage.decode_steps, stage.kv_tokens, done) == (1, 6, [0])
 
 
 def test_waiting_never_sets_the_clock_back() -> None:
@@ -96,4 +96,4 @@ def test_a_simulated_job_takes_what_its_schedule_costs(
     assert schedule.check(problem) is None
     assert trace.makespan == pytest.approx(schedule.makespan(problem))
     assert trace.tokens.tolist() == list(outputs)
-    assert sum(stage.kv_tokens for stage in trace.stages if stage.kind == "decode") == problem.kv_token_rounds
+    assert sum(stage.kv_tokens for stage in trace.stages if stage.kind == "decode") == problem.kv_token_steps

@@ -107,8 +107,8 @@ def test_one_stage_and_the_longest_request_are_the_whole_cost_of_a_batch_that_fi
     bound = trivial_bound(problem)
     assert bound.terms["prefill stages"] == pytest.approx(0.025)
     assert bound.terms["prompt tokens"] == pytest.approx(30 * 0.00013)
-    assert bound.terms["decode rounds"] == pytest.approx(5 * 0.029)
-    assert bound.terms["slot-rounds"] == pytest.approx(8 * 0.00021)
+    assert bound.terms["decode steps"] == pytest.approx(5 * 0.029)
+    assert bound.terms["slot-steps"] == pytest.approx(8 * 0.00021)
     schedule = Schedule.from_bins(problem, [0, 0], [5])
     assert bound.seconds == pytest.approx(schedule.makespan(problem))
 
@@ -166,39 +166,39 @@ def test_slots_that_the_kv_capacity_cannot_fill_do_not_count() -> None:
     counts = least_counts(problem)
     assert counts.slots == 2
     assert counts.stages == 3
-    assert counts.rounds == 6
+    assert counts.decode_steps == 6
 
 
-def test_the_kv_read_over_the_job_needs_rounds_of_the_capacity() -> None:
+def test_the_kv_read_over_the_job_needs_steps_of_the_capacity() -> None:
     problem = problem_of([1] * 8, [9] * 8, slots=8, kv_capacity=12)
-    assert problem.kv_token_rounds == 8 * sum(range(1, 10))
-    assert least_counts(problem).rounds == 30
-    assert least_counts(problem).claims["rounds"]["kind"] == "KV tokens over capacity"
+    assert problem.kv_token_steps == 8 * sum(range(1, 10))
+    assert least_counts(problem).decode_steps == 30
+    assert least_counts(problem).claims["decode_steps"]["kind"] == "KV tokens over capacity"
 
 
-def test_two_requests_that_memory_keeps_apart_need_nearly_the_rounds_of_both() -> None:
-    # At the end of one of ten tokens five are left: the other of ten has begun at most five rounds before.
+def test_two_requests_that_memory_keeps_apart_need_nearly_the_steps_of_both() -> None:
+    # At the end of one of ten tokens five are left: the other of ten has begun at most five steps before.
     problem = problem_of([1, 1, 1], [10, 10, 2], slots=3, kv_capacity=15)
     counts = least_counts(problem)
-    assert (counts.rounds, problem.kv_token_rounds // 15) == (15, 7)
-    assert counts.claims["rounds"] == {"at_least": 15, "kind": "two requests", "requests": [0, 1]}
+    assert (counts.decode_steps, problem.kv_token_steps // 15) == (15, 7)
+    assert counts.claims["decode_steps"] == {"at_least": 15, "kind": "two requests", "requests": [0, 1]}
 
 
-def test_the_shorter_of_two_may_end_last_where_that_takes_fewer_rounds() -> None:
-    # Ending first, the one of eight rounds leaves room for 7 of the other; the other way round for 5.
+def test_the_shorter_of_two_may_end_last_where_that_takes_fewer_steps() -> None:
+    # Ending first, the one of eight decode steps leaves room for 7 of the other; the other way round for 5.
     problem = problem_of([1, 5], [10, 8], slots=2, kv_capacity=19)
-    assert least_counts(problem).rounds == 18 - 7
+    assert least_counts(problem).decode_steps == 18 - 7
 
 
 def test_few_stages_leave_few_differences() -> None:
     # The first point and the end are always as far apart as the longest request.
-    assert useful_differences(1, longest=10, rounds=10) == 0
-    assert useful_differences(4, longest=10, rounds=19) == 9
-    # Three steps of less than 10 at least lead over 20 rounds: three pairs of the chain's four points are two
+    assert useful_differences(1, longest=10, decode_steps=10) == 0
+    assert useful_differences(4, longest=10, decode_steps=19) == 9
+    # Three steps of less than 10 at least lead over 20 steps: three pairs of the chain's four points are two
     # steps apart, and the fifth point is too far from one of them.
-    assert useful_differences(4, longest=10, rounds=20) == 6
+    assert useful_differences(4, longest=10, decode_steps=20) == 6
     # Two steps of 10 and nothing between.
-    assert useful_differences(2, longest=10, rounds=20) == 0
+    assert useful_differences(2, longest=10, decode_steps=20) == 0
 
 
 def test_lengths_that_few_points_cannot_measure_waste_slot_time(optimal_makespan: Optimum) -> None:
@@ -210,7 +210,7 @@ def test_lengths_that_few_points_cannot_measure_waste_slot_time(optimal_makespan
     assert optimal_makespan(problem) == pytest.approx(2 * 100 + 3 + 6)
 
 
-def test_requests_of_no_rounds_need_stages_only(optimal_makespan: Optimum) -> None:
+def test_requests_of_no_steps_need_stages_only(optimal_makespan: Optimum) -> None:
     problem = problem_of([3, 3, 3], [1, 1, 1], slots=2, prefill_emits_first_token=True)
     assert best_bound(problem).seconds == pytest.approx(optimal_makespan(problem))
     assert best_bound(problem).seconds == pytest.approx(2 * 0.025 + 9 * 0.00013)
@@ -236,7 +236,7 @@ def forged(bound: Bound, **changes: object) -> Bound:
 
 
 def raised(bound: Bound, seconds: float) -> Bound:
-    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + seconds}
+    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + seconds}
     return replace(bound, seconds=bound.seconds + seconds, terms=terms)
 
 
@@ -245,11 +245,11 @@ def test_a_checker_refuses_what_the_certificate_does_not_prove() -> None:
     bound = difference_set_bound(problem)
     trivial = trivial_bound(problem)
     assert verify_bound(problem, bound) is None
-    claim: Mapping[str, object] = trivial.certificate["rounds"]  # type: ignore[assignment]
+    claim: Mapping[str, object] = trivial.certificate["decode_steps"]  # type: ignore[assignment]
     forgeries = {
         "the certificate proves the bound": raised(bound, 0.01),
         "terms add up": replace(bound, seconds=bound.seconds + 0.01),
-        "rounds": forged(raised(trivial, 1.0), rounds={**claim, "at_least": 10_000}),
+        "decode_steps": forged(raised(trivial, 1.0), decode_steps={**claim, "at_least": 10_000}),
         "stages": forged(bound, stages={"at_least": 50, "kind": "requests over slots"}),
         "slots": forged(bound, slots=100),
         "charges": forged(bound, charges=[-5]),
@@ -266,14 +266,14 @@ def test_a_checker_refuses_what_the_certificate_does_not_prove() -> None:
 def test_prices_that_a_full_slot_exceeds_prove_nothing() -> None:
     problem = problem_of([1, 1, 1], [3, 3, 4], slots=2)
     prices = {"kind": "prices", "capacity": 6, "lengths": [3, 4], "prices": [3, 4], "limit": 3, "at_least": 7}
-    violation = verify_bound(problem, forged(raised(trivial_bound(problem), 0.029), rounds=prices))
+    violation = verify_bound(problem, forged(raised(trivial_bound(problem), 0.029), decode_steps=prices))
     assert violation is not None
     assert violation.rule == "prices"
 
 
 def test_the_papers_prefill_formula_exceeds_an_optimum() -> None:
     problem = problem_of([10, 10], [1, 1], slots=2)
-    bound = paper_bound(problem, levels=[(10, 1.0), (20, 3.0)], rounds=1)
+    bound = paper_bound(problem, levels=[(10, 1.0), (20, 3.0)], decode_steps=1)
     assert bound.terms["prefill (31)"] == pytest.approx(3.0)
     assert not bound.valid
     two_small_stages = 2 * 1.0
@@ -282,7 +282,7 @@ def test_the_papers_prefill_formula_exceeds_an_optimum() -> None:
 
 def test_the_papers_bound_exceeds_a_schedule_with_idle_slots() -> None:
     problem = problem_of([68] * 6, [512, 300, 200, 100, 50, 20], slots=200)
-    printed = paper_bound(problem, levels=[(4096, 0.025 + 4096 * 0.00013)], rounds=512)
+    printed = paper_bound(problem, levels=[(4096, 0.025 + 4096 * 0.00013)], decode_steps=512)
     assert printed.seconds == pytest.approx(512 * 0.071, abs=0.01)
     schedule = Schedule.from_bins(problem, [0] * 6, [512])
     assert schedule.check(problem) is None
@@ -311,7 +311,7 @@ def test_the_bound_command_lists_what_a_checker_proves_the_strongest_first(
 
 def test_a_bound_without_levels_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one prefill level"):
-        paper_bound(problem_of([1], [1], slots=1), levels=[], rounds=1)
+        paper_bound(problem_of([1], [1], slots=1), levels=[], decode_steps=1)
 
 
 def test_no_points_have_more_useful_differences_than_counted() -> None:

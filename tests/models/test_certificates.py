@@ -19,15 +19,15 @@ from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 Certificate = dict[str, Any]
 
 
-def bound_of(problem: Problem, certificate: Certificate, stages: int, rounds: int) -> Bound:
-    """Return the bound of so many stages and rounds of a second each."""
+def bound_of(problem: Problem, certificate: Certificate, stages: int, decode_steps: int) -> Bound:
+    """Return the bound of so many stages and decode steps of a second each."""
     assert problem.cost == UNIT
-    terms = {"prefill stages": float(stages), "decode rounds": float(rounds)}
+    terms = {"prefill stages": float(stages), "decode steps": float(decode_steps)}
     return Bound(sum(terms.values()), source_of(certificate), terms, certificate)
 
 
-def trivial(slots: int, stages: Certificate, rounds: Certificate) -> Certificate:
-    return {"kind": "trivial", "slots": slots, "stages": stages, "rounds": rounds}
+def trivial(slots: int, stages: Certificate, decode_steps: Certificate) -> Certificate:
+    return {"kind": "trivial", "slots": slots, "stages": stages, "decode_steps": decode_steps}
 
 
 def by_slots(at_least: int) -> Certificate:
@@ -50,12 +50,12 @@ def priced(at_least: int, capacity: int, limit: int, price: Mapping[int, int]) -
     }
 
 
-# Three requests on two slots: two stages, and one slot serves two of them, of six rounds at least.
+# Three requests on two slots: two stages, and one slot serves two of them, of six decode steps at least.
 SMALL = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
-# Five of ten and three of six rounds on two slots of 35: worth 13 at two for a ten and one for a six, and
-# 35 rounds hold three tens, or two tens and two sixes, worth 6 at most.
+# Five of ten and three of six steps on two slots of 35: worth 13 at two for a ten and one for a six, and
+# 35 decode steps hold three tens, or two tens and two sixes, worth 6 at most.
 PACKED = problem_of([1] * 8, [10] * 5 + [6] * 3, 2, UNIT)
-PACKED_ROUNDS = priced(36, 35, 6, {6: 1, 10: 2})
+PACKED_STEPS = priced(36, 35, 6, {6: 1, 10: 2})
 PACKED_STAGES = by_slots(4)
 # No two of these prompts fit a stage of ten tokens.
 CAPPED = problem_of([6, 6, 6, 5], [1] * 4, 4, UNIT, prefill_token_cap=10)
@@ -64,13 +64,13 @@ CAPPED_STAGES = priced(4, 10, 1, {5: 1, 6: 1})
 TIGHT = problem_of([2, 2, 2], [1, 2, 3], 3, UNIT, kv_capacity=5)
 READING = problem_of([1, 1, 1], [9, 9, 9], 3, UNIT, kv_capacity=12)
 BY_READING = {"kind": "KV tokens over capacity", "at_least": 12}
-# At the end of one of ten tokens five are left: the other of ten has begun at most five rounds before.
+# At the end of one of ten tokens five are left: the other of ten has begun at most five decode steps before.
 APART = problem_of([1, 1, 1], [10, 10, 2], 3, UNIT, kv_capacity=15)
 BY_TWO = {"kind": "two requests", "at_least": 15, "requests": [1, 0]}
-# The one of ten rounds ends first after five beside the other, or last after seven.
+# The one of ten decode steps ends first after five beside the other, or last after seven.
 UNEVEN = problem_of([1, 5], [10, 8], 2, UNIT, kv_capacity=19)
 UNEVEN_TWO = {"kind": "two requests", "at_least": 11, "requests": [0, 1]}
-# With the first token at prefill, a request of one token has no round: it fits any slot for nothing.
+# With the first token at prefill, a request of one token has no decode step: it fits any slot for nothing.
 DONE_AT_ONCE = problem_of([1, 1, 1], [1, 4, 4], 1, UNIT, prefill_emits_first_token=True)
 
 # Three requests share five tokens: stages compute pieces of 5, 1, 1 and 1 tokens, and each request holds 6.
@@ -83,7 +83,7 @@ FOUR = problem_of([2] * 4, [1] * 4, 4, UNIT, kv_capacity=6)
 HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
     "few slots": (SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6),
     "all slots": (SMALL, trivial(2, by_slots(2), lifted(5, 3, 2)), 2, 5),
-    "prices of rounds": (PACKED, trivial(2, PACKED_STAGES, PACKED_ROUNDS), 4, 36),
+    "prices of decode steps": (PACKED, trivial(2, PACKED_STAGES, PACKED_STEPS), 4, 36),
     "prices of prompts": (CAPPED, trivial(4, CAPPED_STAGES, lifted(1, 4, 1)), 4, 1),
     "tokens over the cap": (
         CAPPED,
@@ -128,25 +128,30 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         1,
         14,
     ),
-    "requests of no rounds": (DONE_AT_ONCE, trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})), 3, 6),
+    "requests of no decode steps": (
+        DONE_AT_ONCE,
+        trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})),
+        3,
+        6,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", HOLDS)
 def test_what_holds_passes(name: str) -> None:
-    problem, certificate, stages, rounds = HOLDS[name]
-    assert verify_bound(problem, bound_of(problem, certificate, stages, rounds)) is None
+    problem, certificate, stages, decode_steps = HOLDS[name]
+    assert verify_bound(problem, bound_of(problem, certificate, stages, decode_steps)) is None
 
 
 @pytest.mark.parametrize("name", HOLDS)
 def test_a_second_more_is_not_proven(name: str) -> None:
-    problem, certificate, stages, rounds = HOLDS[name]
-    violation = verify_bound(problem, bound_of(problem, certificate, stages, rounds + 1))
+    problem, certificate, stages, decode_steps = HOLDS[name]
+    violation = verify_bound(problem, bound_of(problem, certificate, stages, decode_steps + 1))
     assert violation is not None
     assert violation.rule == "the certificate proves the bound"
     assert (
         violation.message
-        == f"it proves {float(stages + rounds)!r} s, the bound says {stages + rounds + 1.0!r} s"
+        == f"it proves {float(stages + decode_steps)!r} s, the bound says {stages + decode_steps + 1.0!r} s"
     )
 
 
@@ -187,10 +192,10 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         {**trivial(2, {}, lifted(6, 3, 1)), "stages": None},
         "a certificate is readable: stages is None, not a claim",
     ),
-    "no claim of rounds": (
+    "no claim of decode steps": (
         SMALL,
-        {**trivial(2, by_slots(2), {}), "rounds": [6]},
-        "a certificate is readable: rounds is [6], not a claim",
+        {**trivial(2, by_slots(2), {}), "decode_steps": [6]},
+        "a certificate is readable: decode_steps is [6], not a claim",
     ),
     "a stage too many for the slots": (
         SMALL,
@@ -262,69 +267,69 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         {"kind": "states"},
         "states: prompts that requests share are not tried stage by stage",
     ),
-    "rounds by another argument": (
+    "decode steps by another argument": (
         SMALL,
         trivial(2, by_slots(2), {"kind": "luck", "at_least": 1}),
-        "rounds: no argument is called 'luck'",
+        "decode_steps: no argument is called 'luck'",
     ),
-    "a round too many for a slot": (
+    "a decode step too many for a slot": (
         SMALL,
         trivial(2, by_slots(2), lifted(7, 3, 1)),
-        "rounds: 7 claimed, 6 proven",
+        "decode_steps: 7 claimed, 6 proven",
     ),
-    "a round too many for two of three slots": (
+    "a decode step too many for two of three slots": (
         problem_of([1] * 4, [2, 3, 3, 4], 3, UNIT),
         trivial(3, by_slots(2), lifted(5, 4, 2)),
-        "rounds: 5 claimed, 4 proven",
+        "decode_steps: 5 claimed, 4 proven",
     ),
-    "a round too many for all slots": (
+    "a decode step too many for all slots": (
         SMALL,
         trivial(2, by_slots(2), lifted(6, 3, 2)),
-        "rounds: 6 claimed, 5 proven",
+        "decode_steps: 6 claimed, 5 proven",
     ),
-    "rounds below none": (
+    "decode steps below none": (
         SMALL,
         trivial(2, by_slots(2), lifted(-1, 3, 1)),
-        "rounds: at_least is -1, less than 0",
+        "decode_steps: at_least is -1, less than 0",
     ),
     "fewer than no requests": (
         SMALL,
         trivial(2, by_slots(2), lifted(6, -1, 1)),
-        "rounds: heaviest is -1, less than 0",
+        "decode_steps: heaviest is -1, less than 0",
     ),
     "no slot chosen": (
         SMALL,
         trivial(2, by_slots(2), lifted(6, 3, 0)),
-        "rounds: machines is 0, less than 1",
+        "decode_steps: machines is 0, less than 1",
     ),
     "more slots chosen than there are": (
         SMALL,
         trivial(2, by_slots(2), lifted(6, 3, 3)),
-        "rounds: 3 of 2 slots cannot be chosen",
+        "decode_steps: 3 of 2 slots cannot be chosen",
     ),
-    "a round more than prices refute": (
+    "a decode step more than prices refute": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "at_least": 37}),
-        "rounds: 37 claimed, 36 proven",
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "at_least": 37}),
+        "decode_steps: 37 claimed, 36 proven",
     ),
     "prices that fit the slots": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 7}),
-        "rounds: prices of 13 fit 2 slots of 7",
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "limit": 7}),
+        "decode_steps: prices of 13 fit 2 slots of 7",
     ),
     "prices that just fit the slots": (
         problem_of([1] * 4, [10] * 4, 2, UNIT),
         trivial(2, by_slots(2), priced(21, 20, 2, {10: 1})),
-        "rounds: prices of 4 fit 2 slots of 2",
+        "decode_steps: prices of 4 fit 2 slots of 2",
     ),
     "prices that a slot exceeds": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 5}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "limit": 5}),
         "prices: items that fit in 35 are priced 6, above 5",
     ),
     "prices of fewer requests than fill a slot": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "lengths": [6], "prices": [3], "limit": 8}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "lengths": [6], "prices": [3], "limit": 8}),
         "prices: items that fit in 35 are priced 9, above 8",
     ),
     "prices of two requests that fill a slot together": (
@@ -334,37 +339,37 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
     ),
     "prices of a capacity below none": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": -1}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "capacity": -1}),
         "prices: capacity is -1, less than 0",
     ),
     "a limit of nothing": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 0}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "limit": 0}),
         "prices: limit is 0, less than 1",
     ),
     "a negative price": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "prices": [-1, 2]}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "prices": [-1, 2]}),
         "prices: prices is -1, less than 0",
     ),
     "a negative length": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "lengths": [-6, 10]}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "lengths": [-6, 10]}),
         "prices: lengths is -6, less than 0",
     ),
     "a length priced twice": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "lengths": [6, 6]}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "lengths": [6, 6]}),
         "prices: 2 prices for 2 lengths, 1 of them different",
     ),
     "a length without a price": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "prices": [2]}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "prices": [2]}),
         "prices: 1 prices for 2 lengths, 2 of them different",
     ),
     "prices that are no list": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "prices": 2}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "prices": 2}),
         "a certificate is readable: prices is 2, not a list",
     ),
     "a price of requests that need no room": (
@@ -372,14 +377,14 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(1, by_slots(3), priced(6, 5, 1, {0: 1, 3: 1})),
         "prices: an item of no weight fits any number of times, so it has no price",
     ),
-    "prices of endless rounds": (
+    "prices of endless decode steps": (
         PACKED,
-        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": 10**15}),
+        trivial(2, PACKED_STAGES, {**PACKED_STEPS, "capacity": 10**15}),
         f"a certificate is small: its check takes more than {MOST_STEPS:,} steps",
     ),
     "an enumeration, which earlier versions repeated": (
         SMALL,
-        {"kind": "enumeration", "stages": 2, "rounds": 6},
+        {"kind": "enumeration", "stages": 2, "decode_steps": 6},
         "a certificate is of a known kind: 'enumeration' is of an earlier version: plan it again",
     ),
     "every packing, which earlier versions tried": (
@@ -387,55 +392,55 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 36, "capacity": 35}),
         "a certificate is of a known kind: 'every packing' is of an earlier version: plan it again",
     ),
-    "a round more than reading takes": (
+    "a decode step more than reading takes": (
         READING,
         trivial(3, by_slots(1), {**BY_READING, "at_least": 13}),
-        "rounds: 13 claimed, 12 proven",
+        "decode_steps: 13 claimed, 12 proven",
     ),
-    "a round more than two requests take": (
+    "a decode step more than two requests take": (
         APART,
         trivial(3, by_slots(1), {**BY_TWO, "at_least": 16}),
-        "rounds: 16 claimed, 15 proven",
+        "decode_steps: 16 claimed, 15 proven",
     ),
-    "a round more than two uneven requests take": (
+    "a decode step more than two uneven requests take": (
         UNEVEN,
         trivial(2, by_slots(1), {**UNEVEN_TWO, "at_least": 12}),
-        "rounds: 12 claimed, 11 proven",
+        "decode_steps: 12 claimed, 11 proven",
     ),
     "one request twice": (
         APART,
         trivial(3, by_slots(1), {**BY_TWO, "requests": [1, 1]}),
-        "rounds: [1, 1] are not two requests under a KV capacity",
+        "decode_steps: [1, 1] are not two requests under a KV capacity",
     ),
     "a request that is not there": (
         APART,
         trivial(3, by_slots(1), {**BY_TWO, "requests": [0, 3]}),
-        "rounds: [0, 3] are not two requests under a KV capacity",
+        "decode_steps: [0, 3] are not two requests under a KV capacity",
     ),
     "two requests where there is no capacity": (
         SMALL,
         trivial(2, by_slots(2), {**BY_TWO, "at_least": 2}),
-        "rounds: [1, 0] are not two requests under a KV capacity",
+        "decode_steps: [1, 0] are not two requests under a KV capacity",
     ),
     "a request before the first": (
         APART,
         trivial(3, by_slots(1), {**BY_TWO, "requests": [-1, 0]}),
-        "rounds: requests is -1, less than 0",
+        "decode_steps: requests is -1, less than 0",
     ),
-    "two requests of which one has no round": (
+    "two requests of which one has no decode step": (
         replace(DONE_AT_ONCE, kv_capacity=4),
         trivial(1, by_slots(3), {**BY_TWO, "at_least": 1}),
-        "rounds: 1 claimed, 0 proven",
+        "decode_steps: 1 claimed, 0 proven",
     ),
     "two requests that fit side by side": (
         replace(APART, kv_capacity=100),
         trivial(3, by_slots(1), {**BY_TWO, "at_least": 1}),
-        "rounds: 1 claimed, 0 proven",
+        "decode_steps: 1 claimed, 0 proven",
     ),
     "reading where there is no capacity": (
         SMALL,
         trivial(2, by_slots(2), {**BY_READING, "at_least": 2}),
-        "rounds: 2 claimed, 1 proven",
+        "decode_steps: 2 claimed, 1 proven",
     ),
 }
 
@@ -453,16 +458,16 @@ SOUND = bound_of(SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"valid": False}, "a bound is valid: 'fewest stages and rounds' is a printed formula"),
+        ({"valid": False}, "a bound is valid: 'fewest stages and decode steps' is a printed formula"),
         ({"seconds": 8.1}, "terms add up: the terms add up to 8.0 s, the bound says 8.1 s"),
         ({"seconds": math.nan}, "terms add up: the terms add up to 8.0 s, the bound says nan s"),
         (
-            {"terms": {"decode rounds": 9.0, "prefill stages": -1.0}},
+            {"terms": {"decode steps": 9.0, "prefill stages": -1.0}},
             "terms are seconds: 'prefill stages' is -1.0",
         ),
-        ({"terms": {"decode rounds": math.inf}}, "terms are seconds: 'decode rounds' is inf"),
+        ({"terms": {"decode steps": math.inf}}, "terms are seconds: 'decode steps' is inf"),
         ({"terms": {"KV reads": 8.0}}, "terms are those of the costs: 'KV reads' is 8.0, not 0.0"),
-        ({"terms": {"slot-rounds": 8.0}}, "terms are those of the costs: 'slot-rounds' is 8.0, not 0.0"),
+        ({"terms": {"slot-steps": 8.0}}, "terms are those of the costs: 'slot-steps' is 8.0, not 0.0"),
         ({"terms": {"prompt tokens": 8.0}}, "terms are those of the costs: 'prompt tokens' is 8.0, not 0.0"),
         (
             {"source": "divine insight"},
@@ -486,7 +491,7 @@ def test_what_no_schedule_is_below_is_found_by_trying_every_state() -> None:
 def test_a_shared_prompt_is_paid_once() -> None:
     problem = replace(SHARED, cost=replace(UNIT, prefill_per_token=0.5))
     certificate = trivial(3, by_slots(1), lifted(1, 3, 1))
-    terms = {"prefill stages": 1.0, "prompt tokens": 4.0, "decode rounds": 1.0}
+    terms = {"prefill stages": 1.0, "prompt tokens": 4.0, "decode steps": 1.0}
     bound = Bound(6.0, source_of(certificate), terms, certificate)
     assert verify_bound(problem, bound) is None
     each = replace(bound, seconds=11.0, terms={**terms, "prompt tokens": 9.0})
@@ -503,7 +508,7 @@ def test_rounding_is_let_pass_and_nothing_more() -> None:
     assert verify_bound(SMALL, replace(SOUND, seconds=SOUND.seconds * (1 + 1.1e-9))) is not None
     # Costs may be tiny: no fixed number of seconds is rounding.
     tiny = CostModel(prefill_base=1e-15, prefill_per_token=0.0, decode_base=1e-15, decode_per_slot=0.0)
-    terms = {"prefill stages": 2e-15, "decode rounds": 7e-15}
+    terms = {"prefill stages": 2e-15, "decode steps": 7e-15}
     violation = verify_bound(replace(SMALL, cost=tiny), replace(SOUND, seconds=9e-15, terms=terms))
     assert violation is not None
     assert violation.rule == "the certificate proves the bound"
@@ -525,16 +530,16 @@ def test_a_bound_is_called_by_what_proves_it(certificate: Certificate, source: s
     ("name", "steps"),
     [
         # A quarter of the capacity in all and of each kind, or for each request of a kind that has few.
-        ("prices of rounds", 35 // 4 + 3 * 35 // 4 + 35 // 4),
+        ("prices of decode steps", 35 // 4 + 3 * 35 // 4 + 35 // 4),
         ("prices of prompts", 10 // 4 + 10 // 4 + 10 // 4),
-        ("requests of no rounds", 5 // 4 + 5 // 4),
+        ("requests of no decode steps", 5 // 4 + 5 // 4),
     ],
 )
 def test_prices_are_checked_in_just_these_steps(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, certificate, stages, rounds = HOLDS[name]
-    bound = bound_of(problem, certificate, stages, rounds)
+    problem, certificate, stages, decode_steps = HOLDS[name]
+    bound = bound_of(problem, certificate, stages, decode_steps)
     assert steps_of(verified_within(problem, bound, monkeypatch)) == steps
 
 

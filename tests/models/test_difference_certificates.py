@@ -90,7 +90,7 @@ def difference(**changes: Any) -> Bound:
             "a certificate is of a known kind: 'rounded packings' is of an earlier version",
         ),
         (
-            {"ends": [{"rounds": 9}]},
+            {"ends": [{"decode_steps": 9}]},
             "a certificate is of a known kind: 'slot ends' is of an earlier version: plan it again",
         ),
     ],
@@ -111,14 +111,14 @@ def test_a_bound_of_an_earlier_version_passes_only_if_it_holds_without_exact_pai
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
     bound = difference(late=late)
     assert verify_bound(problem, bound) is None
-    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + 1}
     violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
     assert str(violation) == (
         "a certificate is of a known kind: 'exact pairs' is of an earlier version: plan it again"
     )
 
 
-def test_requests_of_no_rounds_leave_stages_alone() -> None:
+def test_requests_of_no_steps_leave_stages_alone() -> None:
     problem = problem_of([1] * 3, [1] * 3, 2, UNIT, prefill_emits_first_token=True)
     bound = difference_set_bound(problem)
     assert bound.seconds == bound.terms["prefill stages"] == 2
@@ -127,26 +127,28 @@ def test_requests_of_no_rounds_leave_stages_alone() -> None:
 
 def test_the_checker_counts_near_pairs_of_points_as_the_prover_does_by_code_of_its_own() -> None:
     for stages, longest in itertools.product(range(1, 12), range(1, 4)):
-        for rounds in range(longest, 4 * longest + 2):
-            assert _near_in_chain(stages, longest, rounds) == useful_differences(stages, longest, rounds)
+        for decode_steps in range(longest, 4 * longest + 2):
+            assert _near_in_chain(stages, longest, decode_steps) == useful_differences(
+                stages, longest, decode_steps
+            )
 
 
-def placements(stages: int, gap: int, rounds: int) -> Iterator[list[int]]:
-    """Yield all points that begin at 0, end in so many rounds or later, and leave no gap above one."""
+def placements(stages: int, gap: int, decode_steps: int) -> Iterator[list[int]]:
+    """Yield all points that begin at 0, end in so many decode steps or later, and leave no gap above one."""
     for intervals in itertools.product(range(1, gap + 1), repeat=stages):
         points = [0, *itertools.accumulate(intervals)]
-        if points[-1] >= rounds:
+        if points[-1] >= decode_steps:
             yield points
 
 
 @pytest.mark.parametrize(("stages", "gap"), [(1, 3), (2, 3), (3, 2), (3, 4), (4, 3), (5, 2), (5, 3)])
 def test_no_points_have_more_near_pairs_than_the_checker_counts(stages: int, gap: int) -> None:
     met = 0
-    for rounds in range(gap, stages * gap + 1):
+    for decode_steps in range(gap, stages * gap + 1):
         near = max(
             sum(b - a < gap for a, b in itertools.combinations(points, 2))
-            for points in placements(stages, gap, rounds)
+            for points in placements(stages, gap, decode_steps)
         )
-        assert near <= _near_in_chain(stages, gap, rounds)
-        met += near == _near_in_chain(stages, gap, rounds)
+        assert near <= _near_in_chain(stages, gap, decode_steps)
+        met += near == _near_in_chain(stages, gap, decode_steps)
     assert met

@@ -35,7 +35,7 @@ class Evicting:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.prompts, self.first = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
-        self.steps = problem.rounds.tolist()
+        self.steps = problem.decode_steps.tolist()
         self.capacity = problem.kv_capacity or 10**9
 
     def least_seconds(self) -> float:
@@ -132,7 +132,7 @@ def claiming_evictions(bound: Bound) -> Bound:
 
 def test_a_claim_that_evictions_break_is_refused() -> None:
     bound = trivial_bound(TWO)
-    assert bound.certificate["rounds"] == {"at_least": 18, "kind": "two requests", "requests": [0, 1]}
+    assert bound.certificate["decode_steps"] == {"at_least": 18, "kind": "two requests", "requests": [0, 1]}
     assert verify_bound(TWO, bound) is None
     assert str(verify_bound(TWO, claiming_evictions(bound))) == (
         "evictions: 'two requests' does not hold of schedules that evict"
@@ -142,7 +142,12 @@ def test_a_claim_that_evictions_break_is_refused() -> None:
 def test_some_slots_alone_prove_nothing_where_requests_are_evicted() -> None:
     problem = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
     bound = trivial_bound(problem)
-    assert bound.certificate["rounds"] == {"at_least": 6, "kind": "lifted", "heaviest": 3, "machines": 1}
+    assert bound.certificate["decode_steps"] == {
+        "at_least": 6,
+        "kind": "lifted",
+        "heaviest": 3,
+        "machines": 1,
+    }
     assert str(verify_bound(problem, claiming_evictions(bound))) == (
         "evictions: 'lifted' does not hold of schedules that evict"
     )
@@ -161,7 +166,7 @@ def test_a_curve_over_stages_is_refused_where_requests_are_evicted() -> None:
 def test_a_second_more_is_not_proven() -> None:
     bound = evicting_bound(TWO)
     assert verify_bound(TWO, bound) is None
-    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + 1}
     violation = verify_bound(TWO, replace(bound, seconds=bound.seconds + 1, terms=terms))
     assert violation is not None
     assert violation.rule == "the certificate proves the bound"

@@ -24,7 +24,7 @@ SMALL = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
 SOUND = trivial_bound(SMALL)
 QUICK, SLOW = Replica(UNIT, 2, busy=1.0), Replica(replace(UNIT, decode_base=2.0), 4)
 PAIR = Fleet(workload_of([1, 1, 1], [4, 4, 2]), (QUICK, SLOW))
-SHARES = {"kind": "fleet shares", "weights": [0.5, 0.5], "stage_by": "slots", "round_by": "slots"}
+SHARES = {"kind": "fleet shares", "weights": [0.5, 0.5], "stage_by": "slots", "step_by": "slots"}
 # Half of the second that is busy, and a half of the least share of each: (1 + n) / 2 and (1 + 2 n) / 4.
 SHARED = 0.5 * 1.0 + 0.5 * (min(5 / 2, 9 / 4) + min(5 / 2, 9 / 4) + min(3 / 2, 5 / 4))
 
@@ -50,7 +50,7 @@ def alone(seconds: float, request: object = 0) -> Bound:
         (shares(weights=["1", 0]), "a certificate is readable: weights is '1', not a number"),
         (shares(weights=1), "a certificate is readable: weights is 1, not a list"),
         (shares(stage_by="luck"), "shares: no argument is called 'luck' or 'slots'"),
-        (shares(round_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
+        (shares(step_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
         (shares(kind="faith"), "a certificate is of a known kind: 'faith' is not one of a fleet"),
         (replace(shares(), valid=False), "a bound is valid"),
         (replace(shares(), source="luck"), "a bound is called by its argument"),
@@ -63,7 +63,7 @@ def alone(seconds: float, request: object = 0) -> Bound:
 )
 def test_a_fleets_claims_are_judged(bound: Bound, message: str) -> None:
     assert verify_fleet_bound(PAIR, shares()) is None
-    # One second busy, one of prefill and four rounds; the slow replica takes nine.
+    # One second busy, one of prefill and four decode steps; the slow replica takes nine.
     assert verify_fleet_bound(PAIR, alone(6.0)) is None
     assert str(verify_fleet_bound(PAIR, bound)).startswith(message)
 
@@ -103,7 +103,7 @@ def test_a_request_alone_reads_its_keys_and_values() -> None:
     assert verify_fleet_bound(fleet, alone(seconds + 0.001)) is not None
 
 
-def test_a_longer_request_alone_reads_more_in_every_round() -> None:
+def test_a_longer_request_alone_reads_more_in_every_step() -> None:
     fleet = Fleet(workload_of([4], [4]), (Replica(replace(UNIT, decode_per_kv_token=0.5), 1),) * 2)
     seconds = 1 + 4 + 0.5 * (4 + 5 + 6 + 7)
     assert verify_fleet_bound(fleet, alone(seconds)) is None
@@ -113,7 +113,7 @@ def test_a_longer_request_alone_reads_more_in_every_round() -> None:
 def test_a_share_has_the_keys_and_values_that_a_request_reads() -> None:
     costs = replace(UNIT, decode_per_kv_token=0.5), replace(UNIT, decode_per_kv_token=1.0)
     fleet = Fleet(workload_of([4], [3]), (Replica(costs[0], 2), Replica(costs[1], 2)))
-    # Half a stage, half of three rounds, and 4 + 5 + 6 tokens read; the first replica is the cheaper one.
+    # Half a stage, half of three steps, and 4 + 5 + 6 tokens read; the first replica is the cheaper one.
     seconds = 0.5 * ((1 + 3) / 2 + 0.5 * 15)
     assert verify_fleet_bound(fleet, shares(seconds)) is None
     assert verify_fleet_bound(fleet, shares(seconds + 0.001)) is not None
@@ -193,7 +193,7 @@ def test_what_prompts_exceed_the_bend_by_is_counted_but_beside_a_floor(
 
 def test_a_request_alone_may_find_what_its_group_shares_computed() -> None:
     fleet = sharing_fleet(0.0, None)
-    # A stage with one token of its own, and three rounds.
+    # A stage with one token of its own, and three decode steps.
     assert verify_fleet_bound(fleet, alone(1.25 + 3)) is None
     assert verify_fleet_bound(fleet, alone(1.251 + 3)) is not None
 
@@ -234,10 +234,10 @@ TWINS_SECONDS = 0.75 * 10 + 28 * 3 / 16
 def beside(seconds: float = TWINS_SECONDS, **changes: object) -> Bound:
     certificate = {
         "kind": "decode steps and shares",
-        "rounds": lifted(10),
+        "decode_steps": lifted(10),
         "cases": [{"replica": 0, "weights": [0.75, 0.25]}],
         "stage_by": "slots",
-        "round_by": "slots",
+        "step_by": "slots",
     }
     name = "decode steps of one replica and shares of the fleet"
     return Bound(seconds, name, {"requests": seconds}, {**certificate, **changes})
@@ -275,17 +275,23 @@ def test_one_replicas_decode_steps_and_what_is_left_for_the_others_prove_more_th
         (beside(cases=[case(0, (0.75,))]), "weights: 1 weights for 2 replicas"),
         (beside(cases=[case(0, (1.25, -0.25))]), "weights: -0.25 is negative or not finite"),
         (beside(cases=[case(0, "all")]), "a certificate is readable: weights is 'all', not a list"),
-        (beside(rounds=None), "a certificate is readable: rounds is None, not a claim about slots"),
-        (beside(rounds={"kind": "faith"}), "a certificate is readable: rounds is {'kind': 'faith'}"),
-        (beside(rounds=lifted(-1)), "rounds: at_least is -1, less than 0"),
+        (
+            beside(decode_steps=None),
+            "a certificate is readable: decode_steps is None, not a claim about slots",
+        ),
+        (
+            beside(decode_steps={"kind": "faith"}),
+            "a certificate is readable: decode_steps is {'kind': 'faith'}",
+        ),
+        (beside(decode_steps=lifted(-1)), "decode_steps: at_least is -1, less than 0"),
         (beside(kind=["decode steps and shares"]), "a certificate is of a known kind"),
         (beside(0.001, cases=[case(0, (0.0, 0.0))]), "the certificate proves the bound"),
-        (beside(rounds=lifted(11)), "rounds: 11 claimed, 10 proven"),
-        (beside(rounds=lifted(10, machines=5)), "rounds: 5 of 4 slots cannot be chosen"),
-        (beside(rounds=lifted(10, machines=0)), "rounds: machines is 0, less than 1"),
-        (beside(rounds=lifted(10, heaviest=4)), "rounds: 10 claimed, 6 proven"),
+        (beside(decode_steps=lifted(11)), "decode_steps: 11 claimed, 10 proven"),
+        (beside(decode_steps=lifted(10, machines=5)), "decode_steps: 5 of 4 slots cannot be chosen"),
+        (beside(decode_steps=lifted(10, machines=0)), "decode_steps: machines is 0, less than 1"),
+        (beside(decode_steps=lifted(10, heaviest=4)), "decode_steps: 10 claimed, 6 proven"),
         (beside(stage_by="luck"), "shares: no argument is called 'luck' or 'slots'"),
-        (beside(round_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
+        (beside(step_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
     ],
 )
 def test_claims_about_one_replicas_decode_steps_are_judged(bound: Bound, message: str) -> None:
@@ -304,9 +310,9 @@ def test_every_kind_of_replica_may_be_the_one_of_most_decode_steps() -> None:
 def test_a_first_token_that_a_prefill_stage_gives_is_no_decode_step() -> None:
     fleet = replace(TWINS, prefill_emits_first_token=True)
     seconds = 0.75 * 9 + 24 * 3 / 16
-    assert verify_fleet_bound(fleet, beside(seconds, rounds=lifted(9))) is None
-    assert verify_fleet_bound(fleet, beside(seconds * 1.001, rounds=lifted(9))) is not None
-    assert str(verify_fleet_bound(fleet, beside(seconds))) == "rounds: 10 claimed, 9 proven"
+    assert verify_fleet_bound(fleet, beside(seconds, decode_steps=lifted(9))) is None
+    assert verify_fleet_bound(fleet, beside(seconds * 1.001, decode_steps=lifted(9))) is not None
+    assert str(verify_fleet_bound(fleet, beside(seconds))) == "decode_steps: 10 claimed, 9 proven"
 
 
 def test_a_check_of_many_cases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,12 +326,15 @@ def test_two_of_five_requests_share_one_of_four_slots() -> None:
     # Of five requests of 10 steps on the four slots of two replicas, two are on one: 20 steps.
     fleet = replace(TWINS, workload=workload_of([1] * 5, [10] * 5))
     bound = fleet_bound(fleet)
-    assert bound.certificate["rounds"] == lifted(20, heaviest=5)
+    assert bound.certificate["decode_steps"] == lifted(20, heaviest=5)
     # Three quarters of 20 steps, and 3/16 for each of 50. Three on one and two on the other take 27.5 s.
     assert bound.seconds == pytest.approx(0.75 * 20 + 50 * 3 / 16) == 24.375
     assert verify_fleet_bound(fleet, bound) is None
-    fits = {**bound.certificate, "rounds": lifted(20, heaviest=4)}
-    assert str(verify_fleet_bound(fleet, replace(bound, certificate=fits))) == "rounds: 20 claimed, 10 proven"
+    fits = {**bound.certificate, "decode_steps": lifted(20, heaviest=4)}
+    assert (
+        str(verify_fleet_bound(fleet, replace(bound, certificate=fits)))
+        == "decode_steps: 20 claimed, 10 proven"
+    )
 
 
 def test_of_several_cases_of_one_kind_of_replica_the_best_counts() -> None:

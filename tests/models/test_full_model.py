@@ -63,7 +63,7 @@ def least_makespan(problem: Problem) -> float:
     """
     best = float("inf")
     count = len(problem)
-    lengths = sorted({0, *problem.rounds.tolist()})
+    lengths = sorted({0, *problem.decode_steps.tolist()})
     for bin_of in itertools.product(range(count), repeat=count):
         bins = len(set(bin_of))
         if max(bin_of) + 1 == bins:
@@ -81,7 +81,7 @@ def starts_of_bins(starts: list[int], bins: int, lengths: list[int]) -> Iterator
 
 
 def makespan_if_less(problem: Problem, bin_of: Sequence[int], starts: list[int], best: float) -> float:
-    end = max(starts[k] + n for k, n in zip(bin_of, problem.rounds.tolist(), strict=True))
+    end = max(starts[k] + n for k, n in zip(bin_of, problem.decode_steps.tolist(), strict=True))
     cost = problem.cost
     if end < starts[-1] or cost.prefill_base * len(starts) + cost.decode_base * end >= best:
         return best
@@ -134,19 +134,19 @@ def test_they_agree_too_with(more: dict[str, Any]) -> None:
         assert found.bound.seconds == pytest.approx(least)
 
 
-def test_a_request_of_one_token_needs_a_slot_but_no_round() -> None:
+def test_a_request_of_one_token_needs_a_slot_but_no_step() -> None:
     problem = problem_of([10, 10, 10, 10], [1, 1, 1, 4], prefill_emits_first_token=True)
     least = least_makespan(problem)
     for formulation in FORMULATIONS:
         found = solve_full(problem, formulation, backend="highs", limits=LONG)
         assert found.makespan == pytest.approx(least)
-    with pytest.raises(UnsupportedProblemError, match="without a decode round"):
+    with pytest.raises(UnsupportedProblemError, match="without a decode step"):
         solve_full(problem)
 
 
 @pytest.mark.slow
 def test_intervals_keep_the_kv_capacity() -> None:
-    """Both long requests together would hold 2 x 19 tokens in their last round; 36 keep them apart."""
+    """Both long requests together would hold 2 x 19 tokens in their last decode step; 36 keep them apart."""
     free = problem_of([10, 10, 10], [10, 10, 4], slots=3)
     tight = problem_of([10, 10, 10], [10, 10, 4], slots=3, kv_capacity=36)
     loose = problem_of([10, 10, 10], [10, 10, 4], slots=3, kv_capacity=57)
@@ -162,9 +162,9 @@ def test_intervals_keep_the_kv_capacity() -> None:
 
 
 def least_makespan_on_grid(problem: Problem) -> float:
-    """Return the least makespan over all start rounds: with memory, a bin may start when no request ends."""
+    """Return the least makespan over all start steps: with memory, a bin may start when no request ends."""
     best = float("inf")
-    horizon = int(problem.rounds.sum())
+    horizon = int(problem.decode_steps.sum())
     for starts in itertools.product(range(horizon), repeat=len(problem)):
         if min(starts):
             continue
@@ -186,7 +186,7 @@ def test_the_printed_model_calls_optimal_what_the_referee_rejects() -> None:
     assert broken is not None
     assert broken.rule in ("every request finishes", "one request per slot")
     assert found.objective is not None
-    # Slots of 5 + 1 and 3 + 3 rounds are full with two prefill stages, which in truth takes three.
+    # Slots of 5 + 1 and 3 + 3 decode steps are full with two prefill stages, which in truth takes three.
     assert found.objective == pytest.approx(least_makespan(problem) - 0.025)
 
 
@@ -304,7 +304,7 @@ def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far(
 def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> None:
     cost = CostModel(0.0251234567899, 0.0, 0.0291234567899, 0.0)
     model = interval_model(problem_of([10, 10, 10], [2, 2, 2], cost=cost))
-    assert (model.stage_cost, model.round_cost, model.unit) == (25123456, 29123456, 1e-9)
+    assert (model.stage_cost, model.step_cost, model.unit) == (25123456, 29123456, 1e-9)
     assert interval_model(problem_of([10], [2])).stage_cost == 25
 
 

@@ -26,18 +26,20 @@ from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
 
-BY_ROUNDS = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
-BOTH = replace(BY_ROUNDS, prefill_base=0.5)
+BY_STEPS = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+BOTH = replace(BY_STEPS, prefill_base=0.5)
 """A stage takes half as long as a step."""
 
 
-def job(prompts: list[int], rounds: list[int], slots: int, capacity: int, cost: CostModel = BOTH) -> Problem:
-    return Problem(Workload.from_lengths(prompts, rounds), cost, slots, kv_capacity=capacity)
+def job(
+    prompts: list[int], decode_steps: list[int], slots: int, capacity: int, cost: CostModel = BOTH
+) -> Problem:
+    return Problem(Workload.from_lengths(prompts, decode_steps), cost, slots, kv_capacity=capacity)
 
 
 def least_steps(problem: Problem) -> dict[int, int]:
     """The fewest decode steps by the number of stages, by trying all starts before every step."""
-    prompts, lengths = problem.kv_at_start.tolist(), problem.rounds.tolist()
+    prompts, lengths = problem.kv_at_start.tolist(), problem.decode_steps.tolist()
     states = {(tuple(lengths), tuple([0] * len(lengths)), 0)}
     fewest: dict[int, int] = {}
     for steps in range(sum(lengths) + 1):
@@ -83,10 +85,10 @@ def test_it_proves_more_than_the_tokens_read_over_the_capacity() -> None:
 
 def test_stages_that_cost_something_are_counted_with_the_steps() -> None:
     # All four never fit at their ends, so that one stage, which is all that slots ask for, takes more steps.
-    problem = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12, replace(BY_ROUNDS, prefill_base=3.0))
-    counts = replace(least_counts(problem), rounds=0)
+    problem = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12, replace(BY_STEPS, prefill_base=3.0))
+    counts = replace(least_counts(problem), decode_steps=0)
     with_stages = growing_bound(problem, counts, 10.0)
-    free = growing_bound(replace(problem, cost=BY_ROUNDS), counts, 10.0)
+    free = growing_bound(replace(problem, cost=BY_STEPS), counts, 10.0)
     assert with_stages is not None
     assert free is not None
     assert counts.stages == 1
@@ -111,12 +113,12 @@ def test_it_is_never_above_the_least_seconds(
 ) -> None:
     prompts, lengths = [prompt for prompt, _ in pairs], [length for _, length in pairs]
     capacity = max(p + n - 1 for p, n in pairs) + room
-    problem = job(prompts, lengths, slots, capacity, replace(BY_ROUNDS, prefill_base=stage))
+    problem = job(prompts, lengths, slots, capacity, replace(BY_STEPS, prefill_base=stage))
     with pytest.MonkeyPatch.context() as patched:
         # With 0, rows of few numbers of requests, as where slots are many.
         patched.setattr(programmes, "FEW_SLOTS", few)
         patched.setattr(closed_form, "MANY_SLOTS", few)
-        bound = growing_bound(problem, replace(least_counts(problem), rounds=0), seconds)
+        bound = growing_bound(problem, replace(least_counts(problem), decode_steps=0), seconds)
     assert bound is not None
     assert bound.seconds <= least_seconds(problem) + 1e-9
 
@@ -324,7 +326,7 @@ def test_a_claim_that_is_missing_is_refused() -> None:
 
 
 def test_without_a_capacity_nothing_is_proven() -> None:
-    problem = Problem(Workload.from_lengths([1], [3]), BY_ROUNDS, 1)
+    problem = Problem(Workload.from_lengths([1], [3]), BY_STEPS, 1)
     with pytest.raises(RefutedError) as refused:
         proven_by_growth(problem, 1, {}, Work())
     assert refused.value.args == ("growth", "nothing grows over a KV capacity where there is none")
@@ -337,9 +339,9 @@ OF_TOKENS = {"active": [0, 1], "points": [0, 6], "token": 1, "closed": NOTHING, 
 
 def of_growth(problem: Problem, growth: dict[str, Any], seconds: float) -> Bound:
     stages = {"kind": "requests over slots", "at_least": 1}
-    rounds = {"kind": "lifted", "at_least": 0, "heaviest": 1, "machines": 1}
-    certificate = {"kind": "growth", "slots": problem.slots, "stages": stages, "rounds": rounds}
-    terms = {"decode rounds": seconds}
+    decode_steps = {"kind": "lifted", "at_least": 0, "heaviest": 1, "machines": 1}
+    certificate = {"kind": "growth", "slots": problem.slots, "stages": stages, "decode_steps": decode_steps}
+    terms = {"decode steps": seconds}
     return Bound(seconds, "growing keys and values", terms, {**certificate, "growth": growth})
 
 
@@ -463,7 +465,7 @@ def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
     for part in ("growth", "charges"):
         fewer = {name: claim for name, claim in bound.certificate.items() if name != part}
         assert verify_bound(FOUR, replace(bound, certificate=fewer)) is not None
-    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + 1}
+    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + 1}
     violation = verify_bound(FOUR, replace(bound, seconds=bound.seconds + 1, terms=terms))
     assert violation is not None
     assert violation.rule == "the certificate proves the bound"

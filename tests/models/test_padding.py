@@ -24,7 +24,7 @@ from batchbound.solvers.search.constructive import ski_rental_schedule
 
 
 def test_shorter_rows_are_padded_to_the_longest() -> None:
-    # Rounds 1 and 2: rows of 3 and 7, then 4 and 8 tokens, padded to 7 and 8; then the long one is alone.
+    # Decode steps 1 and 2: rows of 3 and 7, then 4 and 8 tokens, padded to 7 and 8; then the long one is alone.
     problem = Problem(Workload.from_lengths([3, 7], [2, 5]), CostModel.paper(), slots=2)
     assert padding_tokens(problem, ski_rental_schedule(problem)) == 4 + 4
 
@@ -35,7 +35,7 @@ def test_shorter_rows_are_padded_to_the_longest() -> None:
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_padding_is_what_counting_it_round_by_round_gives(
+def test_padding_is_what_counting_it_step_by_step_gives(
     lengths: list[tuple[int, int]], slots: int, first: bool
 ) -> None:
     prompts, answers = zip(*lengths, strict=True)
@@ -44,8 +44,8 @@ def test_padding_is_what_counting_it_round_by_round_gives(
     schedule = ski_rental_schedule(problem)
     start = schedule.starts[schedule.bin_of]
     padding = 0
-    for now in range(int(schedule.rounds.sum())):
-        runs = (start <= now) & (now < start + problem.rounds)
+    for now in range(int(schedule.decode_steps.sum())):
+        runs = (start <= now) & (now < start + problem.decode_steps)
         held = (problem.kv_at_start + now - start)[runs]
         padding += int((held.max(initial=0) - held).sum())
     assert padding_tokens(problem, schedule) == padding

@@ -188,11 +188,11 @@ def test_generated_prices_convince_the_checker() -> None:
     rng = np.random.default_rng([4, 225, 0])
     outputs = np.maximum(1, np.round(rng.normal(100, 20, 400))).astype(np.int64)
     problem = Problem(Workload.from_lengths(np.ones(400), outputs), CostModel.paper(), slots=178)
-    result = solve_partition(problem.rounds, 178, seconds=10.0)
+    result = solve_partition(problem.decode_steps, 178, seconds=10.0)
     assert result.source == "column generation prices"
     assert result.optimal
     trivial = trivial_bound(problem)
-    certificate = {**trivial.certificate, "rounds": {"at_least": result.bound, **result.witness}}
+    certificate = {**trivial.certificate, "decode_steps": {"at_least": result.bound, **result.witness}}
     terms = cost_terms(problem, 3, result.bound)
     bound = Bound(sum(terms.values()), trivial.source, terms, certificate)
     assert bound.seconds > trivial.seconds

@@ -27,7 +27,7 @@ def timed(name: str, phase: str, axes: tuple[str, ...], seconds: dict[tuple[int,
 
 @pytest.fixture
 def profile() -> LayerProfile:
-    """One layer, 1 ms a prompt token and 10 ms a decode round; two workers lose half of what they share."""
+    """One layer, 1 ms a prompt token and 10 ms a decode step; two workers lose half of what they share."""
     operations = (
         timed("layer", "encode", ("tokens",), {(0,): 0.0, (100,): 0.1}),
         timed("layer", "decode", ("tokens",), {(0,): 0.010, (100,): 0.010}),
@@ -49,7 +49,7 @@ def test_one_worker_pays_for_what_leaves_and_for_changes(profile: LayerProfile) 
     kept = timed("keep", "run", ("sequences",), {(0,): 0.0, (100,): 0.1})
     keeping = LayerCost(profile_of_run(replace(profile, operations=(*profile.operations, kept)), 4.0))
     assert sum(keeping.encode(3, 10)) == pytest.approx(0.030 + 0.0005 + 3 * 0.003)
-    # Of eight requests that stay for four rounds, one is done in a round with a chance of 1 - exp(-2).
+    # Of eight requests that stay for four steps, one is done in a decode step with a chance of 1 - exp(-2).
     assert sum(cost.decode(8, 10)) == pytest.approx(0.010 + (0.001 + 0.0005) * (1 - np.exp(-2)))
 
 
@@ -79,9 +79,9 @@ def test_iterations_after_an_encoding_take_longer(profile: LayerProfile) -> None
     ran = profile_of_run(measured, 4.0)
     # Of the change and the loop, a share of 1 - exp(-2) is counted with every iteration already.
     first = 0.004 + 0.0005 - 0.0015 * (1 - np.exp(-2))
-    for rounds, beyond in {1: 0.0, 4: 0.003, 8: 0.007, 20: 0.007}.items():
-        seconds = seconds_after_encoding(ran, np.array([8.0]), 10.0, rounds)
-        assert seconds == pytest.approx(first + beyond), rounds
+    for decode_steps, beyond in {1: 0.0, 4: 0.003, 8: 0.007, 20: 0.007}.items():
+        seconds = seconds_after_encoding(ran, np.array([8.0]), 10.0, decode_steps)
+        assert seconds == pytest.approx(first + beyond), decode_steps
     assert seconds_after_encoding(profile_of_run(profile, 4.0), np.array([8.0]), 10.0, 8) == 0
 
     lengths = LengthPair.observed(Workload.from_lengths([10, 10], [3, 5]))
@@ -97,7 +97,7 @@ def test_two_workers_pay_for_handing_over_and_for_what_they_share(profile: Layer
     cost = LayerCost(profile_of_run(profile, 4.0, handed_over=True, input_tokens=10.0))
     assert sum(cost.encode(3, 10)) == pytest.approx(0.030 + 0.003)
     # Two of eight join: they leave once (4 ms), pass in 3 ms, and take the other worker 23 ms, half of which
-    # would be lost; but no round of 11 ms loses more than a worker that is at work all the time takes.
+    # would be lost; but no decode step of 11 ms loses more than a worker that is at work all the time takes.
     assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.004 + 0.003 + 0.011)
     # One of two joins in every other round: half of 2 ms, of the loop, of the leaving, and of 13 ms's half.
     assert sum(cost.decode(2, 10)) == pytest.approx(0.011 + 0.001 + 0.001 + 0.00025 + 0.00325)

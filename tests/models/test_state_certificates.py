@@ -54,7 +54,7 @@ def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_les
 def test_only_the_ends_of_requests_are_tried_where_the_capacity_just_holds_what_the_slots_can_hold(
     capacity: int, steps: int
 ) -> None:
-    # The three of most tokens hold 7, 7 and 5 in their last round.
+    # The three of most tokens hold 7, 7 and 5 in their last decode step.
     lengths = [3, 3, 1, 1], [5, 5, 5, 5]
     problem = problem_of(*lengths, slots=3, cost=UNIT, kv_capacity=capacity, prefill_token_cap=8)
     assert steps_of(lambda work: check_no_cheaper(problem, 12 * (1 - 1e-9), work)) == steps
@@ -82,8 +82,8 @@ def test_limits_that_never_matter_cost_the_check_no_steps(never: dict[str, Any])
 
 
 def test_a_prompt_needs_room_beside_what_others_hold_even_if_it_is_done_at_once() -> None:
-    # The fourth has one round fewer than the first holds its slot for, and may join it when two others end;
-    # the fifth has no rounds, and its prompt of six then has no room beside the five tokens of the first.
+    # The fourth has one step fewer than the first holds its slot for, and may join it when two others end;
+    # the fifth has no steps, and its prompt of six then has no room beside the five tokens of the first.
     lengths = {"prompts": [2, 1, 1, 1, 6], "outputs": [5, 3, 3, 3, 1]}
     tight = problem_of(**lengths, slots=3, cost=UNIT, kv_capacity=11, prefill_emits_first_token=True)
     roomy = problem_of(**lengths, slots=3, cost=UNIT, kv_capacity=12, prefill_emits_first_token=True)

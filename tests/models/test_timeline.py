@@ -45,19 +45,19 @@ def _fixed(inputs: int, outputs: int) -> LengthPair:
     return LengthPair(LengthDistribution.empirical([inputs]), LengthDistribution.empirical([outputs]))
 
 
-def test_with_one_round_a_phase_the_decode_batch_is_the_mean_length_times_the_encode_batch() -> None:
+def test_with_one_step_a_phase_the_decode_batch_is_the_mean_length_times_the_encode_batch() -> None:
     occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), 1)
     assert occupancy.queries.tolist() == pytest.approx([LENGTHS.mean])
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 9))
-def test_the_decode_batch_is_what_sampling_finds(rounds: int) -> None:
-    lengths = LENGTHS.sample(np.random.default_rng(rounds), 20_000)
-    phases = -(-lengths // rounds)
-    occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), rounds)
+def test_the_decode_batch_is_what_sampling_finds(decode_steps: int) -> None:
+    lengths = LENGTHS.sample(np.random.default_rng(decode_steps), 20_000)
+    phases = -(-lengths // decode_steps)
+    occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), decode_steps)
     assert occupancy.queries[0] == pytest.approx(phases.mean(), rel=0.02)
-    last = np.array([np.mean((lengths - 1) % rounds == step) for step in range(rounds)])
+    last = np.array([np.mean((lengths - 1) % decode_steps == step) for step in range(decode_steps)])
     drops = -np.diff(np.append(occupancy.queries, occupancy.queries[0] - 1))
     assert drops == pytest.approx(last, abs=0.02)
 
@@ -71,7 +71,7 @@ def test_an_answer_of_fixed_length_holds_known_tokens() -> None:
 
 def test_the_cycle_of_one_device_is_the_sum_of_its_phases() -> None:
     timeline = Timeline({1: _profile()}, Cluster(1), _fixed(10, 4))
-    reached = timeline(ExecConfig(Strategy.RRA, 5, decode_rounds=2))
+    reached = timeline(ExecConfig(Strategy.RRA, 5, decode_steps=2))
     encode, decode = 4 * (1e-3 + 50 * 1e-4), 4 * (1e-3 + 10 * 2e-4)
     assert reached.decode_batch == 10
     assert reached.throughput == pytest.approx(5 / (encode + 2 * decode))
@@ -95,7 +95,7 @@ def test_devices_that_share_a_layer_hold_a_single_head_of_keys_each() -> None:
 
 def test_a_pipeline_waits_where_encoding_is_slower_than_decoding() -> None:
     timeline = Timeline({1: _profile()}, Cluster(2), _fixed(10, 4))
-    reached = timeline(ExecConfig(Strategy.RRA, 10, decode_rounds=4))
+    reached = timeline(ExecConfig(Strategy.RRA, 10, decode_steps=4))
     hop = timeline.cluster.link_latency
     encode, decode = 2 * (1e-3 + 50 * 1e-4) + hop, 2 * (1e-3 + 5 * 2e-4) + hop
     cycle = 2 * encode + 4 * 2 * decode + (encode - decode)
@@ -164,11 +164,11 @@ def test_micro_batches_shorten_the_latency_and_cost_throughput() -> None:
 def test_a_configuration_that_does_not_fit_has_no_latency() -> None:
     weights = SHAPE.weight_bytes
     tight = Timeline({1: _profile()}, Cluster(1, device_bytes=1.2 * weights), _fixed(10, 4))
-    assert math.isfinite(tight(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).latency)
-    assert math.isinf(tight(ExecConfig(Strategy.RRA, 500, decode_rounds=4)).latency)
+    assert math.isfinite(tight(ExecConfig(Strategy.RRA, 1, decode_steps=4)).latency)
+    assert math.isinf(tight(ExecConfig(Strategy.RRA, 500, decode_steps=4)).latency)
     # Under WAA a decoder-only model is there twice.
     two = Timeline({1: _profile()}, Cluster(2, device_bytes=0.8 * weights), _fixed(10, 4))
-    assert math.isfinite(two(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).latency)
+    assert math.isfinite(two(ExecConfig(Strategy.RRA, 1, decode_steps=4)).latency)
     assert math.isinf(two(ExecConfig(Strategy.WAA_M, 1)).latency)
 
 

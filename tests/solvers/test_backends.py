@@ -106,7 +106,7 @@ def loads(count: int = 40, machines: int = 7) -> tuple[LinearModel, FloatArray]:
 
 
 def three_requests() -> Problem:
-    """Lengths 3, 2 and 1 on two slots: all in three rounds and two stages, 50 + 87 ms and the constant."""
+    """Lengths 3, 2 and 1 on two slots: all in three steps and two stages, 50 + 87 ms and the constant."""
     cost = CostModel(prefill_base=0.025, prefill_per_token=0.0, decode_base=0.029, decode_per_slot=0.0)
     return Problem(Workload.from_lengths([10, 20, 30], [3, 2, 1]), cost, slots=2)
 

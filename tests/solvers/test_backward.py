@@ -45,26 +45,26 @@ def test_every_schedule_keeps_every_rule(
         prefill_token_cap=None if over is None else longest + over,
         prefill_emits_first_token=emits,
     )
-    if not problem.rounds.any():
+    if not problem.decode_steps.any():
         assert backward_schedule(problem) is None
         return
     search = BackwardSearch(problem, np.random.default_rng(seed))
     for _ in range(8):
         schedule = search.step()
         assert schedule is not None
-        assert schedule.without_idle_rounds(problem).check(problem) is None
+        assert schedule.without_idle_steps(problem).check(problem) is None
 
 
-def test_what_frees_memory_round_by_round_lets_the_next_one_in() -> None:
-    # Each holds 1, 2, 3, then 4 tokens, and there is room for 5: one may begin in the last round of another.
-    # So they begin in rounds 0, 3 and 6, and the last one ends with round 10.
+def test_what_frees_memory_step_by_step_lets_the_next_one_in() -> None:
+    # Each holds 1, 2, 3, then 4 tokens, and there is room for 5: one may begin in the last step of another.
+    # So they begin in decode steps 0, 3 and 6, and the last one ends with round 10.
     problem = Problem(
         Workload.from_lengths([1] * 3, [4] * 3), CostModel(0.0, 0.0, 1.0, 0.0), slots=2, kv_capacity=5
     )
     schedule = backward_schedule(problem)
     assert schedule is not None
     assert schedule.check(problem) is None
-    assert int(schedule.rounds.sum()) == 10
+    assert int(schedule.decode_steps.sum()) == 10
 
 
 @pytest.mark.parametrize("seed", range(3))

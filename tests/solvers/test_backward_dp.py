@@ -21,7 +21,7 @@ from batchbound.solvers.exact.backward_dp import (
     can_search_backward,
 )
 from batchbound.solvers.exact.end_states import over_of, request_of
-from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
+from batchbound.solvers.exact.least_steps import Shapes, least_steps
 from batchbound.solvers.exact.outcome import LimitReachedError
 from batchbound.solvers.exact.small import solve_small
 from batchbound.solvers.result import Limits, StoppedBy
@@ -34,7 +34,7 @@ def problem_of(prompts: list[int], outputs: list[int], slots: int, cost: CostMod
 
 
 def one_by_one(problem: Problem) -> Schedule:
-    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.decode_steps)
 
 
 def long_problem(seed: int, count: int) -> Problem:
@@ -85,7 +85,7 @@ def test_passes_that_follow_few_states_first_prove_the_same(
 
 
 def shared_stages(seed: int) -> Problem:
-    """Return a few requests whose stages take as long as some rounds, so that waiting for others pays."""
+    """Return a few requests whose stages take as long as some steps, so that waiting for others pays."""
     rng = np.random.default_rng(seed)
     count, slots = 4, int(rng.integers(2, 5))
     prompts, outputs = rng.integers(1, 6, count), rng.integers(2, 7, count)
@@ -109,8 +109,8 @@ def test_it_proves_optima_of_stages_worth_waiting_for(optimal_makespan: Optimum)
 
 
 def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another() -> None:
-    # The first one holds 6 to 11 tokens in its six rounds, the longer one 3 to 11 in nine. Begun together
-    # they hold 11 + 8 in the sixth round; begun one round later, where no request ends, 11 + 7.
+    # The first one holds 6 to 11 tokens in its six steps, the longer one 3 to 11 in nine. Begun together
+    # they hold 11 + 8 in the sixth round; begun one decode step later, where no request ends, 11 + 7.
     problem = problem_of([6, 3], [6, 9], 2, CostModel(1.0, 0.0, 1.0, 0.0), 18)
     found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     assert (found.stopped_by, found.schedule.makespan(problem)) == (StoppedBy.PROOF, 2 + 10)
@@ -118,35 +118,35 @@ def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another(
 
 
 def test_requests_share_a_stage_as_far_as_memory_allows() -> None:
-    # All three hold 21 tokens in their third round. Of two the shorter one's last round is in time: with the
-    # one of nine rounds the one of four, then, from its end on, the one of three: 11 + 7 tokens in the last.
+    # All three hold 21 tokens in their third round. Of two the shorter one's last step is in time: with the
+    # one of nine steps the one of four, then, from its end on, the one of three: 11 + 7 tokens in the last.
     problem = problem_of([5, 5, 5], [3, 4, 9], 3, CostModel(30.0, 0.0, 1.0, 0.0), 18)
     found = best_by_backward_dp(problem, Limits(), one_by_one(problem))
     assert (found.stopped_by, found.schedule.prefill_stages()) == (StoppedBy.PROOF, 2)
     assert found.schedule.makespan(problem) == 60 + 9
 
 
-def test_the_fewest_rounds_of_each_set_are_those_of_its_best_order() -> None:
+def test_the_fewest_steps_of_each_set_are_those_of_its_best_order() -> None:
     shapes = Shapes(np.array([9, 6]), np.array([3, 6]), 2, 18)
-    assert least_rounds(shapes).tolist() == [0, 9, 6, 10]
-    assert least_rounds(replace(shapes, slots=1)).tolist() == [0, 9, 6, 15]
-    assert least_rounds(replace(shapes, capacity=22)).tolist() == [0, 9, 6, 9]
+    assert least_steps(shapes).tolist() == [0, 9, 6, 10]
+    assert least_steps(replace(shapes, slots=1)).tolist() == [0, 9, 6, 15]
+    assert least_steps(replace(shapes, capacity=22)).tolist() == [0, 9, 6, 9]
 
 
-def test_the_fewest_rounds_of_many_requests_are_at_least_those_of_some(
+def test_the_fewest_steps_of_many_requests_are_at_least_those_of_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = long_problem(1, 6)
-    shapes = Shapes(problem.rounds, problem.kv_at_start, problem.slots, problem.kv_capacity or 0)
-    exact = least_rounds(shapes)
+    shapes = Shapes(problem.decode_steps, problem.kv_at_start, problem.slots, problem.kv_capacity or 0)
+    exact = least_steps(shapes)
     monkeypatch.setattr("batchbound.solvers.exact.least_rounds.MOST_ROWS", 20)
-    few = least_rounds(shapes)
+    few = least_steps(shapes)
     assert (few <= exact).all()
     assert 0 < few[-1] < exact[-1]
 
 
-def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
-    # Round by round, nothing that waits fits beside what is under way before it is said to.
+def test_the_steps_of_those_that_fit_late_are_counted_from_then_on() -> None:
+    # Round by decode step, nothing that waits fits beside what is under way before it is said to.
     problem = long_problem(3, 7)
     search = _EndSearch(problem, one_by_one(problem), None, None)
     search.run(40)
@@ -168,7 +168,7 @@ def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
     soonest = np.array([[4], [0], [9]], dtype=np.int32)
     late = _EndSearch(long_problem(3, 3), one_by_one(long_problem(3, 3)), None, None)
     alone = late.sets.least
-    assert late._rounds_from(soonest) == max(9 + alone[0b100], 4 + alone[0b101])
+    assert late._steps_from(soonest) == max(9 + alone[0b100], 4 + alone[0b101])
 
 
 def test_long_requests_under_scarce_memory_are_proven_and_what_a_checker_can_follow_verifies() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import ROUNDS_ALONE, scarce_problem
+from builders import STEPS_ALONE, scarce_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -23,7 +23,7 @@ def job(
     outputs: list[int],
     capacity: int,
     *,
-    cost: CostModel = ROUNDS_ALONE,
+    cost: CostModel = STEPS_ALONE,
     cap: int | None = None,
 ) -> Problem:
     workload = Workload.from_lengths(np.array(prompts), np.array(outputs))
@@ -46,7 +46,7 @@ def found_in(problem: Problem, steps: int) -> list[Schedule]:
 
 
 def test_two_requests_overlap_as_far_as_memory_lets_them() -> None:
-    # Each holds 1 to 4 tokens. Of five there is room for 4 and 1, then the first has ended: a round is saved.
+    # Each holds 1 to 4 tokens. Of five there is room for 4 and 1, then the first has ended: a step is saved.
     problem = job([1, 1], [4, 4], 5)
     assert found_in(problem, 2)[-1].makespan(problem) == 7.0
 
@@ -81,7 +81,7 @@ def test_each_schedule_is_better_than_the_last() -> None:
     assert makespans == sorted(makespans, reverse=True)
 
 
-def test_hardly_any_small_job_is_left_with_more_rounds_than_it_needs() -> None:
+def test_hardly_any_small_job_is_left_with_more_steps_than_it_needs() -> None:
     late = 0
     for seed in range(25):
         problem = scarce_problem(seed)

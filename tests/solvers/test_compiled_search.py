@@ -105,7 +105,7 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     job = CompiledJob(problem, memory=memory)
     parameters = CoreParameters()
     values = {"core_spans": parameters.spans, "core_events": parameters.events}.get(name, parameters.ruin)
-    start = ski_rental_schedule(problem).without_idle_rounds(problem)
+    start = ski_rental_schedule(problem).without_idle_steps(problem)
     made = job.schedule(job.search(name, values, Allowance(moves=500), start))
     assert made is not None
     violation = made.check(problem)
@@ -129,7 +129,7 @@ def test_the_same_seed_and_work_give_the_same_plan(limits: dict[str, int]) -> No
     problem = chat_like(0, 40, 16, **limits)
     one, other = plan_of(problem, 1), plan_of(problem, 1)
     assert (one.bin_of == other.bin_of).all()
-    assert (one.rounds == other.rounds).all()
+    assert (one.decode_steps == other.decode_steps).all()
 
 
 def test_a_plan_made_in_another_thread_is_the_same() -> None:
@@ -150,23 +150,23 @@ def least_makespan(problem: Problem) -> float:
     """Try every start of every request."""
     least = math.inf
     count = len(problem)
-    longest = int(problem.rounds.sum())
+    longest = int(problem.decode_steps.sum())
     starts = np.zeros(count, dtype=np.int64)
 
     def place(k: int) -> None:
         nonlocal least
         if k == count:
             times, bin_of = np.unique(starts, return_inverse=True)
-            end = int((starts + problem.rounds).max())
+            end = int((starts + problem.decode_steps).max())
             try:
                 made = Schedule.from_bins(problem, bin_of, np.diff(np.append(times, end)))
             except ValueError:
                 return
-            made = made.without_idle_rounds(problem)
+            made = made.without_idle_steps(problem)
             if made.check(problem) is None:
                 least = min(least, made.makespan(problem))
             return
-        for at in range(longest - int(problem.rounds[k]) + 1):
+        for at in range(longest - int(problem.decode_steps[k]) + 1):
             starts[k] = at
             place(k + 1)
 

@@ -215,7 +215,7 @@ def test_a_probe_bounds_the_rest_of_its_row() -> None:
     timeline = _timeline(4)
     rng = np.random.default_rng(1)
     for strategy in Strategy:
-        for space in spaces(timeline, strategy, 2, encode_batches=(16, 79), decode_rounds=(1, 80)):
+        for space in spaces(timeline, strategy, 2, encode_batches=(16, 79), decode_steps=(1, 80)):
             rows = space.rows(timeline)
             for each in rows[:: max(1, len(rows) // 5)]:
                 latency, throughput = each.row.reach(np.arange(each.low, each.high + 1))
@@ -233,7 +233,7 @@ def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
     timeline = _timeline(2)
     best = []
     for bound in (1.0, 2.0, 8.0):
-        found = search_all(timeline, bound, encode_batches=(1, 64), decode_rounds=(1, 40))
+        found = search_all(timeline, bound, encode_batches=(1, 64), decode_steps=(1, 40))
         rates = [each.performance.throughput for each in found if each.performance is not None]
         assert rates == sorted(rates, reverse=True)
         best.append(rates[0])
@@ -242,11 +242,11 @@ def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
 
 def test_the_whole_frontier_holds_what_every_search_finds() -> None:
     timeline = _timeline(2)
-    curve = whole_frontier(timeline, encode_batches=(1, 32), decode_rounds=(1, 40))
+    curve = whole_frontier(timeline, encode_batches=(1, 32), decode_steps=(1, 40))
     assert curve == sorted(curve)
     assert [rate for _, rate in curve] == sorted(rate for _, rate in curve)
     for latency, throughput in curve[:: len(curve) // 4]:
-        best = search_all(timeline, latency, encode_batches=(1, 32), decode_rounds=(1, 40))[0].performance
+        best = search_all(timeline, latency, encode_batches=(1, 32), decode_steps=(1, 40))[0].performance
         assert best is not None
         assert throughput / (1 + GAP) <= best.throughput <= throughput * (1 + 1e-9)
 

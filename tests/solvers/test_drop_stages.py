@@ -17,11 +17,11 @@ COST = CostModel(1.0, 0.0, 1.0, 0.0)
 
 
 def test_a_request_moves_to_a_stage_that_has_a_slot_for_it() -> None:
-    # The short one begins alone in round 2, but may as well begin with the long one.
+    # The short one begins alone in decode step 2, but may as well begin with the long one.
     problem = Problem(Workload.from_lengths([1, 1], [6, 2]), COST, slots=2)
     merged = drop_stages(problem, Schedule.from_bins(problem, [0, 1], [2, 4]))
     assert merged.bin_of.tolist() == [0, 0]
-    assert merged.rounds.tolist() == [6]
+    assert merged.decode_steps.tolist() == [6]
 
 
 def test_memory_and_the_token_cap_keep_a_stage() -> None:
@@ -54,7 +54,7 @@ def test_a_stage_of_which_one_request_finds_no_other_is_left_as_it_was() -> None
     schedule = Schedule.from_bins(problem, [0, 0, 1, 2], [2, 2, 2])
     merged = drop_stages(problem, schedule)
     assert merged.check(problem) is None
-    assert merged.rounds.tolist() == [2, 2, 2]
+    assert merged.decode_steps.tolist() == [2, 2, 2]
 
 
 @given(st.integers(2, 40), st.integers(1, 8), st.integers(0, 10**6), st.booleans(), st.booleans())
@@ -72,11 +72,11 @@ def test_nothing_gets_worse_and_every_rule_is_kept(
         prefill_token_cap=int(prompts.max() * 2) if capped else None,
         prefill_emits_first_token=emits,
     )
-    if not problem.rounds.any():
+    if not problem.decode_steps.any():
         return
     made = BackwardSearch(problem, np.random.default_rng(seed)).step()
     assert made is not None
-    made = made.without_idle_rounds(problem)
+    made = made.without_idle_steps(problem)
     merged = drop_stages(problem, made)
     assert merged.check(problem) is None
     assert merged.prefill_stages() <= made.prefill_stages()

@@ -11,7 +11,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.solvers.exact.end_states import DUE, Dominance, EndStates, packed
-from batchbound.solvers.exact.least_rounds import Shapes
+from batchbound.solvers.exact.least_steps import Shapes
 from batchbound.solvers.exact.request_sets import RequestSets
 
 STAGE = 5.0
@@ -19,11 +19,11 @@ STAGE = 5.0
 
 
 def requests(capacity: int = 100) -> tuple[RequestSets, Shapes]:
-    """Return three requests of 8, 6 and 3 rounds and two prompt tokens on three slots."""
+    """Return three requests of 8, 6 and 3 decode steps and two prompt tokens on three slots."""
     prompts = np.array([2, 2, 2])
     workload = Workload.from_lengths(prompts, np.array([8, 6, 3]))
     problem = Problem(workload, CostModel(STAGE, 0.0, 1.0, 0.0), 3, kv_capacity=capacity)
-    shapes = Shapes(problem.rounds, problem.kv_at_start, 3, capacity)
+    shapes = Shapes(problem.decode_steps, problem.kv_at_start, 3, capacity)
     return RequestSets(problem, shapes, prompts), shapes
 
 
@@ -50,7 +50,7 @@ def left_of(one: EndStates, other: EndStates, capacity: int = 100) -> list[float
 def test_who_may_join_a_stage_is_no_longer_and_has_room() -> None:
     sets, _ = requests()
     assert sets.joining.tolist() == [0, 0b110, 0b100, 0b100, 0, 0, 0, 0]
-    # In its last round the shortest one holds 4 tokens beside 4 of another and no more than 8 in all.
+    # In its last decode step the shortest one holds 4 tokens beside 4 of another and no more than 8 in all.
     sets, _ = requests(9)
     assert sets.joining.tolist() == [0, 0b100, 0b100, 0, 0, 0, 0, 0]
 
@@ -60,7 +60,7 @@ def test_a_state_as_cheap_whose_request_is_over_sooner_is_ahead() -> None:
     assert left_of(early, late) == [1.0]
 
 
-def test_a_cheaper_state_may_be_moved_by_the_rounds_it_is_cheaper() -> None:
+def test_a_cheaper_state_may_be_moved_by_the_steps_it_is_cheaper() -> None:
     cheap, early = state(1.0, serving(10, 0, 0b1)), state(4.0, serving(7, 0, 0b1))
     assert left_of(cheap, early) == [1.0]
     assert left_of(cheap, replace(early, spent=np.array([3.0]))) == [1.0, 3.0]
@@ -80,7 +80,7 @@ def test_a_group_that_has_to_be_joined_is_ahead_only_of_one_that_has_to_be() -> 
 
 
 def test_what_holds_less_is_not_ahead_if_it_uses_more_slots() -> None:
-    # Both requests share a stage and are over in five rounds; the other state serves one of them for longer.
+    # Both requests share a stage and are over in five steps; the other state serves one of them for longer.
     both, alone = state(1.0, serving(9, 0, 0b11), serving(9, 1, 0b11)), serving(20, 0, 0b1)
     assert left_of(both, state(STAGE + 2, alone)) == [1.0, STAGE + 2]
     # Five seconds cheaper, beside the stage that may be shared, it is moved until both are over.
@@ -100,8 +100,8 @@ def test_what_joins_stages_under_way_costs_no_less_than_counted() -> None:
         prompts, outputs, slots = rng.integers(1, 9, 6), rng.integers(2, 9, 6), int(rng.integers(2, 4))
         cost = CostModel(3.0, 0.1, 1.0, 0.0, prefill_bend=8.0, prefill_per_token_beyond=0.5)
         problem = Problem(Workload.from_lengths(prompts, outputs), cost, slots, kv_capacity=40)
-        order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
-        shapes = Shapes(problem.rounds[order], problem.kv_at_start[order], slots, 40)
+        order = np.lexsort((-problem.prompt_tokens, -problem.decode_steps))
+        shapes = Shapes(problem.decode_steps[order], problem.kv_at_start[order], slots, 40)
         sets = RequestSets(problem, shapes, prompts[order])
         for group in (set_ for set_ in range(1, 64) if set_.bit_count() < slots):
             waiting = 63 & ~group
@@ -121,7 +121,7 @@ def test_one_of_six_in_pairs_leaves_three_stages_beside_one_under_way() -> None:
     problem = Problem(
         Workload.from_lengths(prompts, outputs), CostModel(STAGE, 0.0, 1.0, 0.0), 2, kv_capacity=12
     )
-    shapes = Shapes(problem.rounds, problem.kv_at_start, 2, 12)
+    shapes = Shapes(problem.decode_steps, problem.kv_at_start, 2, 12)
     sets = RequestSets(problem, shapes, prompts)
     assert sets.apart[0b111111] == 3 * STAGE
     assert sets.beside[:, 0b111111].tolist() == [3 * STAGE, 3 * STAGE, 2 * STAGE]

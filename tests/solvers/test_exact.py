@@ -24,19 +24,19 @@ PAPER = CostModel.paper()
 EXACT = "every stage from every state"
 
 
-def problem_of(rounds: list[int], slots: int, cost: CostModel = PAPER, **more: Any) -> Problem:
-    return Problem(Workload.from_lengths([10] * len(rounds), rounds), cost, slots, **more)
+def problem_of(decode_steps: list[int], slots: int, cost: CostModel = PAPER, **more: Any) -> Problem:
+    return Problem(Workload.from_lengths([10] * len(decode_steps), decode_steps), cost, slots, **more)
 
 
 def one_by_one(problem: Problem) -> Schedule:
-    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.decode_steps)
 
 
 def tiny_problem(seed: int) -> Problem:
     rng = np.random.default_rng(seed)
-    rounds = rng.integers(1, 9, int(rng.integers(1, 8))).tolist()
+    decode_steps = rng.integers(1, 9, int(rng.integers(1, 8))).tolist()
     base, decode = float(rng.choice([0.0, 0.5, 1.0, 3.0])), float(rng.choice([0.5, 1.0]))
-    return problem_of(rounds, int(rng.integers(1, 4)), CostModel(base, 0.01, decode, 0.02))
+    return problem_of(decode_steps, int(rng.integers(1, 4)), CostModel(base, 0.01, decode, 0.02))
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from batchbound.solvers.solve import SOLVERS, solve
 Optimum = Callable[[Problem], float]
 
 BY_TOKEN = CostModel(prefill_base=1.0, prefill_per_token=1.0, decode_base=1.0, decode_per_slot=0.0)
-"""A second a stage, a prompt token and a decode round."""
+"""A second a stage, a prompt token and a decode step."""
 
 
 def grouped(prefix_cache: int = 0, prefill_token_cap: int | None = None) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import ROUNDS_ALONE, scarce_problem
+from builders import STEPS_ALONE, scarce_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -16,13 +16,13 @@ from batchbound.solvers.search.schedule_search import search_schedule
 
 
 def first_fit(problem: Problem, put: list[tuple[int, int]], request: int, least: int) -> int:
-    """The first end from some round on, counted back, at which a request fits beside (request, end)s."""
+    """The first end from some step on, counted back, at which a request fits beside (request, end)s."""
     assert problem.kv_capacity is not None
-    rounds, peak = problem.rounds.tolist(), problem.kv_peak.tolist()
+    decode_steps, peak = problem.decode_steps.tolist(), problem.kv_peak.tolist()
     end = least
     while True:
-        for time in range(end, end + rounds[request]):
-            held = [peak[other] - time + at for other, at in put if at <= time < at + rounds[other]]
+        for time in range(end, end + decode_steps[request]):
+            held = [peak[other] - time + at for other, at in put if at <= time < at + decode_steps[other]]
             if len(held) >= problem.slots or sum(held) + peak[request] - time + end > problem.kv_capacity:
                 break
         else:
@@ -34,19 +34,19 @@ def test_each_is_put_where_it_first_fits_or_where_it_shares_a_stage_within_its_r
     for seed in range(150):
         problem, rng = scarce_problem(seed), np.random.default_rng(seed)
         profile, put, begins = RequestProfile(problem), list[tuple[int, int]](), set[int]()
-        for request in np.flatnonzero(problem.rounds).tolist():
-            rounds, reach = int(problem.rounds[request]), int(rng.choice([0, 3, 100]))
+        for request in np.flatnonzero(problem.decode_steps).tolist():
+            decode_steps, reach = int(problem.decode_steps[request]), int(rng.choice([0, 3, 100]))
             end = least = first_fit(problem, put, request, 0)
             for begin in sorted(begins) if reach else ():
-                at = begin - rounds
+                at = begin - decode_steps
                 if least <= at <= least + reach and first_fit(problem, put, request, at) == at:
                     end = at
                     break
-            found = profile.put(rounds, int(problem.kv_peak[request]), 1, reach)
+            found = profile.put(decode_steps, int(problem.kv_peak[request]), 1, reach)
             assert found == end, (seed, request)
             put.append((request, end))
-            begins.add(end + rounds)
-            assert profile.rounds == max(begins)
+            begins.add(end + decode_steps)
+            assert profile.decode_steps == max(begins)
             profile = profile.copy()
 
 
@@ -58,14 +58,17 @@ def test_what_a_change_leaves_as_it_was_is_as_if_all_were_put_anew() -> None:
             walk.step(step / 60)
             profile = RequestProfile(problem)
             for request in walk._order:
-                rounds, peak, prompt = walk._requests[request]
-                assert walk._ends[request] == profile.put(rounds, peak, prompt, walk._reach), (seed, step)
+                decode_steps, peak, prompt = walk._requests[request]
+                assert walk._ends[request] == profile.put(decode_steps, peak, prompt, walk._reach), (
+                    seed,
+                    step,
+                )
 
 
 def test_two_requests_overlap_as_far_as_memory_lets_them() -> None:
-    # Each holds 1 to 4 tokens. Of five there is room for 4 and 1, then the first has ended: a round is saved.
+    # Each holds 1 to 4 tokens. Of five there is room for 4 and 1, then the first has ended: a step is saved.
     workload = Workload.from_lengths(np.array([1, 1]), np.array([4, 4]))
-    problem = Problem(workload, ROUNDS_ALONE, slots=2, kv_capacity=5)
+    problem = Problem(workload, STEPS_ALONE, slots=2, kv_capacity=5)
     schedule = InsertionAnnealing(problem, np.random.default_rng(0)).step(0.0)
     assert schedule is not None
     assert schedule.check(problem) is None
@@ -82,7 +85,7 @@ def test_every_order_gives_a_schedule_that_keeps_the_rules() -> None:
             assert schedule is None or schedule.check(problem) is None, seed
 
 
-def test_some_order_needs_the_fewest_rounds_that_there_are() -> None:
+def test_some_order_needs_the_fewest_steps_that_there_are() -> None:
     for seed in range(25):
         problem = scarce_problem(seed)
         walk = InsertionAnnealing(problem, np.random.default_rng(seed))
@@ -91,10 +94,10 @@ def test_some_order_needs_the_fewest_rounds_that_there_are() -> None:
         assert found[-1].makespan(problem) == proven.schedule.makespan(problem), seed
 
 
-def test_the_search_serves_requests_of_no_round_too() -> None:
-    # The two that take rounds, 3 and 2, hold too much together; the others are prefilled behind them.
+def test_the_search_serves_requests_of_no_step_too() -> None:
+    # The two that take decode steps, 3 and 2, hold too much together; the others are prefilled behind them.
     workload = Workload.from_lengths(np.array([3, 2, 4, 2]), np.array([4, 1, 3, 1]))
-    problem = Problem(workload, ROUNDS_ALONE, slots=3, kv_capacity=8, prefill_emits_first_token=True)
+    problem = Problem(workload, STEPS_ALONE, slots=3, kv_capacity=8, prefill_emits_first_token=True)
     assert problem.memory_can_run_out
     found = search_schedule(problem, iterations=200)
     assert found.schedule.check(problem) is None

@@ -88,7 +88,7 @@ def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: st
     problem, limits = (PROBLEMS | MORE)[name], Limits(work=12, seed=3)
     plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
     assert found.schedule is not None
-    for column in ("bin_of", "slot_of", "rounds"):
+    for column in ("bin_of", "slot_of", "decode_steps"):
         assert np.array_equal(getattr(plan.schedule, column), getattr(found.schedule, column))
     assert compare({name: problem}, ["search"], limits).rows[0].value == plan.makespan == found.makespan
 
@@ -151,7 +151,7 @@ def test_one_pass_makes_the_schedules_of_policies_where_nothing_is_limited(name:
     orders = {"lpt": longest_first(problem), "fcfs": arrival_order(problem)}
     for policy in IN_ONE_PASS:
         order, patience = orders[policy.split("-")[0]], 0.5 if policy.endswith("ski") else 0.0
-        made = ski_rental_schedule(problem, order=order, patience=patience).without_idle_rounds(problem)
+        made = ski_rental_schedule(problem, order=order, patience=patience).without_idle_steps(problem)
         served = simulated_schedule(problem, policy, np.inf)
         assert served is not None
         assert made.makespan(problem) == pytest.approx(served.makespan(problem))

@@ -43,7 +43,7 @@ def test_rra_meets_the_bound_again_by_its_iterations_alone() -> None:
     assert plan.performance.latency <= 4.0
     assert plan.reload_seconds == 0
     assert plan.config.encode_batch == config.encode_batch
-    assert plan.config.decode_rounds > config.decode_rounds
+    assert plan.config.decode_steps > config.decode_steps
 
 
 def test_without_drift_rra_keeps_its_configuration() -> None:

@@ -48,15 +48,15 @@ def test_other_lengths_and_bends_are_served_all_the_same() -> None:
     served = 0
     for seed in range(20):
         one, other = halves(seed, 5 + seed % 4, bend if seed % 2 else None)
-        rounds = np.random.default_rng(seed).permutation(other.workload.output_tokens)[:30]
-        other = Problem(Workload.from_lengths([40] * 30, rounds), other.cost, other.slots)
+        decode_steps = np.random.default_rng(seed).permutation(other.workload.output_tokens)[:30]
+        other = Problem(Workload.from_lengths([40] * 30, decode_steps), other.cost, other.slots)
         found = reuse_times(other, ski_rental_schedule(one), np.inf)
         served += found is not None
         assert found is None or found.check(other) is None
     assert served > 10
 
 
-def test_limits_and_requests_of_no_round_are_refused() -> None:
+def test_limits_and_requests_of_no_step_are_refused() -> None:
     one, other = halves(0)
     schedule = ski_rental_schedule(one)
     peak = int(other.kv_peak.max())

@@ -29,7 +29,7 @@ def walked(problem: Problem, steps: int, seed: int = 0, start: Schedule | None =
     start = ski_rental_schedule(problem, patience=0.0) if start is None else start
     walk = RuinRecreate(problem, np.random.default_rng(seed), start)
     made = [walk.step(step / steps) for step in range(steps)]
-    return [start, *(each.without_idle_rounds(problem) for each in made if each is not None)]
+    return [start, *(each.without_idle_steps(problem) for each in made if each is not None)]
 
 
 def test_a_stage_is_given_up_where_its_requests_fit_another() -> None:
@@ -39,20 +39,20 @@ def test_a_stage_is_given_up_where_its_requests_fit_another() -> None:
     best = walked(problem, 300, start=apart)[-1]
     assert best.check(problem) is None
     assert best.prefill_stages() == 2
-    assert best.rounds.sum() == 30
+    assert best.decode_steps.sum() == 30
 
 
-def test_rounds_are_cut_out_where_memory_has_room() -> None:
-    # Of five tokens there is room for 4 and 1: the second may start in the last round of the first.
+def test_steps_are_cut_out_where_memory_has_room() -> None:
+    # Of five tokens there is room for 4 and 1: the second may start in the last decode step of the first.
     problem = Problem(Workload.from_lengths([1, 1], [4, 4]), COST, slots=2, kv_capacity=5)
     apart = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([4, 4]))
     best = walked(problem, 100, start=apart)[-1]
     assert best.check(problem) is None
-    assert best.rounds.sum() == 7
+    assert best.decode_steps.sum() == 7
 
 
 def test_a_walk_that_cut_too_much_goes_back_to_the_best_schedule() -> None:
-    # In four rounds the two of four never fit beside each other.
+    # In four decode steps the two of four never fit beside each other.
     problem = Problem(Workload.from_lengths([1, 1], [4, 4]), COST, slots=2, kv_capacity=5)
     apart = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([4, 4]))
     walk = RuinRecreate(problem, np.random.default_rng(0), apart)
@@ -97,7 +97,7 @@ def test_every_schedule_keeps_the_rules_and_stays_above_the_bound(
         prefill_token_cap=cap,
         prefill_emits_first_token=first,
     )
-    if not problem.rounds.any():
+    if not problem.decode_steps.any():
         return
     least = best_bound(problem).seconds * (1 - 1e-12)
     for schedule in walked(problem, 30):
@@ -110,7 +110,7 @@ def test_the_same_seed_and_steps_give_the_same_schedule() -> None:
     one, other = (walked(problem, 60, seed=5) for _ in range(2))
     assert len(one) == len(other) > 1
     assert np.array_equal(one[-1].bin_of, other[-1].bin_of)
-    assert np.array_equal(one[-1].rounds, other[-1].rounds)
+    assert np.array_equal(one[-1].decode_steps, other[-1].decode_steps)
 
 
 def test_it_is_better_than_the_ski_rental_rule_within_memory() -> None:

@@ -73,7 +73,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_the_ski_rental_schedule_keeps_every_rule(
     problem: Problem, patience: float, burst: int | None
 ) -> None:
-    schedule = ski_rental_schedule(problem, patience=patience, burst=burst).without_idle_rounds(problem)
+    schedule = ski_rental_schedule(problem, patience=patience, burst=burst).without_idle_steps(problem)
     assert schedule.check(problem) is None
     assert schedule.makespan(problem) >= best_bound(problem).seconds - 1e-9
 
@@ -90,24 +90,24 @@ def test_longest_first_with_ski_rental_is_within_two_percent_of_the_bound() -> N
     assert best_bound(problem).gap(ski_rental_schedule(problem).makespan(problem)) < 0.02
 
 
-def test_a_free_round_cost_waits_for_everything_to_finish() -> None:
+def test_a_free_step_cost_waits_for_everything_to_finish() -> None:
     cost = CostModel(1.0, 0.0, 0.0, 0.0)
     schedule = ski_rental_schedule(problem_of([(1, 3), (1, 1), (1, 1), (1, 1)], 2, cost))
-    assert schedule.rounds.tolist() == [3, 1]
+    assert schedule.decode_steps.tolist() == [3, 1]
 
 
 def test_memory_counts_what_running_requests_will_still_take() -> None:
     problem = problem_of([(4, 6), (4, 6), (4, 2)], 3, kv_capacity=14)
     memory = Memory(problem, 14)
-    assert memory.hold(0, 0)  # holds 4 tokens now, 9 in its last round
-    assert not memory.hold(1, 0)  # 9 + 9 in round 6
-    assert memory.hold(2, 0)  # 5 + 5 in round 2, then it is gone
+    assert memory.hold(0, 0)  # holds 4 tokens now, 9 in its last decode step
+    assert not memory.hold(1, 0)  # 9 + 9 in decode step 6
+    assert memory.hold(2, 0)  # 5 + 5 in decode step 2, then it is gone
     assert not memory.hold(1, 0)
     memory.advance(6)
     assert memory.hold(1, 6)
 
 
-def test_four_requests_of_two_rounds_need_two_slots_in_two_stages() -> None:
+def test_four_requests_of_two_steps_need_two_slots_in_two_stages() -> None:
     profile = LengthProfile.of(np.array([2, 2, 2, 2]))
     price = slot_price(np.array([0, 2, 4]), profile)
     assert price is not None
@@ -124,7 +124,7 @@ def test_a_request_between_two_span_lengths_takes_the_longer_one() -> None:
 
 def test_lengths_alone_fill_the_shortest_spans_that_hold_them() -> None:
     profile = LengthProfile.of(np.array([1, 2, 2, 3]))
-    # Spans of 2, 3 and 5 rounds hold 1, 2 and 2 in the first and 3 in the second; 2 rounds do not hold 3.
+    # Spans of 2, 3 and 5 steps hold 1, 2 and 2 in the first and 3 in the second; 2 steps do not hold 3.
     assert slots_by_lengths(np.array([[0, 2, 5]]), profile) == pytest.approx([9 / 5])
     assert slots_by_lengths(np.array([[0, 1, 2], [0, 0, 0]]), profile).tolist() == [np.inf, np.inf]
 
@@ -157,8 +157,8 @@ def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: in
 @given(st.integers(0, 10**6))
 def test_whole_slots_serve_every_request(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rounds = rng.integers(1, 9, 12)
-    profile = LengthProfile.of(rounds)
+    decode_steps = rng.integers(1, 9, 12)
+    profile = LengthProfile.of(decode_steps)
     times = random_times(rng, profile.longest)
     price = slot_price(times, profile)
     slots = 12 if price is None else int(np.ceil(price.slots - 1e-6)) + 1
@@ -166,10 +166,10 @@ def test_whole_slots_serve_every_request(seed: int) -> None:
     if flow is None:
         return
     spans, used = flow
-    stage = spans.first[spans.of_requests(used, rounds)]
+    stage = spans.first[spans.of_requests(used, decode_steps)]
     starts = times[stage]
-    assert (starts + rounds <= times[-1]).all()
-    running = [(starts <= r) & (r < starts + rounds) for r in range(int(times[-1]))]
+    assert (starts + decode_steps <= times[-1]).all()
+    running = [(starts <= r) & (r < starts + decode_steps) for r in range(int(times[-1]))]
     assert max(int(now.sum()) for now in running) <= slots
 
 
@@ -183,7 +183,7 @@ def test_neighbouring_times_start_at_zero_and_never_decrease() -> None:
 
 def test_many_prices_bound_the_slots_as_the_best_of_them_does() -> None:
     problem = batch_like(7, 200, 20)
-    profile = LengthProfile.of(problem.rounds)
+    profile = LengthProfile.of(problem.decode_steps)
     times = np.asarray(ski_rental_schedule(problem).starts)
     others = moved(times, profile, np.random.default_rng(1), 12)
     prices = [price for each in others[:4] if (price := slot_price(each, profile)) is not None]
@@ -200,7 +200,7 @@ def test_many_prices_bound_the_slots_as_the_best_of_them_does() -> None:
 def test_a_kink_makes_slots_lacking_dearer_and_slots_to_spare_cheaper(
     kink: float, lacking: float, spare: float
 ) -> None:
-    costs, times = StageCosts(stage=1.0, round=2.0, slots=10), np.array([0, 4, 10])
+    costs, times = StageCosts(stage=1.0, decode_step=2.0, slots=10), np.array([0, 4, 10])
     assert float(costs.seconds(times)) == 22.0
     assert float(costs.guide(times, 11.0, kink)) == pytest.approx(22.0 + lacking)
     assert float(costs.guide(times, 9.0, kink)) == pytest.approx(22.0 - spare)
@@ -208,7 +208,7 @@ def test_a_kink_makes_slots_lacking_dearer_and_slots_to_spare_cheaper(
 
 def test_annealing_changes_the_number_of_stages() -> None:
     problem = batch_like(2, 60, 10)
-    profile = LengthProfile.of(problem.rounds)
+    profile = LengthProfile.of(problem.decode_steps)
     start = np.linspace(0, 5 * 512, 21).astype(np.int64)
     walk = StageTimesSearch(profile, StageCosts(0.025, 0.029, 10), start, np.random.default_rng(0))
     sizes = set()
@@ -258,11 +258,11 @@ def test_the_same_seed_and_work_give_the_same_schedule(limits: dict[str, int]) -
     problem = batch_like(3, 80, 16, **limits)
     first, second = (search_schedule(problem, iterations=12, seed=5).schedule for _ in range(2))
     assert first.bin_of.tolist() == second.bin_of.tolist()
-    assert first.rounds.tolist() == second.rounds.tolist()
+    assert first.decode_steps.tolist() == second.decode_steps.tolist()
 
 
 def test_prompt_tokens_count_towards_the_least_of_the_stages_that_hold_them() -> None:
-    costs = StageCosts(stage=1.0, round=2.0, slots=10, lift=9.0, tokens=100.0)
+    costs = StageCosts(stage=1.0, decode_step=2.0, slots=10, lift=9.0, tokens=100.0)
     seconds = [float(costs.seconds(np.arange(stages + 1))) - 2.0 * stages for stages in (2, 4, 100)]
     assert seconds[:2] == [2.0, pytest.approx(4.0 + (36 - 30) / 5)]
     assert seconds[2] == pytest.approx(100.0 + 900 - 100)
@@ -270,9 +270,9 @@ def test_prompt_tokens_count_towards_the_least_of_the_stages_that_hold_them() ->
 
 def test_stages_that_hold_their_tokens_for_nothing_are_not_taken_for_free_without_end() -> None:
     rng = np.random.default_rng(3)
-    rounds, prompts = rng.integers(20, 400, 60), rng.integers(100, 200, 60)
+    decode_steps, prompts = rng.integers(20, 400, 60), rng.integers(100, 200, 60)
     cost = CostModel(0.0, 0.01 / 256, 0.001, 0.0, prefill_floor=0.01)
-    problem = Problem(Workload.from_lengths(prompts, rounds), cost, 8)
+    problem = Problem(Workload.from_lengths(prompts, decode_steps), cost, 8)
     # The best rule takes 1.910 s.
     assert search_schedule(problem, iterations=60).makespan < 1.905
 
@@ -290,7 +290,7 @@ def test_the_search_improves_on_longest_first_with_ski_rental() -> None:
 def test_full_levels_of_equal_requests_are_left_as_they_are() -> None:
     problem = problem_of([(1, 5)] * 6, 2)
     found = search_schedule(problem, iterations=20, seed=0)
-    assert found.schedule.rounds.tolist() == [5, 5, 5]
+    assert found.schedule.decode_steps.tolist() == [5, 5, 5]
     assert found.makespan == pytest.approx(best_bound(problem).seconds)
 
 
@@ -324,7 +324,7 @@ def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytes
     monkeypatch.setattr(stage_search, "whole_slots", falling_short)
     problem = batch_like(4, 120, 20)
     found = search_schedule(problem, iterations=60, seed=0)
-    assert ends[:3] == [ends[0], ends[0] + 1, ends[0] + 2], "at least a round, then twice as many"
+    assert ends[:3] == [ends[0], ends[0] + 1, ends[0] + 2], "at least a decode step, then twice as many"
     assert found.schedule.check(problem) is None
     assert found.makespan < ski_rental_schedule(problem).makespan(problem)
 
@@ -355,19 +355,19 @@ def test_the_search_ends_when_nothing_better_exists() -> None:
     assert found.makespan == only.makespan
 
 
-def test_rounds_in_which_nothing_decodes_are_dropped_wherever_they_are() -> None:
+def test_steps_in_which_nothing_decodes_are_dropped_wherever_they_are() -> None:
     problem = problem_of([(1, 3), (1, 2), (1, 1)], 2, prefill_emits_first_token=True)
     idle = Schedule(np.array([0, 1, 2]), np.array([0, 1, 0]), np.array([4, 2, 3]))
     assert idle.active(problem).tolist() == [1, 1, 0, 0, 1, 0, 0, 0, 0]
-    dense = idle.without_idle_rounds(problem)
-    assert dense.rounds.tolist() == [2, 1, 0]
+    dense = idle.without_idle_steps(problem)
+    assert dense.decode_steps.tolist() == [2, 1, 0]
     assert dense.check(problem) is None
     assert dense.stage_tokens(problem).tolist() == idle.stage_tokens(problem).tolist()
 
 
 @pytest.mark.parametrize(("seed", "steps"), [(3, 30), (7, 120)])
 @pytest.mark.parametrize("emits", [False, True])
-def test_the_last_improvement_is_a_schedule_that_decodes_in_every_round(
+def test_the_last_improvement_is_a_schedule_that_decodes_in_every_step(
     seed: int, steps: int, emits: bool
 ) -> None:
     workload = generate("table3", seed, 12)
@@ -377,7 +377,7 @@ def test_the_last_improvement_is_a_schedule_that_decodes_in_every_round(
     assert found.trace[-1][1] == found.makespan
 
 
-def test_no_round_is_idle_before_a_last_stage_of_requests_that_never_decode() -> None:
+def test_no_step_is_idle_before_a_last_stage_of_requests_that_never_decode() -> None:
     lengths = [(1, length) for length in (9, 7, 6, 4, 3, 1, 1, 1)]
     problem = problem_of(lengths, 2, prefill_emits_first_token=True)
     for seed in range(8):

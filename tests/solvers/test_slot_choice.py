@@ -22,7 +22,7 @@ from batchbound.solvers.slot_choice import WORTH_A_SLOT, choose_slots
 
 
 def test_equal_requests_get_as_many_slots_as_memory_holds() -> None:
-    # Each holds 10 + 9 tokens in its last round: five fit in 100.
+    # Each holds 10 + 9 tokens in its last decode step: five fit in 100.
     problem = Problem(Workload.from_lengths([10] * 20, [10] * 20), CostModel.paper(), 1, kv_capacity=100)
     best = choose_slots(problem, seconds=0.5)[0]
     assert best.slots == 5

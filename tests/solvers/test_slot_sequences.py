@@ -16,8 +16,10 @@ from batchbound.solvers.search.slot_sequences import SlotSequences, packing_pays
 CHEAP_STAGES = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 
 
-def job(rounds: list[int], slots: int, cost: CostModel = CHEAP_STAGES) -> Problem:
-    return Problem(Workload.from_lengths(np.ones(len(rounds), dtype=int), np.array(rounds)), cost, slots)
+def job(decode_steps: list[int], slots: int, cost: CostModel = CHEAP_STAGES) -> Problem:
+    return Problem(
+        Workload.from_lengths(np.ones(len(decode_steps), dtype=int), np.array(decode_steps)), cost, slots
+    )
 
 
 def best_of(problem: Problem, steps: int, seed: int = 0) -> float:
@@ -37,7 +39,7 @@ def test_slots_are_filled_where_longest_first_leaves_one_short() -> None:
     problem = job([300, 300, 200, 200, 200], 2)
     longest_first = simulated_schedule(problem, "lpt", np.inf)
     assert longest_first is not None
-    assert longest_first.rounds.sum() == 700
+    assert longest_first.decode_steps.sum() == 700
     assert packing_pays(problem)
     # Stages at 0, 200, 300 and 400.
     assert best_of(problem, 10) == 604.0

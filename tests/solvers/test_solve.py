@@ -189,7 +189,7 @@ def test_a_start_that_breaks_a_rule_is_refused_by_every_solver(solver: str) -> N
         solve(problem, solver, limits=Limits(work=10), initial=together)
 
 
-def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes() -> None:
+def test_a_poor_solution_of_a_backend_loses_the_steps_in_which_nothing_decodes() -> None:
     problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=2)
     idle = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([9, 9]))
     assert idle.check(problem) is not None
@@ -198,4 +198,4 @@ def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes(
     judged = mip._judged(problem, proven_bound(problem), "highs", found, (idle, worse), 0.0)
     assert judged.schedule is not None
     assert judged.schedule.check(problem) is None
-    assert judged.schedule.rounds.sum() == problem.rounds.sum()
+    assert judged.schedule.decode_steps.sum() == problem.decode_steps.sum()

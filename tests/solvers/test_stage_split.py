@@ -30,7 +30,7 @@ def test_a_stage_beyond_the_bend_becomes_stages_that_reach_it() -> None:
     assert together.makespan(problem) == 1 + 10 + 2
     split = split_stages(problem, together)
     assert split.stage_tokens(problem).tolist() == [10, 10]
-    assert split.rounds.tolist() == [0, 2]
+    assert split.decode_steps.tolist() == [0, 2]
     assert split.check(problem) is None
     assert split.makespan(problem) == 1 + 1 + 2
 
@@ -133,7 +133,7 @@ def test_a_stage_beyond_the_cap_is_made_as_few_as_hold_its_prompts() -> None:
     capped = stages_capped(problem, schedule)
     assert capped.check(problem) is None
     assert capped.prefill_stages() == 3
-    assert capped.rounds.sum() == 6
+    assert capped.decode_steps.sum() == 6
 
 
 def test_without_a_cap_no_stage_is_split() -> None:

@@ -30,7 +30,7 @@ def problem_of(prompts: list[int], outputs: list[int], slots: int, cost: CostMod
 
 
 def one_by_one(problem: Problem) -> Schedule:
-    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.decode_steps)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_bound_a_little_above_the_optimum_is_refuted(optimal_makespan: Optimum
         if bound.seconds == 0:
             continue
         more = 1e-6 * bound.seconds
-        terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + more}
+        terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + more}
         violation = verify_bound(problem, replace(bound, seconds=bound.seconds + more, terms=terms))
         assert violation is not None, seed
         assert (violation.rule, violation.message) == ("states", "a schedule takes less")
@@ -72,8 +72,8 @@ def test_a_bound_a_little_above_the_optimum_is_refuted(optimal_makespan: Optimum
 def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another(
     optimal_makespan: Optimum,
 ) -> None:
-    # The first one holds 6 to 11 tokens in its six rounds, the longer one 3 to 11 in nine. Begun together
-    # they hold 11 + 8 in the sixth round; begun one round later, where no request ends, 11 + 7.
+    # The first one holds 6 to 11 tokens in its six steps, the longer one 3 to 11 in nine. Begun together
+    # they hold 11 + 8 in the sixth round; begun one decode step later, where no request ends, 11 + 7.
     problem = problem_of([6, 3], [6, 9], 2, CostModel(1.0, 0.0, 1.0, 0.0), kv_capacity=18)
     found = best_by_states(problem, Limits(), one_by_one(problem))
     assert found.schedule.makespan(problem) == optimal_makespan(problem) == 2 + 10

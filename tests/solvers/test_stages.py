@@ -25,29 +25,29 @@ from batchbound.solvers.search.stages.slot_price import slot_price
 from batchbound.solvers.search.stages.times import StageCosts
 
 
-def profile_of(rounds: list[int]) -> LengthProfile:
-    return LengthProfile.of(np.array(rounds))
+def profile_of(decode_steps: list[int]) -> LengthProfile:
+    return LengthProfile.of(np.array(decode_steps))
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40).filter(any), st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
 def test_spread_stages_rise_from_the_start_to_the_end_and_are_no_more_than_requests(
-    rounds: list[int], slots: int
+    decode_steps: list[int], slots: int
 ) -> None:
-    profile = profile_of(rounds)
+    profile = profile_of(decode_steps)
     costs = StageCosts(0.02, 0.03, slots, profile.longest)
-    end = max(profile.longest, -(-sum(rounds) // slots))
+    end = max(profile.longest, -(-sum(decode_steps) // slots))
     for times in initial_times(profile, costs, np.random.default_rng(0), 300):
         assert times[0] == 0
         assert times[-1] == end
         assert (np.diff(times) >= 0).all()
-        assert len(times) - 1 <= max(len(rounds), -(-len(rounds) // slots))
+        assert len(times) - 1 <= max(len(decode_steps), -(-len(decode_steps) // slots))
 
 
 def test_uneven_stages_need_fewer_slots_than_even_ones() -> None:
-    rounds = np.random.default_rng(1).integers(20, 400, 200)
-    profile = LengthProfile.of(rounds)
-    end = -(-int(rounds.sum()) // 10)
+    decode_steps = np.random.default_rng(1).integers(20, 400, 200)
+    profile = LengthProfile.of(decode_steps)
+    end = -(-int(decode_steps.sum()) // 10)
     costs = StageCosts(0.02, 0.03, 10, profile.longest)
     uneven = next(initial_times(profile, costs, np.random.default_rng(0), 400))
     even = np.rint(np.linspace(0, end, len(uneven))).astype(np.int64)
@@ -68,21 +68,21 @@ def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
     assert Schedule.from_bins(problem, stages, np.diff(moved)).check(problem) is None
 
 
-def test_rounds_that_no_request_needs_are_left_out() -> None:
+def test_steps_that_no_request_needs_are_left_out() -> None:
     times, profile = np.array([0, 10, 30]), profile_of([6, 6, 9])
     spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([10, 20]))
     moved, between = shift_times(times, spans, np.array([2, 1]), profile)
     assert moved.tolist() == [0, 6, 15]
-    assert between.rounds.tolist() == [6, 9]
+    assert between.decode_steps.tolist() == [6, 9]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rounds = rng.integers(10, 300, 120)
-    problem = Problem(Workload.from_lengths([1] * 120, rounds.tolist()), CostModel.paper(), 12)
-    profile = LengthProfile.of(problem.rounds)
-    end = int(1.02 * rounds.sum() / 12)
+    decode_steps = rng.integers(10, 300, 120)
+    problem = Problem(Workload.from_lengths([1] * 120, decode_steps.tolist()), CostModel.paper(), 12)
+    profile = LengthProfile.of(problem.decode_steps)
+    end = int(1.02 * decode_steps.sum() / 12)
     times = np.concatenate(([0], np.sort(rng.integers(1, end, 34)), [end]))
     price = slot_price(times, profile)
     assert price is not None
@@ -93,7 +93,7 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
     net = np.bincount(spans.first, used, len(times)) - np.bincount(spans.last, used, len(times))
     assert np.cumsum(net)[:-1].max() <= 12
     moved, between = shift_times(times, spans, used, profile)
-    stage = between.first[between.of_requests(used, problem.rounds)]
+    stage = between.first[between.of_requests(used, problem.decode_steps)]
     schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
 
@@ -101,18 +101,18 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
 def test_where_no_whole_flow_is_near_the_fractional_one_the_stages_are_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Two slots of six rounds, a stage in the middle: three requests of three rounds and one of two.
+    # Two slots of six steps, a stage in the middle: three requests of three decode steps and one of two.
     monkeypatch.setattr(Programme, "solved_whole", lambda *_args, **_options: None)
     problem = Problem(Workload.from_lengths([1] * 4, [3, 3, 3, 2]), CostModel.paper(), 2)
-    profile, times = LengthProfile.of(problem.rounds), np.array([0, 3, 6])
+    profile, times = LengthProfile.of(problem.decode_steps), np.array([0, 3, 6])
     flow = whole_slots(times, profile, 2, np.inf)
     assert flow is not None
     spans, used = flow
     moved, between = shift_times(times, spans, used, profile)
-    stage = between.first[between.of_requests(used, problem.rounds)]
+    stage = between.first[between.of_requests(used, problem.decode_steps)]
     schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
-    assert schedule.rounds.sum() == 6
+    assert schedule.decode_steps.sum() == 6
 
 
 def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:
@@ -144,9 +144,11 @@ except KeyboardInterrupt:
 
 def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None:
     rng = np.random.default_rng(3)
-    rounds = np.unique(rng.gamma(1.5, 300, 260).astype(np.int64) + 5)[:240]
-    rng.shuffle(rounds)
-    problem = Problem(Workload.from_lengths([1] * len(rounds), rounds.tolist()), CostModel.paper(), 24)
+    decode_steps = np.unique(rng.gamma(1.5, 300, 260).astype(np.int64) + 5)[:240]
+    rng.shuffle(decode_steps)
+    problem = Problem(
+        Workload.from_lengths([1] * len(decode_steps), decode_steps.tolist()), CostModel.paper(), 24
+    )
     rules = [simulated_schedule(problem, name, np.inf) for name in ("lpt", "lpt-ski", "threshold")]
     least = min(rule.makespan(problem) for rule in rules if rule is not None)
     found = search_schedule(problem, iterations=12, seed=0)
@@ -160,7 +162,7 @@ def test_the_same_work_gives_the_same_schedule_with_stages_by_the_dozen() -> Non
     problem = Problem(generate("sharegpt", 1, 200), CostModel.paper(), 16)
     one, other = (search_schedule(problem, iterations=15, seed=4).schedule for _ in range(2))
     assert np.array_equal(one.bin_of, other.bin_of)
-    assert np.array_equal(one.rounds, other.rounds)
+    assert np.array_equal(one.decode_steps, other.decode_steps)
 
 
 def test_spans_are_those_of_all_pairs_of_stages_that_no_shorter_one_replaces() -> None:
@@ -176,7 +178,7 @@ def test_spans_are_those_of_all_pairs_of_stages_that_no_shorter_one_replaces() -
             and times[last - 1] - times[first] < profile.longest
         ]
         spans = Spans.between(times, profile)
-        found = zip(spans.first.tolist(), spans.last.tolist(), spans.rounds.tolist(), strict=True)
+        found = zip(spans.first.tolist(), spans.last.tolist(), spans.decode_steps.tolist(), strict=True)
         assert list(found) == expected
         assert Spans.number_between(times, profile) == len(expected)
 

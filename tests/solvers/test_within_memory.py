@@ -26,8 +26,8 @@ def job(seed: int, requests: int = 80, slots: int = 8, share: float = 0.62) -> P
 
 
 def stage_times(problem: Problem, more: float = 0.12, apart: int = 12) -> np.ndarray:
-    """Return stages evenly apart, over more rounds than slots that are never free would need."""
-    least = problem.rounds.sum() / problem.slots
+    """Return stages evenly apart, over more decode steps than slots that are never free would need."""
+    least = problem.decode_steps.sum() / problem.slots
     return np.arange(0, (1.0 + more) * least + apart, apart).astype(np.int64)
 
 
@@ -43,7 +43,7 @@ def test_memory_that_the_longest_first_would_overrun_suffices_with_other_request
     None
 ):
     problem = job(0)
-    longest_first = np.argsort(-problem.rounds, kind="stable")[: problem.slots]
+    longest_first = np.argsort(-problem.decode_steps, kind="stable")[: problem.slots]
     assert problem.kv_peak[longest_first].sum() > problem.kv_capacity
     found = served_within_memory(problem, stage_times(problem), 5.0, np.random.default_rng(0))
     assert found is not None
@@ -66,15 +66,15 @@ def test_a_last_stage_beyond_the_longest_request_is_no_obstacle() -> None:
 
 def test_too_few_slots_at_these_times_serve_nothing() -> None:
     problem = job(0)
-    longest = int(problem.rounds.max())
+    longest = int(problem.decode_steps.max())
     assert served_within_memory(problem, np.array([0, longest]), 5.0, np.random.default_rng(0)) is None
 
 
 def test_two_requests_change_places_where_one_holds_too_much() -> None:
-    # Three rounds each: the two large ones run together at first, 20 tokens and more where 15 fit.
-    start, room, rounds = np.array([0, 0, 3, 3]), np.full(4, 3), np.full(4, 3)
+    # Three decode steps each: the two large ones run together at first, 20 tokens and more where 15 fit.
+    start, room, decode_steps = np.array([0, 0, 3, 3]), np.full(4, 3), np.full(4, 3)
     first = np.array([10, 10, 1, 1])
-    walk = _Exchanges(start, room, rounds, first, 15)
+    walk = _Exchanges(start, room, decode_steps, first, 15)
     assert walk.short == (20 - 15) + (22 - 15) + (24 - 15)
     walk.run(np.random.default_rng(0))
     assert walk.short == 0
@@ -84,7 +84,7 @@ def test_two_requests_change_places_where_one_holds_too_much() -> None:
 
 
 def test_requests_change_places_only_where_each_has_the_time() -> None:
-    # The small one needs four rounds and the large ones have three: memory stays short.
+    # The small one needs four decode steps and the large ones have three: memory stays short.
     start, room = np.array([0, 0, 3]), np.array([3, 3, 4])
     walk = _Exchanges(start, room, np.array([3, 3, 4]), np.array([10, 10, 1]), 15)
     before = walk.short

@@ -46,5 +46,5 @@ def _printed(problem: Problem) -> Bound:
     """Return the paper's formula with one prefill level: the longest stage that the problem allows."""
     prompts = problem.prompt_tokens
     tokens = problem.prefill_token_cap or max(1, int(prompts.sum()) * problem.slots // len(prompts))
-    packing = solve_partition(problem.rounds, problem.slots)
+    packing = solve_partition(problem.decode_steps, problem.slots)
     return paper_bound(problem, [(tokens, problem.cost.prefill_seconds(tokens))], packing.makespan)

@@ -15,7 +15,7 @@ from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
 from ...solvers.result import Limits, StoppedBy
 from ...solvers.search.core.library import library
-from ...solvers.search.stages.rounding import rounds
+from ...solvers.search.stages.rounding import decode_steps
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
 from ..inputs import (
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
-    if args.solver == DEFAULT_SOLVER and not rounds():
+    if args.solver == DEFAULT_SOLVER and not decode_steps():
         note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
     if args.sweep is not None:
         return _sweep(args, inputs, limits)
@@ -167,7 +167,7 @@ def _beyond(plan: Plan) -> tuple[str, ...]:
     calibrated, fleet = calibration_of(plan), plan.fleet
     if calibrated is None:
         return ()
-    held = int(fleet.kv_token_rounds.sum()) / max(1, int(fleet.rounds.sum()))
+    held = int(fleet.kv_token_steps.sum()) / max(1, int(fleet.decode_steps.sum()))
     slots = max(replica.slots for replica in fleet.replicas)
     return calibrated.beyond(slots, int(plan.workload.input_tokens.max()), held)
 

@@ -21,7 +21,7 @@ from ...data.problem import Problem
 from ...data.workload import Workload
 from ...executor.models.prompts import Prompts
 from ...executor.profiling.calibrate import calibrate, fit_cost
-from ...executor.profiling.grid_run import LONGEST_PROMPT, MOST_ROUNDS, grid, mixed_job, profile
+from ...executor.profiling.grid_run import LONGEST_PROMPT, MOST_STEPS, grid, mixed_job, profile
 from ...heuristics.engine import Engine
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
@@ -208,7 +208,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
         "threads": torch.get_num_threads(),
         "tier": tier.name,
         "pinned": args.pinned,
-        "rounds": measured.rounds,
+        "decode_steps": measured.decode_steps,
         "encode_device": worker and worker.device,
     }
     with Journal(points_path, identity) as journal, _keeping(model, args, output.parent) as keep:
@@ -325,7 +325,7 @@ def measure(
     limit = position_limit(model.config)  # type: ignore[attr-defined]
     longest = prompt_tokens
     if limit is not None:
-        longest = max(1, min(prompt_tokens, int((limit - MOST_ROUNDS) / LONGEST_PROMPT)))
+        longest = max(1, min(prompt_tokens, int((limit - MOST_STEPS) / LONGEST_PROMPT)))
     described: dict[str, object] = {}
 
     def engine_for(problem: Problem) -> Engine:

@@ -307,7 +307,7 @@ def _row(each: Found, longest: int) -> dict[str, object]:
     if config is not None and reached is not None:
         row |= {
             "encode_batch": config.encode_batch,
-            "decode_rounds": config.decode_rounds,
+            "decode_steps": config.decode_steps,
             "micro_batches": config.micro_batches,
             "tensor_groups": config.tensor_groups,
             "stages": list(reached.stages),
@@ -333,7 +333,7 @@ def _cells(each: Found, longest: int) -> list[str]:
         each.strategy.value,
         str(each.tensor_degree),
         str(config.encode_batch),
-        str(config.decode_rounds),
+        str(config.decode_steps),
         str(config.micro_batches),
         str(config.tensor_groups),
         stages,

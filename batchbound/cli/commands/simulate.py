@@ -136,7 +136,7 @@ def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
         if POLICIES[policy].assignment is None:
             message = f"the policy {policy!r} starts from no assignment"
             raise InputError(message, hint="Leave --assignment out.")
-        assignment = solve_partition(problem.rounds, problem.slots).assignment
+        assignment = solve_partition(problem.decode_steps, problem.slots).assignment
     trace = simulate(problem, policy_named(policy, problem, assignment))
     return [trace], report(problem, trace, proven_bound(problem), None)
 

@@ -67,10 +67,10 @@ def _steep(known: Known, states: GrowthStates) -> int:
     best, most = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():
         slope = _slope(states, steep)
-        rounds = states.tokens / states.capacity + states.ends @ np.minimum(lost, slope * states.last)
-        rounds -= slope * (states.starts @ states.first)
+        decode_steps = states.tokens / states.capacity + states.ends @ np.minimum(lost, slope * states.last)
+        decode_steps -= slope * (states.starts @ states.first)
         stage = slope * steep + float(_parabola(states, states.slots, np.array([float(steep)]))[0])
-        steps = np.maximum(known.steps, rounds - stage * known.stages)
+        steps = np.maximum(known.steps, decode_steps - stage * known.stages)
         seconds = float((known.prefill + known.problem.cost.decode_base * steps).min())
         if seconds > most:
             best, most = steep, seconds

@@ -158,7 +158,7 @@ def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) 
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
         return None
-    if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
+    if states.tokens < WORTH_TRYING * counts.decode_steps * states.capacity:
         return None
     search, lengths = _Search(counted, states), len(states.first) + len(states.last)
     if seconds > CURVE_SECONDS + CURVE_SLOT_SECONDS * states.slots + CURVE_LENGTH_SECONDS * lengths:

@@ -196,14 +196,14 @@ class GrowthStates:
     def of(cls, problem: Problem, slots: int) -> GrowthStates:
         """Return the states of a problem with a KV capacity, on no more slots than requests."""
         assert problem.kv_capacity is not None
-        running = problem.rounds > 0
+        running = problem.decode_steps > 0
         first = problem.kv_at_start[running]
-        last, none = first + problem.rounds[running], np.zeros(1, dtype=np.int64)
+        last, none = first + problem.decode_steps[running], np.zeros(1, dtype=np.int64)
         slots = min(slots, len(first))
         least = np.concatenate((none, np.cumsum(np.sort(first))[:slots]))
         most = np.concatenate((none, np.cumsum(np.sort(last)[::-1])[:slots]))
         (first, starts), (last, ends) = (np.unique(each, return_counts=True) for each in (first, last))
-        return cls(problem.kv_capacity, first, last, starts, ends, least, most, problem.kv_token_rounds)
+        return cls(problem.kv_capacity, first, last, starts, ends, least, most, problem.kv_token_steps)
 
     @property
     def slots(self) -> int:

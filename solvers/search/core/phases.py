@@ -19,7 +19,7 @@ CORE = CoreParameters()
 
 def is_compiled(problem: Problem) -> bool:
     """Return whether the compiled searches can plan a problem, and are installed."""
-    if problem.cost.decode_base <= 0 or not problem.rounds.any():
+    if problem.cost.decode_base <= 0 or not problem.decode_steps.any():
         return False
     return countable(problem) and library() is not None
 
@@ -96,7 +96,7 @@ def _spans(
 
 
 def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParameters) -> None:
-    if start.rounds.sum() <= CORE.most_steps:
+    if start.decode_steps.sum() <= CORE.most_steps:
         allowance = _allowance(run, budget, CORE.ruins_per_work)
         _run(run, "core_ruin_recreate", parameters, allowance, start)
 

@@ -24,14 +24,14 @@ class CompiledJob:
 
     def __init__(self, problem: Problem, *, memory: bool) -> None:
         self.problem = problem
-        self.members: IntArray = np.flatnonzero(problem.rounds > 0)
+        self.members: IntArray = np.flatnonzero(problem.decode_steps > 0)
         cost = problem.cost
         group = problem.prefix_of[self.members]
         # What is kept of shared prompts is computed once in any schedule.
         tokens = problem.own_tokens[self.members]
         if problem.keeps_every_prefix:
             group = np.full_like(group, -1)
-        columns = (problem.rounds[self.members], tokens, problem.kv_at_start[self.members], group)
+        columns = (problem.decode_steps[self.members], tokens, problem.kv_at_start[self.members], group)
         shared = problem.prefix_tokens if len(problem.prefix_tokens) else np.zeros(1)
         self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
         self.job = Job(
@@ -54,7 +54,7 @@ class CompiledJob:
         starts = schedule.starts
         stage = schedule.bin_of[self.members]
         plan = (starts[stage], stage, schedule.slot_of[self.members])
-        end = int((starts[stage] + self.problem.rounds[self.members]).max())
+        end = int((starts[stage] + self.problem.decode_steps[self.members]).max())
         allowance = replace(allowance, enough=self._steps(allowance.enough, schedule))
         return call(name, self.job, parameters, allowance, plan, end)
 
@@ -74,7 +74,7 @@ class CompiledJob:
         stages, stage = np.unique(found.stage, return_inverse=True)
         times = np.zeros(len(stages), dtype=np.int64)
         times[stage] = found.start
-        end = int((found.start + problem.rounds[members]).max())
+        end = int((found.start + problem.decode_steps[members]).max())
         if len(members) == len(problem):
             return Schedule.from_bins(problem, stage, np.diff(np.append(times, end)))
         bin_of = np.full(len(problem), -1, dtype=np.int64)
@@ -85,10 +85,10 @@ class CompiledJob:
 
 def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end: int) -> IntArray:
     """Give the requests of no decode step, -1 in ``bin_of``, bins with room; return the times of new ones."""
-    rounds, prompts, held = problem.rounds, problem.prompt_tokens, problem.kv_at_start
+    decode_steps, prompts, held = problem.decode_steps, problem.prompt_tokens, problem.kv_at_start
     placed = np.flatnonzero(bin_of >= 0)
     begins = times[bin_of[placed]]
-    ends = begins + rounds[placed]
+    ends = begins + decode_steps[placed]
     slots, tokens, memory = [], [], []
     for k, time in enumerate(times.tolist()):
         runs = (bin_of[placed] < k) & (ends > time)
@@ -125,4 +125,4 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
 def countable(problem: Problem) -> bool:
     """Return whether all steps and tokens are numbers that the library can count."""
     peak = int(problem.kv_peak.max()) * min(problem.slots, len(problem))
-    return max(int(problem.rounds.sum()), problem.kv_capacity or 0, peak) <= MOST
+    return max(int(problem.decode_steps.sum()), problem.kv_capacity or 0, peak) <= MOST

@@ -43,7 +43,7 @@ TWICE = 3
 """How many times more children than are kept are looked at: some are the same schedule."""
 
 FAR = 1 << 40
-"""A round that nothing reaches."""
+"""A decode step that nothing reaches."""
 
 NAMES = 1 << 62
 """Numbers of which each request draws one: schedules of the same requests have the same sum."""
@@ -51,7 +51,7 @@ NAMES = 1 << 62
 
 def beam_pays(problem: Problem) -> bool:
     """Return whether requests and slots are so few that a schedule takes a fraction of a second."""
-    count = int((problem.rounds > 0).sum())
+    count = int((problem.decode_steps > 0).sum())
     return 0 < NARROWEST * count * count * (1 + min(least_counts(problem).slots, count)) <= MOST_PLACES
 
 
@@ -63,7 +63,7 @@ class _Guide:
     Parameters
     ----------
     memory
-        What a round of all memory is worth; a round of all slots is worth the rest to 1.
+        What a decode step of all memory is worth; a decode step of all slots is worth the rest to 1.
     loss
         What requests that are yet to be put are expected to leave idle, as a share of what they hold.
     power
@@ -102,14 +102,14 @@ class _Guide:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nodes:
     """
-    Schedules of so many requests each, in rounds counted back from the end.
+    Schedules of so many requests each, in decode steps counted back from the end.
 
     Parameters
     ----------
     now
-        The round at which the last one put ends, shape (nodes,).
+        The decode step at which the last one put ends, shape (nodes,).
     begin
-        The rounds before which those that run there begin, rising, :data:`FAR` for free slots,
+        The decode steps before which those that run there begin, rising, :data:`FAR` for free slots,
         shape (nodes, slots).
     offset
         What each of them would hold at round 0, shape (nodes, slots).
@@ -118,13 +118,13 @@ class _Nodes:
     left
         Requests to be put, the longest last, shape (nodes, left).
     idle
-        Rounds of memory and slots left idle up to now, with those that prefill stages are worth.
+        Decode steps of memory and slots left idle up to now, with those that prefill stages are worth.
     ahead
         What the requests to be put are expected to leave idle, in times of the loss.
     name
         The same for the same requests.
     far
-        The round before which the first of all begins.
+        The decode step before which the first of all begins.
     """
 
     now: IntArray
@@ -149,7 +149,7 @@ class _Beside:
     capacity, slots
         Tokens and requests that there is room for.
     memory
-        What a round of all memory is worth.
+        What a decode step of all memory is worth.
     """
 
     def __init__(self, nodes: _Nodes, capacity: int, slots: int, memory: float) -> None:
@@ -169,7 +169,7 @@ class _Beside:
         self._before[:, 1:] = np.cumsum(whole, axis=1)
 
     def first_fit(self, peak: IntArray) -> IntArray:
-        """Return the first round from which requests of these peaks fit, each alone, shape of ``peak``."""
+        """Return the first step from which requests of these peaks fit, each alone, shape of ``peak``."""
         # What is held only shrinks: there is room for good once the others have shrunk by what is lacking.
         lacking = self._offset[:, None, :] + (peak - self._capacity)[:, :, None]
         fits = np.maximum(self._from[:, None, :], -(-lacking // np.maximum(self._active, 1)[:, None, :]))
@@ -177,19 +177,19 @@ class _Beside:
         return first
 
     def idle(self, until: IntArray) -> FloatArray:
-        """Return the rounds left idle up to some rounds, from now on, shape of ``until``."""
+        """Return the decode steps left idle up to some decode steps, from now on, shape of ``until``."""
         span = np.count_nonzero(self._nodes.begin[:, None, :] <= until[:, :, None], axis=2)
         row = np.arange(len(span))[:, None]
         idle: FloatArray = self._before[row, span] + self._left_idle(row, span, until)
         return idle
 
     def _left_idle(self, row: IntArray, span: IntArray, until: IntArray) -> FloatArray:
-        """Return the rounds left idle from the beginning of some spans up to some rounds."""
+        """Return the decode steps left idle from the beginning of some spans up to some decode steps."""
         since, active = self._from[row, span], self._active[row, span]
-        rounds = until - since
-        held = self._offset[row, span] - active * (since + (rounds - 1) / 2)
+        decode_steps = until - since
+        held = self._offset[row, span] - active * (since + (decode_steps - 1) / 2)
         slots = (1.0 - self._memory) * active / self._slots
-        idle: FloatArray = rounds * (1.0 - slots - self._memory * held / self._capacity)
+        idle: FloatArray = decode_steps * (1.0 - slots - self._memory * held / self._capacity)
         return idle
 
 
@@ -200,7 +200,7 @@ class BeamSearch:
     Parameters
     ----------
     problem
-        The problem scheduled, whose rounds cost something, some request taking one.
+        The problem scheduled, whose decode steps cost something, some request taking one.
     rng
         Draws the guides.
     """
@@ -209,9 +209,9 @@ class BeamSearch:
         # Enough for all of them never binds.
         capacity = problem.kv_capacity or int(problem.kv_peak.sum()) + len(problem)
         self._problem, self._rng, self._capacity = problem, rng, capacity
-        running = np.flatnonzero(problem.rounds > 0)
-        self._running = running[np.argsort(problem.rounds[running], kind="stable")]
-        self._rounds, self._peak = problem.rounds[self._running], problem.kv_peak[self._running]
+        running = np.flatnonzero(problem.decode_steps > 0)
+        self._running = running[np.argsort(problem.decode_steps[running], kind="stable")]
+        self._decode_steps, self._peak = problem.decode_steps[self._running], problem.kv_peak[self._running]
         self._prompt = problem.prompt_tokens[self._running]
         count = len(running)
         self._slots = min(least_counts(problem).slots, count)
@@ -219,7 +219,7 @@ class BeamSearch:
         self._width = int(np.clip(PLACES // places, NARROWEST, WIDEST))
         cost = problem.cost
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
-        alike = numbered_rows(self._rounds, self._peak, self._prompt)
+        alike = numbered_rows(self._decode_steps, self._peak, self._prompt)
         self._name = np.random.default_rng(0).integers(NAMES, size=count)[alike.ravel()]
         scarcer = problem.kv_capacity is None or slots_are_scarcer(problem)
         first = FIRST if scarcer else FIRST[::-1]
@@ -249,7 +249,7 @@ class BeamSearch:
 
     def _begin(self) -> None:
         """Begin a search: a guide, and one node where nothing is put yet."""
-        rng, count = self._rng, len(self._rounds)
+        rng, count = self._rng, len(self._decode_steps)
         if self._first:
             self._guide = self._first.pop(0)
         elif rng.random() < ANEW:
@@ -259,8 +259,8 @@ class BeamSearch:
         if self._problem.kv_capacity is None:
             self._guide = replace(self._guide, memory=0.0)
         memory = self._guide.memory
-        tokens = (self._peak - (self._rounds - 1) / 2) / self._capacity
-        filled = self._rounds * (memory * tokens + (1.0 - memory) / self._slots)
+        tokens = (self._peak - (self._decode_steps - 1) / 2) / self._capacity
+        filled = self._decode_steps * (memory * tokens + (1.0 - memory) / self._slots)
         expected = filled * (filled / filled.mean()) ** self._guide.power * np.exp(self._guide.noise)
         self._filled = float(filled.sum())
         self._expected = expected * (self._filled / expected.sum())
@@ -273,14 +273,14 @@ class BeamSearch:
     def _next(self, nodes: _Nodes) -> _Nodes | None:
         """Return the nodes kept of those with a request more, or None if none can become better."""
         at, idle = self._children(nodes)
-        left, rounds = nodes.left, self._rounds[nodes.left]
+        left, decode_steps = nodes.left, self._decode_steps[nodes.left]
         count = left.shape[1]
-        far = np.maximum(nodes.far[:, None], at + rounds)
-        longest = np.repeat(rounds[:, -1:], count, axis=1)
-        longest[:, -1] = rounds[:, -2] if count > 1 else 0
+        far = np.maximum(nodes.far[:, None], at + decode_steps)
+        longest = np.repeat(decode_steps[:, -1:], count, axis=1)
+        longest[:, -1] = decode_steps[:, -2] if count > 1 else 0
         ahead = nodes.ahead[:, None] - self._expected[left]
         name = nodes.name[:, None] + self._name[left]
-        # No schedule of them has fewer rounds, nor one that wastes nothing more.
+        # No schedule of them has fewer decode steps, nor one that wastes nothing more.
         fewest = np.maximum(self._filled + idle, np.maximum(far, at + longest))
         rank = np.maximum(fewest, self._filled + idle + self._guide.loss * ahead) if count > 1 else far + 0.0
         rank[(fewest >= self._least) | (at >= FAR)] = np.inf
@@ -296,7 +296,7 @@ class BeamSearch:
         prompt = np.where(gone, 0, nodes.prompt[row])
         here = np.arange(len(kept))
         free = begin.argmax(axis=1)
-        begin[here, free] = now + self._rounds[request]
+        begin[here, free] = now + self._decode_steps[request]
         offset[here, free] = now + self._peak[request]
         prompt[here, free] = self._prompt[request]
         order = here[:, None], np.argsort(begin, axis=1, kind="stable")
@@ -316,26 +316,26 @@ class BeamSearch:
     def _children(self, nodes: _Nodes) -> tuple[IntArray, FloatArray]:
         """Return where each request left would end, and what is idle up to then, shapes (nodes, left)."""
         beside = _Beside(nodes, self._capacity, self._slots, self._guide.memory)
-        rounds, prompt = self._rounds[nodes.left], self._prompt[nodes.left]
+        decode_steps, prompt = self._decode_steps[nodes.left], self._prompt[nodes.left]
         at = beside.first_fit(self._peak[nodes.left])
-        at, alone = self._stage_with_room(nodes, at, rounds, prompt)
+        at, alone = self._stage_with_room(nodes, at, decode_steps, prompt)
         begin = nodes.begin[:, None, :]
-        later = np.where(begin >= (at + rounds)[:, :, None], begin, FAR).min(axis=2)
-        shared = np.where((later < FAR) & self._has_room(nodes, later, prompt), later - rounds, at)
+        later = np.where(begin >= (at + decode_steps)[:, :, None], begin, FAR).min(axis=2)
+        shared = np.where((later < FAR) & self._has_room(nodes, later, prompt), later - decode_steps, at)
         idle = beside.idle(at) + self._stage * alone
         idle_shared = beside.idle(shared) + self._stage * (alone & (shared == at))
         better = idle_shared < idle
         return np.where(better, shared, at), nodes.idle[:, None] + np.where(better, idle_shared, idle)
 
     def _stage_with_room(
-        self, nodes: _Nodes, at: IntArray, rounds: IntArray, prompt: IntArray
+        self, nodes: _Nodes, at: IntArray, decode_steps: IntArray, prompt: IntArray
     ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Return the ends moved by a round where a stage is full, and whether a stage would be a new one."""
+        """Return the ends moved by a step where a stage is full, and whether a stage would be a new one."""
         begin = nodes.begin[:, None, :]
         if self._problem.prefill_token_cap is not None:
-            at = np.where(self._has_room(nodes, at + rounds, prompt), at, at + 1)
-            at = np.where(self._has_room(nodes, at + rounds, prompt), at, FAR)
-        return at, (begin != (at + rounds)[:, :, None]).all(axis=2)
+            at = np.where(self._has_room(nodes, at + decode_steps, prompt), at, at + 1)
+            at = np.where(self._has_room(nodes, at + decode_steps, prompt), at, FAR)
+        return at, (begin != (at + decode_steps)[:, :, None]).all(axis=2)
 
     def _has_room(self, nodes: _Nodes, stage: IntArray, prompt: IntArray) -> npt.NDArray[np.bool_]:
         """Return which stages have room for prompts under the token cap."""
@@ -360,9 +360,9 @@ class BeamSearch:
         return kept
 
     def _begins(self, node: int) -> IntArray:
-        """Return the rounds before which the requests of a whole schedule begin, counted back."""
-        begins = np.empty_like(self._rounds)
+        """Return the decode steps before which the requests of a whole schedule begin, counted back."""
+        begins = np.empty_like(self._decode_steps)
         for row, request, now in reversed(self._trace):
-            begins[request[node]] = now[node] + self._rounds[request[node]]
+            begins[request[node]] = now[node] + self._decode_steps[request[node]]
             node = int(row[node])
         return begins

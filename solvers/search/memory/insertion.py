@@ -19,7 +19,7 @@ MOST_REQUESTS = 130
 """Requests up to which orders are annealed: of more, too few are tried for it in a second."""
 
 HOT, COLD = 0.005, 0.0002
-"""Temperatures at the start and the end, as shares of the rounds."""
+"""Temperatures at the start and the end, as shares of the decode steps."""
 
 HOT_OF_ALL = 0.2
 """The first at most over all requests: the more there are, the less each can lose."""
@@ -28,7 +28,7 @@ STARTED = 0.5
 """The share of the cooling that is over where it begins with a schedule."""
 
 REACHES = (0, 4, 16, 64, 10**9)
-"""Rounds by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
+"""Decode steps by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
 
 NEAR, DISTANCE = 0.5, 5.0
 """How often a request goes to, or is swapped with, a place near its own, and how far from it on average."""
@@ -37,7 +37,7 @@ APART = 4
 """Places between two before which it is kept what was held: a copy takes a third of the time of a request."""
 
 OTHER_REACH = 0.1
-"""How often another one is tried, where rounds are hardly more than there must be."""
+"""How often another one is tried, where decode steps are hardly more than there must be."""
 
 HARDLY_MORE = 1.02
 """What hardly more is: then it is prefill stages that are left to save."""
@@ -50,7 +50,7 @@ class InsertionAnnealing:
     Parameters
     ----------
     problem
-        The problem scheduled, with a KV capacity, whose rounds cost something.
+        The problem scheduled, with a KV capacity, whose decode steps cost something.
     rng
         Draws the moves.
     start
@@ -65,11 +65,11 @@ class InsertionAnnealing:
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
         first = np.zeros(len(problem), dtype=np.int64)
         if start is not None:
-            first = -start.starts[start.bin_of] - problem.rounds
+            first = -start.starts[start.bin_of] - problem.decode_steps
         self._order = np.lexsort((-rows[1], -rows[0], first[self._running])).tolist()
         self._done = 0.0 if start is None else STARTED
         self._reach, self._spare = REACHES[0], False
-        self._fewest = least_counts(problem).rounds
+        self._fewest = least_counts(problem).decode_steps
         self._now = self._least = np.inf
         self._ends = [0] * len(self._order)
         self._marks = [RequestProfile(problem)]
@@ -98,12 +98,12 @@ class InsertionAnnealing:
             return None
         ends, marks = placed
         starts = [end + request[0] for end, request in zip(ends, self._requests, strict=True)]
-        rounds = max(starts)
-        costs = rounds + self._stage * len(set(starts))
+        decode_steps = max(starts)
+        costs = decode_steps + self._stage * len(set(starts))
         if costs <= most:
             self._order, self._reach, self._now = order, reach, costs
             self._ends, self._marks = ends, marks
-            self._spare = rounds <= HARDLY_MORE * self._fewest
+            self._spare = decode_steps <= HARDLY_MORE * self._fewest
         if costs >= self._least:
             return None
         self._least = costs
@@ -126,7 +126,7 @@ class InsertionAnnealing:
         self, order: list[int], reach: int, span: tuple[int, int], most: float
     ) -> tuple[list[int], list[RequestProfile]] | None:
         """
-        Return the round after each request's last one, counted back from the end, or None beyond so many.
+        Return the step after each request's last one, counted back from the end, or None beyond so many.
 
         Only in the places of ``span`` does the order differ: those before it are as they were, and so are
         those behind it if nothing in it has moved. With the ends comes what was held before some places.
@@ -137,9 +137,9 @@ class InsertionAnnealing:
         for place, request in enumerate(order[first * APART :], first * APART):
             if place % APART == 0:
                 marks.append(profile.copy())
-            rounds, peak, prompt = self._requests[request]
-            ends[request] = profile.put(rounds, peak, prompt, reach)
-            if ends[request] + rounds > most:
+            decode_steps, peak, prompt = self._requests[request]
+            ends[request] = profile.put(decode_steps, peak, prompt, reach)
+            if ends[request] + decode_steps > most:
                 return None
             if place == span[1] and ends == self._ends:
                 return ends, marks + self._marks[len(marks) :]

@@ -1,7 +1,7 @@
 """
 Requests under scarce KV memory, put one by one where they first fit, back from the end.
 
-Back from the end what a request holds only shrinks, so one that fits in the rounds in which others end fits
+Back from the end what a request holds only shrinks, so one that fits in the steps in which others end fits
 throughout.
 """
 
@@ -19,17 +19,17 @@ FULL = 1 << 60
 
 
 def running_requests(problem: Problem) -> tuple[IntArray, IntArray, list[tuple[int, int, int]]]:
-    """Return the requests that take rounds, their rounds, peaks and prompts as rows, and as tuples."""
-    running = np.flatnonzero(problem.rounds > 0)
-    rows = np.stack((problem.rounds, problem.kv_peak, problem.prompt_tokens))[:, running]
-    return running, rows, [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
+    """Return the requests that take steps, their decode steps, peaks and prompts as rows, and as tuples."""
+    running = np.flatnonzero(problem.decode_steps > 0)
+    rows = np.stack((problem.decode_steps, problem.kv_peak, problem.prompt_tokens))[:, running]
+    return running, rows, [(decode_steps, peak, prompt) for decode_steps, peak, prompt in rows.T.tolist()]
 
 
 class RequestProfile:
     """
-    Requests put one by one: what is held from each round on, counted back from the end.
+    Requests put one by one: what is held from each decode step on, counted back from the end.
 
-    Back from the end a request holds a token less a round.
+    Back from the end a request holds a token less a decode step.
 
     Parameters
     ----------
@@ -39,20 +39,20 @@ class RequestProfile:
     Attributes
     ----------
     stages
-        The prompt tokens of each prefill stage, by the round that it stands at.
+        The prompt tokens of each prefill stage, by the decode step that it stands at.
     """
 
     def __init__(self, problem: Problem) -> None:
         assert problem.kv_capacity is not None
         self._capacity, self._slots, self._cap = problem.kv_capacity, problem.slots, problem.prefill_token_cap
-        # From each of these rounds on: what is held, by how many; that less the round; the most room there.
+        # From each of these steps on: what is held, by how many; that less the step; the most room there.
         self._times, self._held, self._active = [0], [0], [0]
         self._height, self._room = [0], [self._capacity]
         self.stages = dict[int, int]()
 
     @property
-    def rounds(self) -> int:
-        """Rounds from the first request's start to the end."""
+    def decode_steps(self) -> int:
+        """Decode steps from the first request's start to the end."""
         return self._times[-1]
 
     def copy(self) -> RequestProfile:
@@ -64,8 +64,8 @@ class RequestProfile:
         other._height, other._room = self._height[:], self._room[:]
         return other
 
-    def _first_fit(self, start: int, rounds: int, peak: int) -> int:
-        """Return the first round from some round on from which a request of these rounds fits."""
+    def _first_fit(self, start: int, decode_steps: int, peak: int) -> int:
+        """Return the first step from some decode step on from which a request of these decode steps fits."""
         times, height, room = self._times, self._height, self._room
         at = bisect_right(times, start) - 1
         while True:
@@ -81,42 +81,45 @@ class RequestProfile:
                 start += -(-lacking // number)
             # Others that end further back hold most there: up to the last of them that stands against it.
             most = self._capacity - peak - start
-            for place in range(bisect_left(times, start + rounds) - 1, at, -1):
+            for place in range(bisect_left(times, start + decode_steps) - 1, at, -1):
                 if height[place] > most:
                     at, start = place, times[place]
                     break
             else:
                 return start
 
-    def _shared(self, end: int, rounds: int, peak: int, reach: float) -> int:
-        """Return the first round so near from which a request fits and shares a stage, or else the given."""
-        times, least = self._times, end + rounds
+    def _shared(self, end: int, decode_steps: int, peak: int, reach: float) -> int:
+        """Return the first step so near from which a request fits and shares a stage, or else the given."""
+        times, least = self._times, end + decode_steps
         for place in range(bisect_left(times, least), len(times)):
             begin = times[place]
             if begin > least + reach:
                 break
-            if begin in self.stages and self._first_fit(begin - rounds, rounds, peak) == begin - rounds:
-                return begin - rounds
+            if (
+                begin in self.stages
+                and self._first_fit(begin - decode_steps, decode_steps, peak) == begin - decode_steps
+            ):
+                return begin - decode_steps
         return end
 
-    def put(self, rounds: int, peak: int, prompt: int, reach: float) -> int:
+    def put(self, decode_steps: int, peak: int, prompt: int, reach: float) -> int:
         """
-        Put a request where it first fits, or further back to share a stage, and return the round of its end.
+        Put a request where it first fits, or further back to share a stage, and return the step of its end.
 
         Parameters
         ----------
-        rounds, peak, prompt
+        decode_steps, peak, prompt
             Decode steps it takes, tokens it holds in the last of them, and tokens of its prompt.
         reach
-            Rounds by which it may be put further back.
+            Decode steps by which it may be put further back.
         """
-        end = self._first_fit(0, rounds, peak)
+        end = self._first_fit(0, decode_steps, peak)
         if reach:
-            end = self._shared(end, rounds, peak, reach)
-        while self._cap is not None and self.stages.get(end + rounds, 0) + prompt > self._cap:
-            end = self._first_fit(end + 1, rounds, peak)
-        self.stages[end + rounds] = self.stages.get(end + rounds, 0) + prompt
-        first, last = self._point(end), self._point(end + rounds)
+            end = self._shared(end, decode_steps, peak, reach)
+        while self._cap is not None and self.stages.get(end + decode_steps, 0) + prompt > self._cap:
+            end = self._first_fit(end + 1, decode_steps, peak)
+        self.stages[end + decode_steps] = self.stages.get(end + decode_steps, 0) + prompt
+        first, last = self._point(end), self._point(end + decode_steps)
         times, held, active = self._times, self._held, self._active
         for place in range(first, last):
             time = times[place]
@@ -131,7 +134,7 @@ class RequestProfile:
         return end
 
     def _point(self, time: int) -> int:
-        """Return the place of a round among those from which on something changes, a new one if need be."""
+        """Return the place of a step among those from which on something changes, a new one if need be."""
         times, held, active = self._times, self._held, self._active
         at = bisect_left(times, time)
         if at == len(times) or times[at] != time:

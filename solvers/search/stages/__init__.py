@@ -1,1 +1,1 @@
-"""The search over the rounds at which prefill stages happen."""
+"""The search over the decode steps at which prefill stages happen."""

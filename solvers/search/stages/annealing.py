@@ -90,7 +90,7 @@ class StageAnnealing:
             Spans between unevenly spread stages, about, and the most that any start may have.
         """
         split = LevelSplit.of(problem)
-        profile = LengthProfile.of(split.rest.rounds)
+        profile = LengthProfile.of(split.rest.decode_steps)
         about, widest = most_spans
         spread = initial_times(profile, costs, rng, about)
         most = min(widest, about + about // 2), widest

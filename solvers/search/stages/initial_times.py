@@ -1,4 +1,4 @@
-"""Stage times spread unevenly over the rounds needed: hardly two spans between them are alike."""
+"""Stage times spread unevenly over the decode steps needed: hardly two spans between them are alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def initial_times(
     Parameters
     ----------
     costs
-        What a stage and a round cost, and the slots.
+        What a stage and a decode step cost, and the slots.
     rng
         Draws the times.
     most_spans

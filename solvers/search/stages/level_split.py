@@ -27,7 +27,7 @@ class LevelSplit:
     @classmethod
     def of(cls, problem: Problem) -> LevelSplit:
         """Return the problem split so that the rest has at least one longest request."""
-        longest = np.flatnonzero(problem.rounds == problem.rounds.max())
+        longest = np.flatnonzero(problem.decode_steps == problem.decode_steps.max())
         levels = (len(longest) - 1) // problem.slots
         if levels < 1 or problem.prefill_token_cap is not None:
             none = np.empty((0, problem.slots), dtype=np.int64)
@@ -46,14 +46,14 @@ class LevelSplit:
         """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
         levels = len(self.levels)
         stages = cheapest_stages(self.problem, levels + len(times) - 1)
-        rounds = levels * int(self.problem.rounds.max()) + int(times[-1])
-        return sum(cost_terms(self.problem, stages, rounds).values())
+        decode_steps = levels * int(self.problem.decode_steps.max()) + int(times[-1])
+        return sum(cost_terms(self.problem, stages, decode_steps).values())
 
-    def schedule(self, bin_of: IntArray, rounds: IntArray) -> Schedule:
+    def schedule(self, bin_of: IntArray, decode_steps: IntArray) -> Schedule:
         """Return the schedule of the whole problem, given that of the rest."""
         levels = len(self.levels)
         bins = np.empty(len(self.problem), dtype=np.int64)
         bins[self.levels] = np.arange(levels)[:, None]
         bins[self.others] = bin_of + levels
-        full = np.full(levels, self.problem.rounds.max())
-        return Schedule.from_bins(self.problem, bins, np.concatenate((full, rounds)))
+        full = np.full(levels, self.problem.decode_steps.max())
+        return Schedule.from_bins(self.problem, bins, np.concatenate((full, decode_steps)))

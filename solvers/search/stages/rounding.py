@@ -22,10 +22,10 @@ WHOLE = 1e-6
 
 
 TOKENS_LACKING = 100
-"""Tokens beyond the capacity that a round lacking in a span is weighed as."""
+"""Tokens beyond the capacity that a decode step lacking in a span is weighed as."""
 
 
-def rounds() -> bool:
+def decode_steps() -> bool:
     """Return whether flows are rounded by CP-SAT: OR-Tools is installed, by the extra ``solvers``."""
     return find_spec("ortools") is not None
 
@@ -84,12 +84,12 @@ def round_flow(
     open_spans = np.flatnonzero(flow - below > WHOLE)
     if not len(open_spans):
         return below
-    if not rounds():
+    if not decode_steps():
         return None
     from ortools.sat.python import cp_model
 
     rank, at_least = spans.demand(profile)
-    gap = np.diff(np.unique(spans.rounds), prepend=0)
+    gap = np.diff(np.unique(spans.decode_steps), prepend=0)
     model = cp_model.CpModel()
     up = {int(span): model.new_bool_var("") for span in open_spans}
     idle = [model.new_int_var(0, slots, "") for _ in range(stages)]
@@ -162,46 +162,48 @@ def shift_times(
     Return the stage times that a use of slots needs, earlier or later than those it was made for.
 
     The longest requests take the longest spans; then every stage comes as early as what ends there allows.
-    As long as single rounds can still be left out, they are: the requests fit the spans if for every length
-    no fewer spans than requests have it or more, so a round between two stages can go where that stays true
-    of the spans across it, each a round shorter.
+    As long as single steps can still be left out, they are: the requests fit the spans if for every length
+    no fewer spans than requests have it or more, so a step between two stages can go where that stays true
+    of the spans across it, each a decode step shorter.
 
     Parameters
     ----------
     times
-        The rounds of the stages and the end, shape (stages + 1,).
+        The decode steps of the stages and the end, shape (stages + 1,).
     spans, used
         The spans, and the slots in each, shape (spans,), no fewer than there are requests.
     """
     longest_first = np.argsort(-(times[spans.last] - times[spans.first]), kind="stable")
     taken = np.repeat(longest_first, used[longest_first])[: profile.requests]
-    rounds = np.repeat(np.arange(profile.longest + 1), np.diff(profile.at_most, prepend=0))[::-1]
-    times = _earliest(spans.first[taken], spans.last[taken], rounds, len(times))
-    times = _without_rounds(times, spans, used, profile)
+    decode_steps = np.repeat(np.arange(profile.longest + 1), np.diff(profile.at_most, prepend=0))[::-1]
+    times = _earliest(spans.first[taken], spans.last[taken], decode_steps, len(times))
+    times = _without_steps(times, spans, used, profile)
     return times, Spans(spans.first, spans.last, times[spans.last] - times[spans.first])
 
 
-def _earliest(first: IntArray, last: IntArray, rounds: IntArray, points: int) -> IntArray:
-    """Return the earliest stages and end for requests between them, each of so many rounds."""
+def _earliest(first: IntArray, last: IntArray, decode_steps: IntArray, points: int) -> IntArray:
+    """Return the earliest stages and end for requests between them, each of so many decode steps."""
     order = np.argsort(last, kind="stable")
-    first, rounds = first[order], rounds[order]
+    first, decode_steps = first[order], decode_steps[order]
     ends = np.searchsorted(last[order], np.arange(points + 1))
     times = np.zeros(points, dtype=np.int64)
     for stage in range(1, points):
         here = slice(ends[stage], ends[stage + 1])
-        times[stage] = (times[first[here]] + rounds[here]).max(initial=times[stage - 1])
+        times[stage] = (times[first[here]] + decode_steps[here]).max(initial=times[stage - 1])
     return times
 
 
-def _without_rounds(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile) -> IntArray:
-    """Return the times with single rounds left out, one after the other, while all requests fit the spans."""
+def _without_steps(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile) -> IntArray:
+    """Return the times with single steps left out, one after the other, while all requests fit the spans."""
     needed = profile.requests - np.concatenate(([0], profile.at_most[:-1]))
     first, last, weight = spans.first[used > 0], spans.last[used > 0], used[used > 0]
     while True:
-        rounds = np.minimum(times[last] - times[first], profile.longest + 1)
-        offered = np.bincount(rounds, weights=weight, minlength=profile.longest + 2)[::-1].cumsum()[::-1]
+        decode_steps = np.minimum(times[last] - times[first], profile.longest + 1)
+        offered = np.bincount(decode_steps, weights=weight, minlength=profile.longest + 2)[::-1].cumsum()[
+            ::-1
+        ]
         spare = np.append(offered[: profile.longest + 1] - needed, np.inf)
-        lengths, rank = np.unique(rounds, return_inverse=True)
+        lengths, rank = np.unique(decode_steps, return_inverse=True)
         across = np.zeros((len(lengths), len(times) + 1))
         np.add.at(across, (rank, first + 1), weight)
         np.add.at(across, (rank, last + 1), -weight)
@@ -211,7 +213,7 @@ def _without_rounds(times: IntArray, spans: Spans, used: IntArray, profile: Leng
         fits[0] = False
         if not fits.any():
             return times
-        # Where the fewest spans are across it, most is left for further rounds.
+        # Where the fewest spans are across it, most is left for further decode steps.
         stage = int(np.argmin(np.where(fits, across.sum(axis=0), np.inf)))
         times = times.copy()
         times[stage:] -= 1

@@ -55,7 +55,7 @@ ROUNDINGS = 12
 
 def can_anneal_stage_times(problem: Problem) -> bool:
     """Return whether decode steps cost anything and each request may take one."""
-    return StageCosts.of(problem).round > 0
+    return StageCosts.of(problem).decode_step > 0
 
 
 def anneal_stage_times(run: SearchRun, budget: Budget) -> None:
@@ -148,7 +148,9 @@ class _StageTimes:
         if flow is None:
             return None
         times, spans = shift_times(times, *flow, profile)
-        return split.schedule(spans.first[spans.of_requests(flow[1], split.rest.rounds)], np.diff(times))
+        return split.schedule(
+            spans.first[spans.of_requests(flow[1], split.rest.decode_steps)], np.diff(times)
+        )
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; infinite if time does not limit the search."""

@@ -1,4 +1,4 @@
-"""Given the rounds at which prefill stages happen, how few slots can serve all requests."""
+"""Given the decode steps at which prefill stages happen, how few slots can serve all requests."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class LengthProfile:
     """Fewest decode steps that any request needs."""
 
     @classmethod
-    def of(cls, rounds: IntArray) -> LengthProfile:
+    def of(cls, decode_steps: IntArray) -> LengthProfile:
         """Return the profile of the given requests' decode steps, shape (requests,)."""
-        return cls(np.cumsum(np.bincount(rounds)), int(rounds.min()))
+        return cls(np.cumsum(np.bincount(decode_steps)), int(decode_steps.min()))
 
     @property
     def longest(self) -> int:
-        """Most rounds any request needs."""
+        """Most decode steps any request needs."""
         return len(self.at_most) - 1
 
     @property
@@ -67,13 +67,13 @@ class Spans:
     ----------
     first, last
         The stage that opens each span and the one (or the end) that closes it, shape (spans,).
-    rounds
-        Rounds of each span, cut at the longest request, shape (spans,).
+    decode_steps
+        Decode steps of each span, cut at the longest request, shape (spans,).
     """
 
     first: IntArray
     last: IntArray
-    rounds: IntArray
+    decode_steps: IntArray
 
     @classmethod
     def between(cls, times: IntArray, profile: LengthProfile) -> Spans:
@@ -83,13 +83,13 @@ class Spans:
         Parameters
         ----------
         times
-            The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+            The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
         """
         begin, count = cls._reach(times, profile)
         first = np.repeat(np.arange(len(times)), count)
         last = np.arange(len(first)) - np.repeat(np.cumsum(count) - count - begin, count)
-        rounds = times[last] - times[first]
-        return cls(first, last, np.minimum(rounds, profile.longest))
+        decode_steps = times[last] - times[first]
+        return cls(first, last, np.minimum(decode_steps, profile.longest))
 
     @classmethod
     def number_between(cls, times: IntArray, profile: LengthProfile) -> int:
@@ -121,15 +121,15 @@ class Spans:
         at_least
             Requests that only spans of this rank or above can hold, shape (ranks,).
         """
-        lengths, rank = np.unique(self.rounds, return_inverse=True)
+        lengths, rank = np.unique(self.decode_steps, return_inverse=True)
         below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
         return rank.astype(np.int64), profile.requests - below
 
     def hold(self, profile: LengthProfile) -> bool:
         """Tell whether the longest request has a span."""
-        return len(self) > 0 and bool(self.rounds.max() >= profile.longest)
+        return len(self) > 0 and bool(self.decode_steps.max() >= profile.longest)
 
-    def of_requests(self, used: IntArray, rounds: IntArray) -> IntArray:
+    def of_requests(self, used: IntArray, decode_steps: IntArray) -> IntArray:
         """
         Return the span of each request, shape (requests,): the longest requests take the longest spans.
 
@@ -137,13 +137,13 @@ class Spans:
         ----------
         used
             Slots in each span, shape (spans,), no fewer than there are requests.
-        rounds
-            Rounds each request needs, shape (requests,).
+        decode_steps
+            Decode steps each request needs, shape (requests,).
         """
-        longest_first = np.argsort(-self.rounds, kind="stable")
-        span = np.empty(len(rounds), dtype=np.int64)
+        longest_first = np.argsort(-self.decode_steps, kind="stable")
+        span = np.empty(len(decode_steps), dtype=np.int64)
         offered = np.repeat(longest_first, used[longest_first])
-        span[np.argsort(-rounds, kind="stable")] = offered[: len(rounds)]
+        span[np.argsort(-decode_steps, kind="stable")] = offered[: len(decode_steps)]
         return span
 
     def flow(self, rank: IntArray, stages: int, ranks: int) -> list[Entries]:
@@ -171,9 +171,9 @@ class Spans:
         ]
 
 
-def stretched(times: IntArray, rounds: float) -> IntArray:
-    """Return stage times with so many rounds more, spread evenly."""
-    return times + np.rint(np.linspace(0, rounds, len(times))).astype(np.int64)
+def stretched(times: IntArray, decode_steps: float) -> IntArray:
+    """Return stage times with so many decode steps more, spread evenly."""
+    return times + np.rint(np.linspace(0, decode_steps, len(times))).astype(np.int64)
 
 
 def whole_slots(
@@ -216,7 +216,7 @@ def whole_slots(
     whole = np.ones(columns, dtype=np.int64)
     whole[-ranks:] = 0
     holding = np.zeros(columns)
-    holding[: len(spans)] = spans.rounds
+    holding[: len(spans)] = spans.decode_steps
     programme = Programme.of(holding, entries, balance, balance, lower)
     optimum = programme.solved(seconds, interior=True)
     if optimum is None:

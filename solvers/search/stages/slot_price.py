@@ -74,11 +74,11 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
     held = times[:, last] - times[:, first]
     reach = (times[:, last - 1] - times[:, first]).min(axis=0)
     useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
-    first, last, rounds = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
+    first, last, decode_steps = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
     if not len(first):
         return np.full(len(times), np.inf)
-    longest_first = np.argsort(-rounds, axis=1)
-    served = profile.at_most[np.take_along_axis(rounds, longest_first, axis=1)]
+    longest_first = np.argsort(-decode_steps, axis=1)
+    served = profile.at_most[np.take_along_axis(decode_steps, longest_first, axis=1)]
     lacking = served[:, 0] < profile.requests
     payers = -np.diff(served, axis=1, append=0).astype(np.float64)
     price = values[..., last] - values[..., first]

@@ -1,4 +1,4 @@
-"""Annealing over the rounds at which prefill stages happen."""
+"""Annealing over the decode steps at which prefill stages happen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StageCosts:
 
     stage: float
     """Seconds of one more prefill stage."""
-    round: float
+    decode_step: float
     """Seconds of one more decode step."""
     slots: int
     least: int = 0
@@ -62,7 +62,7 @@ class StageCosts:
             cost.prefill_base,
             cost.decode_base,
             problem.slots,
-            int(problem.rounds.max()),
+            int(problem.decode_steps.max()),
             max(0.0, cost.prefill_floor - cost.prefill_base),
             cost.prefill_per_token * float(problem.prompt_tokens.sum()),
         )
@@ -76,7 +76,7 @@ class StageCosts:
         """Return the seconds of stages and decode steps for times of shape (..., stages + 1)."""
         stages = times.shape[-1] - 1
         lifted = np.maximum(0.0, self.lift * stages - self.tokens * UNEVEN).mean()
-        seconds = self.stage * stages + lifted + self.round * times[..., -1]
+        seconds = self.stage * stages + lifted + self.decode_step * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
@@ -99,7 +99,7 @@ class StageCosts:
         spare = np.maximum(-excess, 0.0)
         saved = np.minimum(spare, np.maximum(end - self.least, 0))
         worth = np.where(excess > 0, (1.0 + kink) * excess, (kink - 1.0) * (saved + IDLE * (spare - saved)))
-        return np.asarray(self.seconds(times) + self.round * worth, dtype=np.float64)
+        return np.asarray(self.seconds(times) + self.decode_step * worth, dtype=np.float64)
 
 
 class StageTimesSearch:
@@ -288,12 +288,12 @@ def _stretched(times: IntArray, profile: LengthProfile, rng: np.random.Generator
         return np.empty((0, stages + 1), dtype=np.int64)
     span = rng.integers(0, len(spans), count)
     first, last = spans.first[span], spans.last[span]
-    rounds = times[last] - times[first]
-    held = np.searchsorted(lengths, rounds, side="right") - 1
-    slack = rounds > lengths[held]
+    decode_steps = times[last] - times[first]
+    held = np.searchsorted(lengths, decode_steps, side="right") - 1
+    slack = decode_steps > lengths[held]
     steps = rng.geometric(0.5, count)
     wanted = np.where(rng.random(count) < 0.5, held + steps, held - steps + slack)
-    shift = lengths[np.clip(wanted, 0, len(lengths) - 1)] - rounds
+    shift = lengths[np.clip(wanted, 0, len(lengths) - 1)] - decode_steps
     # What moves: the closing stage, all from it on, the opening stage, all between them, or a run.
     kind = rng.integers(0, 5, count)
     until = np.maximum(last, rng.integers(1, stages + 1, count))

@@ -1,4 +1,4 @@
-"""Given the rounds at which prefill stages happen, requests between them that a KV capacity has room for."""
+"""Given the steps at which prefill stages happen, requests between them that a KV capacity has room for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def served_within_memory(
     """
     Return a schedule with stages near these times, or None if slots are too few or no flow is found.
 
-    The flow of slots between stages that holds slots for the fewest rounds has a further row for each stage:
+    The flow of slots between stages that holds slots for the fewest steps has a further row for each stage:
     what its spans hold right before, with the tokens that requests of a length hold at first as a straight
     line in the length, must fit the capacity, or costs. Where memory is then still short, as single requests
     hold more, they change places with others of a like length that hold less.
@@ -58,7 +58,7 @@ def served_within_memory(
     problem
         One whose memory can run out.
     times
-        The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+        The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
     seconds
         Time allowed.
     rng
@@ -69,12 +69,12 @@ def served_within_memory(
     Schedule or None
         It may break the KV capacity or the token cap.
     """
-    running = np.flatnonzero(problem.rounds > 0)
-    rounds, first = problem.rounds[running], problem.kv_at_start[running]
+    running = np.flatnonzero(problem.decode_steps > 0)
+    decode_steps, first = problem.decode_steps[running], problem.kv_at_start[running]
     capacity = problem.kv_capacity
     assert capacity is not None
-    spare = SPARE * max(0.0, capacity - problem.kv_token_rounds / float(times[-1]))
-    flow = _Flow.fitting(times, rounds, first, problem.slots, int(capacity - spare), seconds)
+    spare = SPARE * max(0.0, capacity - problem.kv_token_steps / float(times[-1]))
+    flow = _Flow.fitting(times, decode_steps, first, problem.slots, int(capacity - spare), seconds)
     if flow is None:
         return None
     profile, spans, times = flow.profile, flow.spans, flow.times
@@ -83,11 +83,11 @@ def served_within_memory(
     if used is None:
         return None
     times, spans = shift_times(times, spans, used, profile)
-    span = spans.of_requests(used, rounds)
-    start, room = times[spans.first[span]], spans.rounds[span]
-    best = _Exchanges(start, room, rounds, first, capacity)
+    span = spans.of_requests(used, decode_steps)
+    start, room = times[spans.first[span]], spans.decode_steps[span]
+    best = _Exchanges(start, room, decode_steps, first, capacity)
     for _ in range(WALKS):
-        walk = _Exchanges(start, room, rounds, first, capacity)
+        walk = _Exchanges(start, room, decode_steps, first, capacity)
         walk.run(rng)
         best = min(best, walk, key=lambda each: each.short)
         if not best.short:
@@ -103,7 +103,7 @@ class _Flow:
     Parameters
     ----------
     times
-        The rounds of the stages and the end, shape (stages + 1,).
+        The decode steps of the stages and the end, shape (stages + 1,).
     spans
         The spans between two of the times.
     held
@@ -120,14 +120,20 @@ class _Flow:
 
     @classmethod
     def fitting(
-        cls, times: IntArray, rounds: IntArray, first: IntArray, slots: int, capacity: int, seconds: float
+        cls,
+        times: IntArray,
+        decode_steps: IntArray,
+        first: IntArray,
+        slots: int,
+        capacity: int,
+        seconds: float,
     ) -> _Flow | None:
         """
         Return a flow that fits the capacity, or nearly; stages are added where it would not.
 
         A long time without a stage leaves no choice of what memory holds at its end.
         """
-        profile = LengthProfile.of(rounds)
+        profile = LengthProfile.of(decode_steps)
         splits = 0
         while True:
             if Spans.number_between(times, profile) > MOST_SPANS:
@@ -135,7 +141,7 @@ class _Flow:
             spans = Spans.between(times, profile)
             if not spans.hold(profile):
                 return None
-            held = _held(spans, times, rounds, first, capacity)
+            held = _held(spans, times, decode_steps, first, capacity)
             flow = _least_holding(spans, profile, slots, held, seconds)
             if flow is None:
                 return None
@@ -147,15 +153,19 @@ class _Flow:
             times, splits = np.union1d(times, middle), splits + 1
 
 
-def _held(spans: Spans, times: IntArray, rounds: IntArray, first: IntArray, capacity: int) -> HeldTokens:
+def _held(
+    spans: Spans, times: IntArray, decode_steps: IntArray, first: IntArray, capacity: int
+) -> HeldTokens:
     """Return what the spans hold right before each stage and the end, if each is filled."""
-    slope, base = np.polyfit(rounds, first, 1) if len(np.unique(rounds)) > 1 else (0.0, first.mean())
-    at_first = np.maximum(1.0, base + slope * spans.rounds)
+    slope, base = (
+        np.polyfit(decode_steps, first, 1) if len(np.unique(decode_steps)) > 1 else (0.0, first.mean())
+    )
+    at_first = np.maximum(1.0, base + slope * spans.decode_steps)
     count = spans.last - spans.first
     span = np.repeat(np.arange(len(spans)), count)
     stage = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + spans.first[span] + 1
     age = times[stage] - times[spans.first[span]]
-    runs = age <= spans.rounds[span]
+    runs = age <= spans.decode_steps[span]
     span, stage, age = span[runs], stage[runs], age[runs]
     order = np.argsort(stage, kind="stable")
     tokens = np.rint(at_first[span] + age - 1).astype(np.int64)
@@ -165,7 +175,7 @@ def _held(spans: Spans, times: IntArray, rounds: IntArray, first: IntArray, capa
 def _least_holding(
     spans: Spans, profile: LengthProfile, slots: int, held: HeldTokens, seconds: float
 ) -> FloatArray | None:
-    """Return the flow of fewest slot-rounds, in fractions, with memory short of little, shape (spans,)."""
+    """Return the flow of fewest slot-steps, in fractions, with memory short of little, shape (spans,)."""
     rank, at_least = spans.demand(profile)
     stages, ranks = int(spans.last.max()), len(at_least)
     longer = len(spans) + stages + np.arange(ranks)
@@ -184,7 +194,7 @@ def _least_holding(
     lower = np.zeros(rows + stages - 1 + len(spans))
     lower[longer] = at_least
     cost = np.zeros(len(lower))
-    cost[: len(spans)], cost[beyond] = spans.rounds, SHORT
+    cost[: len(spans)], cost[beyond] = spans.decode_steps, SHORT
     found = Programme.of(cost, entries, low, high, lower).solved(seconds, interior=True)
     return None if found is None else found.x[: len(spans)]
 
@@ -196,36 +206,36 @@ class _Exchanges:
     Parameters
     ----------
     start, room
-        The round before which each request starts, and the rounds it has a slot for, shape (requests,).
-    rounds, first
+        The decode step before which each request starts, and the rounds it has a slot for, shape (requests,).
+    decode_steps, first
         What each needs, and the tokens it holds in its first one, shape (requests,).
     capacity
         Tokens there is room for.
     """
 
     def __init__(
-        self, start: IntArray, room: IntArray, rounds: IntArray, first: IntArray, capacity: int
+        self, start: IntArray, room: IntArray, decode_steps: IntArray, first: IntArray, capacity: int
     ) -> None:
         self.start, self._room = start.copy(), room.copy()
-        self._rounds, self._first, self._capacity = rounds, first, capacity
-        self._held = np.zeros(int((start + np.maximum(room, rounds)).max()), dtype=np.int64)
+        self._decode_steps, self._first, self._capacity = decode_steps, first, capacity
+        self._held = np.zeros(int((start + np.maximum(room, decode_steps)).max()), dtype=np.int64)
         for request in range(len(start)):
             self._add(request, 1)
 
     @property
     def short(self) -> int:
-        """Tokens that memory is short of, summed over the rounds."""
+        """Tokens that memory is short of, summed over the decode steps."""
         return int(np.maximum(self._held - self._capacity, 0).sum())
 
     def run(self, rng: np.random.Generator) -> None:
         """Exchange until memory suffices, or many in a row that run when it does not find no other."""
-        start, rounds, room, first = self.start, self._rounds, self._room, self._first
+        start, decode_steps, room, first = self.start, self._decode_steps, self._room, self._first
         failures = 0
         while failures < FAILURES and (over := np.flatnonzero(self._held > self._capacity)).size:
             short = int(rng.choice(over))
-            runs = (start <= short) & (short < start + rounds)
+            runs = (start <= short) & (short < start + decode_steps)
             one = int(rng.choice(np.flatnonzero(runs)))
-            fits = ~runs & (first < first[one]) & (rounds <= room[one]) & (rounds[one] <= room)
+            fits = ~runs & (first < first[one]) & (decode_steps <= room[one]) & (decode_steps[one] <= room)
             others = rng.permutation(np.flatnonzero(fits))[:TRIED].tolist()
             failures = 0 if any(self._improved(one, other) for other in others) else failures + 1
 
@@ -248,8 +258,8 @@ class _Exchanges:
         return False
 
     def _add(self, request: int, sign: int) -> None:
-        here = slice(self.start[request], self.start[request] + self._rounds[request])
-        self._held[here] += sign * (self._first[request] + np.arange(self._rounds[request]))
+        here = slice(self.start[request], self.start[request] + self._decode_steps[request])
+        self._held[here] += sign * (self._first[request] + np.arange(self._decode_steps[request]))
 
     @staticmethod
     def _swap(values: IntArray, one: int, other: int) -> None:

@@ -1,4 +1,4 @@
-"""The fewest rounds that sets of requests take on their own, back from the end of a schedule."""
+"""The fewest decode steps that sets of requests take on their own, back from the end of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .outcome import no_limit
 AnyIntArray = NDArray[np.signedinteger[Any]]
 
 NEVER = 2**27
-"""A round that no schedule has."""
+"""A decode step that no schedule has."""
 MOST_ROWS = 15_000
 """Ways to serve sets of one size from which larger sets are bounded by those they contain."""
 HOPELESS = 4
@@ -30,47 +30,47 @@ FEW = 64
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
     """
-    Requests of a round at least as they look back from the end: largest first, then a token less a round.
+    Requests of a step at least as they look back from the end: largest first, then a token less a step.
 
     Parameters
     ----------
-    rounds, first
+    decode_steps, first
         Decode steps of each, and tokens of keys and values held in the first one, shape (requests,).
     slots, capacity
         Requests and tokens that there is room for at a time.
     """
 
-    rounds: IntArray
+    decode_steps: IntArray
     first: IntArray
     slots: int
     capacity: int
 
     @property
     def peaks(self) -> IntArray:
-        """Tokens held in the last round, shape (requests,)."""
-        return self.first + self.rounds - 1
+        """Tokens held in the last decode step, shape (requests,)."""
+        return self.first + self.decode_steps - 1
 
     @property
     def columns(self) -> int:
         """Requests that can be under way at a time, at most."""
-        return min(self.slots, len(self.rounds))
+        return min(self.slots, len(self.decode_steps))
 
 
 def earliest(
     start: AnyIntArray, over: AnyIntArray, sizes: AnyIntArray, room: AnyIntArray, free: AnyIntArray | int
 ) -> AnyIntArray:
     """
-    Return the first round back from which another request fits, :data:`NEVER` for none; shape (states,).
+    Return the first step back from which another request fits, :data:`NEVER` for none; shape (states,).
 
     Parameters
     ----------
     start
-        Rounds from which on it may be, shape (states,).
+        Decode steps from which on it may be, shape (states,).
     over
-        The round back at which each request under way is over, the latest first, -1 for none, shape
+        The decode step back at which each request under way is over, the latest first, -1 for none, shape
         (slots, states).
     sizes
-        The tokens that each would hold in round 0 if it held a token more in each round before, 0 for those
+        The tokens that each would hold in step 0 if it held a token more in each step before, 0 for those
         that are counted in ``room`` and ``free``, shape (slots, states).
     room, free
         Tokens that the others may hold, and how many of them there may be, shape (states,).
@@ -80,7 +80,7 @@ def earliest(
     number = np.cumsum(live & (sizes > 0), axis=0, dtype=over.dtype)
     found = np.where(room >= 0, np.maximum(start, over[0]), NEVER)
     for last in range(len(over)):
-        # While those up to this one are under way: what they hold falls by their number in a round.
+        # While those up to this one are under way: what they hold falls by their number in a decode step.
         begin = start if last + 1 == len(over) else np.maximum(start, over[last + 1])
         lacking = held[last] - room
         shrunk = np.ceil(lacking / np.maximum(number[last], 1)).astype(over.dtype)
@@ -96,16 +96,16 @@ def in_order(over: IntArray, who: IntArray, *others: IntArray) -> list[IntArray]
     return [np.take_along_axis(column, order, axis=0) for column in (over, who, *others)]
 
 
-def least_rounds(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntArray:
+def least_steps(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntArray:
     """
-    Return the fewest rounds in which each set of requests can be served with nothing else, or a lower bound.
+    Return the fewest steps in which each set of requests can be served with nothing else, or a lower bound.
 
-    A set is a number, a bit for each request. Back from the end a request that fits in a round fits in the
+    A set is a number, a bit for each request. Back from the end a request that fits in a step fits in the
     next ones (it and all others only shrink), so some order in which each request begins as early as it can,
-    and none before the one before it, takes the fewest rounds. Orders are followed request by request for all
+    and none before the one before it, takes the fewest steps. Orders are followed request by request for all
     sets at once. Of two ways to serve the same set one is dropped if the other is nowhere behind it: its last
     request begins no later, and slot by slot it is over no later and holds no more until then. Larger sets
-    take at least the rounds of those they contain.
+    take at least the decode steps of those they contain.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def least_rounds(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntA
     IntArray
         Shape (2 ** requests,).
     """
-    count, columns = len(shapes.rounds), shapes.columns
+    count, columns = len(shapes.decode_steps), shapes.columns
     sets = np.arange(1 << count)
     least = np.zeros(1 << count, dtype=np.int64)
     done = now = np.zeros(1, dtype=np.int64)
@@ -131,9 +131,9 @@ def least_rounds(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntA
             parts.append(_with(request, shapes, done, now, over, who))
         done, now = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
         over, who = (np.concatenate([part[place] for part in parts], axis=1) for place in (2, 3))
-        rounds = np.full(1 << count, NEVER)
-        np.minimum.at(rounds, done, over[0])
-        least = np.where(rounds < NEVER, rounds, least)
+        decode_steps = np.full(1 << count, NEVER)
+        np.minimum.at(decode_steps, done, over[0])
+        least = np.where(decode_steps < NEVER, decode_steps, least)
         # Of too many, those ahead of others are too many as well, mostly.
         if size == count or len(done) > HOPELESS * MOST_ROWS:
             break
@@ -158,7 +158,7 @@ def _with(
     room = np.full(len(rows), shapes.capacity - shapes.peaks[request])
     begin = earliest(now[rows], over, sizes, room, shapes.slots - 1)
     live = over > begin
-    over = np.concatenate((np.where(live, over, -1), (begin + shapes.rounds[request])[None]))
+    over = np.concatenate((np.where(live, over, -1), (begin + shapes.decode_steps[request])[None]))
     who = np.concatenate((np.where(live, who, 0), np.full((1, len(rows)), request)))
     over, who = in_order(over, who)
     return done[rows] | 1 << request, begin, over, who
