@@ -189,7 +189,7 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
 
     vocabulary = weights.shape[-1]
     whole = vocabulary // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(dim=-1)
+    sums = weights[:, :whole].view(len(weights), whole // _BLOCK, _BLOCK).sum(dim=-1)
     if whole < vocabulary:
         sums = torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True)), dim=-1)
     before = sums.cumsum(dim=-1, dtype=torch.float64)
@@ -204,7 +204,8 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
     at = (cumulated <= left).sum(dim=-1, keepdim=True)
     # Block sums in the weights' type may exceed those in float64 by their rounding.
     at = at.minimum((cumulated < cumulated[:, -1:]).sum(dim=-1, keepdim=True))
-    return tokens.gather(-1, at)[:, 0].clamp_(max=vocabulary - 1)
+    found: torch.Tensor = tokens.gather(-1, at)[:, 0].clamp_(max=vocabulary - 1)
+    return found
 
 
 def _uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -99,9 +99,7 @@ def test_chats_get_the_completions_of_generate_and_some_end_by_themselves(
     assert all("<|im" not in one.text for one in completions)
 
 
-def test_the_command_writes_the_completions_of_generate(
-    folder: str, llm: LLM, alone: list[list[int]], tmp_path: Path
-) -> None:
+def test_the_command_writes_the_completions_of_generate(folder: str, llm: LLM, tmp_path: Path) -> None:
     prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     rows = [
         {
@@ -114,7 +112,7 @@ def test_the_command_writes_the_completions_of_generate(
     ]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = ["run", str(prompts), "--model", folder, "--dtype", "float32", "--device", "cpu", "--slots", "3"]
-    assert main([*words, "-o", str(answers)]) == 0
+    assert main([*words, "--cost", "paper", "-o", str(answers)]) == 0
     texts = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
     expected = [one.text for one in sorted(llm.generate(CHATS, max_tokens=CAP, temperature=0), key=index_of)]
     found = [text for row in texts for text in texts_of(row)]
