@@ -165,7 +165,8 @@ class Plan:
         The execution configuration to run instead of following the schedule; None to follow it.
     """
 
-    JSON_HEADER: ClassVar = ("batchbound_plan", 2)
+    JSON_HEADER: ClassVar = ("batchbound_plan", 3)
+    JSON_OLDER: ClassVar = (2,)
     JSON_NAMES: ClassVar = {"makespan": "makespan_s", "shares": "schedule"}
     JSON_HINT: ClassVar = "Plan again."
 
@@ -233,7 +234,12 @@ class Plan:
         """Return the SHA-256 of the requests and their schedule, by which a trace names its plan."""
         work = self.workload
         columns = work.ids, work.input_tokens, work.output_tokens
-        text = json.dumps([plain(self.shares), *(column.tolist() for column in columns)], sort_keys=True)
+        shares = plain(self.shares)
+        for one in shares["schedules"]:
+            if one is not None:
+                # The name of version 2, so that traces of before name the same plan.
+                one["rounds"] = one.pop("decode_steps")
+        text = json.dumps([shares, *(column.tolist() for column in columns)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:

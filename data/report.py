@@ -144,7 +144,8 @@ class Report:
         those alone; empty for one machine.
     """
 
-    JSON_HEADER: ClassVar = ("batchbound_report", 1)
+    JSON_HEADER: ClassVar = ("batchbound_report", 2)
+    JSON_OLDER: ClassVar = (1,)
     JSON_HINT: ClassVar = "Write it again with `batchbound report`."
     JSON_NAMES: ClassVar = {
         "makespan": "makespan_s",

@@ -59,10 +59,11 @@ class CalibratedCost:
         unknown.
     """
 
-    JSON_HEADER: ClassVar = ("batchbound_cost", 1)
+    JSON_HEADER: ClassVar = ("batchbound_cost", 2)
+    JSON_OLDER: ClassVar = (1,)
     JSON_HINT: ClassVar = (
         "Measure again with `batchbound profile`, or state your own seconds:"
-        ' {"batchbound_cost": 1, "cost": {"prefill_base": ...}}.'
+        ' {"batchbound_cost": 2, "cost": {"prefill_base": ...}}.'
     )
 
     cost: CostModel

@@ -268,7 +268,7 @@ class _Serving:
                 self._waiting[over] = False
 
 
-def _check(ids: npt.NDArray[np.str_], step: IntArray, group: IntArray, groups: int, way: Way) -> None:
+def _check(ids: npt.NDArray[np.object_], step: IntArray, group: IntArray, groups: int, way: Way) -> None:
     if (np.diff(step) < 0).any():
         raise ValueError("the requests' steps descend; give them step by step")
     low, high = np.full(groups, step.max()), np.full(groups, step.min())

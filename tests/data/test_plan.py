@@ -14,25 +14,29 @@ from builders import problem_of
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
+from batchbound.judging import verify
 from batchbound.planning.plan import make_plan
 
 VERSION_1 = Path(__file__).parent / "version_1"
+VERSION_2 = Path(__file__).parent / "version_2"
 
 
 @pytest.mark.parametrize(
     ("name", "replicas", "makespan"),
     [("one", 1, 45.19274), ("predicted", 1, 47.30594), ("fleet", 2, 30.08845)],
 )
-def test_a_plan_of_version_1_loads_and_is_written_as_version_2(
-    name: str, replicas: int, makespan: float, tmp_path: Path
+@pytest.mark.parametrize("folder", [VERSION_1, VERSION_2])
+def test_a_plan_of_an_older_version_loads_and_is_written_as_version_3(
+    folder: Path, name: str, replicas: int, makespan: float, tmp_path: Path
 ) -> None:
-    plan = Plan.load(VERSION_1 / f"{name}.json")
+    plan = Plan.load(folder / f"{name}.json")
+    assert verify(plan) is None
     assert len(plan.fleet.replicas) == replicas
     assert plan.makespan == pytest.approx(makespan)
     assert plan.provenance.cost_source == {"name": "paper"}
     assert (plan.expected is not None) == (name == "predicted")
     plan.save(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["batchbound_plan"] == 2
+    assert json.loads((tmp_path / "plan.json").read_text())["batchbound_plan"] == 3
     assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
 
 
@@ -103,7 +107,7 @@ def test_a_wrong_field_is_named_with_its_path_and_its_value(
         ('{"batchbound_plan": 2, "makespan_s": 1e999}', "a number that is not finite"),
         ('{"batchbound_plan": 2, "makespan_s": 1' + 40 * "0" + "}", "has more than 64 bits"),
         ('{"a":' * 100_000, "not JSON that can be parsed"),
-        ('{"batchbound_plan": 3}', "a batchbound plan of version 3, not 2"),
+        ('{"batchbound_plan": 4}', "a batchbound plan of version 4, not 3"),
         ("{}", "not a batchbound plan"),
         ("{", r"line 1: not valid JSON"),
     ],

@@ -527,7 +527,8 @@ def test_figures_of_runs_of_steps_are_those_of_single_steps(
     )
     half = len(lengths) // 2
     bins = np.arange(len(lengths)) >= half
-    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), [between, int(problem.decode_steps.max())])
+    steps = np.array([between, int(problem.decode_steps.max())])
+    schedule = Schedule(bins.astype(int), np.arange(len(lengths)), steps)
     prefill, decode = schedule.stage_seconds(problem)
     active = schedule.active(problem)
     assert schedule.makespan(problem) == pytest.approx(prefill.sum() + decode.sum(), rel=1e-12)

@@ -68,7 +68,7 @@ def test_a_trace_comes_back_as_it_was_saved(path: Path) -> None:
 def test_a_file_is_a_header_and_a_line_for_each_stage_and_each_request(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == {
-        "batchbound_trace": 1,
+        "batchbound_trace": 2,
         "slots": 2,
         "stages": 4,
         "requests": 4,
@@ -179,7 +179,7 @@ def test_a_file_of_other_lines_than_its_header_tells_of_is_refused(more: int, pa
         ("", "line 1"),
         ("[]\n", "is not an object"),
         ("{}\n", "not a batchbound trace"),
-        ('{"batchbound_trace": 2}\n', "a batchbound trace of version 2, not 1"),
+        ('{"batchbound_trace": 3}\n', "a batchbound trace of version 3, not 2"),
         ('{"batchbound_server_run": 1}\n', "not a batchbound trace.*`batchbound audit` reads it"),
         ('{"batchbound_trace": 1}\n{"kind"\n', "line 2: not valid JSON"),
     ],
@@ -189,3 +189,12 @@ def test_what_is_no_trace_is_refused_in_one_line(text: str, said: str, tmp_path:
     with pytest.raises(InputError, match=said) as caught:
         Trace.load(tmp_path / "trace.jsonl")
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_of_version_1_loads(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["batchbound_trace"] = 1
+    for line in lines[1:5]:
+        line["rounds"] = line.pop("decode_steps")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Trace.load(path).stages == served().stages

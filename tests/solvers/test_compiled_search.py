@@ -104,7 +104,11 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     memory = name != "core_spans" and problem.kv_capacity is not None
     job = CompiledJob(problem, memory=memory)
     parameters = CoreParameters()
-    values = {"core_spans": parameters.spans, "core_events": parameters.events}.get(name, parameters.ruin)
+    values = {
+        "core_spans": parameters.spans,
+        "core_events": parameters.events,
+        "core_ruin_recreate": parameters.ruin,
+    }[name]
     start = ski_rental_schedule(problem).without_idle_steps(problem)
     made = job.schedule(job.search(name, values, Allowance(moves=500), start))
     assert made is not None

@@ -15,7 +15,7 @@ from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
 from ...solvers.result import Limits, StoppedBy
 from ...solvers.search.core.library import library
-from ...solvers.search.stages.rounding import decode_steps
+from ...solvers.search.stages.rounding import can_round
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
 from ..inputs import (
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
-    if args.solver == DEFAULT_SOLVER and not decode_steps():
-        note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
+    _note_missing(args.solver)
     if args.sweep is not None:
         return _sweep(args, inputs, limits)
     try:
@@ -129,8 +128,6 @@ def run(args: argparse.Namespace) -> int:
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
-    if plan.maker.solver == DEFAULT_SOLVER and library() is None:
-        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
     if plan.maker.message:
         note(f"{plan.maker.solver}: {plan.maker.message}")
     for place in _beyond(plan):
@@ -141,6 +138,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
     return INTERRUPTED
+
+
+def _note_missing(solver: str) -> None:
+    """Say on stderr which parts of the search are not installed."""
+    if solver != DEFAULT_SOLVER:
+        return
+    if not can_round():
+        note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
+    if library() is None:
+        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
 
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:

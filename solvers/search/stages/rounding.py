@@ -25,7 +25,7 @@ TOKENS_LACKING = 100
 """Tokens beyond the capacity that a decode step lacking in a span is weighed as."""
 
 
-def decode_steps() -> bool:
+def can_round() -> bool:
     """Return whether flows are rounded by CP-SAT: OR-Tools is installed, by the extra ``solvers``."""
     return find_spec("ortools") is not None
 
@@ -84,7 +84,7 @@ def round_flow(
     open_spans = np.flatnonzero(flow - below > WHOLE)
     if not len(open_spans):
         return below
-    if not decode_steps():
+    if not can_round():
         return None
     from ortools.sat.python import cp_model
 

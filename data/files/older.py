@@ -1,0 +1,24 @@
+"""Names that fields had in older files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RENAMED = {
+    "rounds": "decode_steps",
+    "round": "decode_step",
+    "round_by": "step_by",
+    "decode_rounds": "decode_steps",
+    "decode rounds": "decode steps",
+    "slot-rounds": "slot-steps",
+}
+"""Old and new names of fields; versions below the present one of a kind of file have the old."""
+
+
+def with_new_names(value: Any) -> Any:
+    """Return plain JSON values with the fields of an older file under their present names."""
+    if isinstance(value, dict):
+        return {RENAMED.get(name, name): with_new_names(entry) for name, entry in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return [with_new_names(entry) for entry in value]
+    return value
