@@ -52,20 +52,12 @@ class Audit:
     """
     The bound of a run, and its loss by cause.
 
-    Parameters
-    ----------
-    tables
-        By title, the figures by their names: iterations, seconds, evictions, the bound's certificate.
-    assumptions
-        Assumptions of the figures, and reasons for figures that are missing.
-    losses
-        Losses that the picture shows, an entry for each unit.
-    runs
-        Running requests over time, in the run and in other orders.
-    clock
-        Unit of the clock of ``runs``.
-    rates
-        Seconds of an iteration as fitted to the run; None if the iterations do not fit a linear cost.
+    tables: By title, the figures by their names: iterations, seconds, evictions, the bound's certificate.
+    assumptions: Assumptions of the figures, and reasons for figures that are missing.
+    losses: Losses that the picture shows, an entry for each unit.
+    runs: Running requests over time, in the run and in other orders.
+    clock: Unit of the clock of ``runs``.
+    rates: Seconds of an iteration as fitted to the run; None if the iterations do not fit a linear cost.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -79,17 +71,9 @@ class Audit:
         """
         Draw the audit as one page for a browser.
 
-        Parameters
-        ----------
-        path
-            The file.
-        title
-            What was audited.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be written.
+        path: The file.
+        title: What was audited.
+        Raises InputError if the file cannot be written.
         """
         save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
 

@@ -18,12 +18,9 @@ class CostCache:
     """
     A folder of measured costs, a file for each model, machine, device, dtype and number of slots.
 
-    Parameters
-    ----------
-    folder
-        Made when the first costs are kept.
-    least_prefill_stages, least_decode_steps
-        A run with fewer of either does not replace what is kept; larger values keep costs longer.
+    folder: Made when the first costs are kept.
+    least_prefill_stages, least_decode_steps: A run with fewer of either does not replace what is kept; larger
+        values keep costs longer.
     """
 
     folder: Path

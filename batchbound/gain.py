@@ -21,14 +21,9 @@ class GainParams:
     """
     How much work the comparison may do.
 
-    Parameters
-    ----------
-    share
-        Search time as a share of the run's seconds; more finds a better order for known lengths.
-    least_seconds, most_seconds
-        Limits of that time.
-    policy
-        The baseline: what an engine without a plan would do.
+    share: Search time as a share of the run's seconds; more finds a better order for known lengths.
+    least_seconds, most_seconds: Limits of that time.
+    policy: The baseline: what an engine without a plan would do.
     """
 
     share: float = 0.02
@@ -46,12 +41,8 @@ class Course:
     """
     One way to serve the requests of a run.
 
-    Parameters
-    ----------
-    seconds
-        On the run's own clock.
-    decode_steps, prefill_stages
-        Counted, not scaled.
+    seconds: On the run's own clock.
+    decode_steps, prefill_stages: Counted, not scaled.
     """
 
     seconds: float
@@ -72,23 +63,14 @@ class Gain:
     All seconds are on the run's clock: simulated ones are the cost model's, times measured over modelled
     seconds of this run. Decode steps are exact.
 
-    Parameters
-    ----------
-    requests, slots
-        Completions that the run served, and how many at a time.
-    first_come
-        First come, first served, simulated at the lengths that came out.
-    this_run
-        What ran.
-    known
-        A plan made with those lengths.
-    least
-        Proven seconds: no schedule of these completions takes less (assuming that the cost model holds).
-    clock
-        Measured seconds for a second of the cost model.
-    evicts
-        Whether the run evicted requests; then the bound allows for it, and no plan of known lengths is shown
-        unless it takes less than the run.
+    requests, slots: Completions that the run served, and how many at a time.
+    first_come: First come, first served, simulated at the lengths that came out.
+    this_run: What ran.
+    known: A plan made with those lengths.
+    least: Proven seconds: no schedule of these completions takes less (assuming that the cost model holds).
+    clock: Measured seconds for a second of the cost model.
+    evicts: Whether the run evicted requests; then the bound allows for it, and no plan of known lengths is
+        shown unless it takes less than the run.
     """
 
     requests: int
@@ -124,14 +106,9 @@ def gain_of(
     """
     Return what a run on one machine gained, or None if it served nothing or was shared among replicas.
 
-    Parameters
-    ----------
-    fleet
-        The requests and the machine, with the cost model to fall back on.
-    trace
-        The run.
-    cost
-        The cost model; the run's own stages are fitted if left out.
+    fleet: The requests and the machine, with the cost model to fall back on.
+    trace: The run.
+    cost: The cost model; the run's own stages are fitted if left out.
     """
     params = params or GainParams()
     served = served_part(fleet, [trace])

@@ -46,23 +46,15 @@ class ConfigurationSearch:
     """
     What a search of configurations found.
 
-    Parameters
-    ----------
-    problem
-        The requests, and what a plan of theirs costs.
-    timelines
-        That latency and throughput were read from: of RRA (False), and of WAA (True) where prompts are handed
-        over.
-    found
-        The best of each strategy and tensor-parallel degree, most throughput first; those without one last.
-    devices
-        How many there are.
-    targets
-        What a completion of the 99th-percentile length must keep to.
-    encode_batches
-        The smallest and the largest that were looked at.
-    profiled
-        Whether the layers were profiled, so that the search chose how many requests run at a time.
+    problem: The requests, and what a plan of theirs costs.
+    timelines: That latency and throughput were read from: of RRA (False), and of WAA (True) where prompts are
+        handed over.
+    found: The best of each strategy and tensor-parallel degree, most throughput first; those without one
+        last.
+    devices: How many there are.
+    targets: What a completion of the 99th-percentile length must keep to.
+    encode_batches: The smallest and the largest that were looked at.
+    profiled: Whether the layers were profiled, so that the search chose how many requests run at a time.
     """
 
     problem: Problem

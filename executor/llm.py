@@ -52,24 +52,16 @@ class Completion:
     """
     A finished completion.
 
-    Parameters
-    ----------
-    index
-        Position of its prompt.
-    prompt_ids, completion_ids
-        Tokens read and written; an end-of-sequence token that ended the completion is its last.
-    text
-        The completion's text, without special tokens.
-    finish_reason
-        ``stop`` for an end-of-sequence token, ``length`` for the most tokens allowed.
-    log_probabilities
-        Of each token, None unless asked for.
-    likeliest
-        Beside each token, the likeliest ones with their log-probabilities; None unless asked for.
-    sample
-        Which of its prompt's completions it is, from 0.
-    versions
-        In which calls how many of its tokens were drawn, in their order: the weights are those of the call.
+    index: Position of its prompt.
+    prompt_ids, completion_ids: Tokens read and written; an end-of-sequence token that ended the completion is
+        its last.
+    text: The completion's text, without special tokens.
+    finish_reason: ``stop`` for an end-of-sequence token, ``length`` for the most tokens allowed.
+    log_probabilities: Of each token, None unless asked for.
+    likeliest: Beside each token, the likeliest ones with their log-probabilities; None unless asked for.
+    sample: Which of its prompt's completions it is, from 0.
+    versions: In which calls how many of its tokens were drawn, in their order: the weights are those of the
+        call.
     """
 
     index: int
@@ -568,16 +560,11 @@ class _Call:
     """
     The completions of one call, several of a prompt each on its own.
 
-    Parameters
-    ----------
-    prompts, asked, most, expected
-        Of each completion: its prompt, how it is drawn, the most and the expected tokens in all.
-    position
-        Of its prompt.
-    partial
-        What an earlier call left of it, or None.
-    version
-        Number of the call, which says of which weights its tokens are drawn.
+    prompts, asked, most, expected: Of each completion: its prompt, how it is drawn, the most and the expected
+        tokens in all.
+    position: Of its prompt.
+    partial: What an earlier call left of it, or None.
+    version: Number of the call, which says of which weights its tokens are drawn.
     """
 
     prompts: list[tuple[int, ...]]

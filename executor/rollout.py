@@ -140,14 +140,9 @@ class RolloutSettings:
     """
     What a call of the rollout function goes by.
 
-    Parameters
-    ----------
-    sampling, max_tokens
-        How completions are drawn, and after how many tokens they end.
-    chat_options
-        Arguments of the chat template.
-    process, step
-        Which of the trainer's processes this is, and at which step it is.
+    sampling, max_tokens: How completions are drawn, and after how many tokens they end.
+    chat_options: Arguments of the chat template.
+    process, step: Which of the trainer's processes this is, and at which step it is.
     """
 
     sampling: Sampling

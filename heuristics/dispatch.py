@@ -24,16 +24,11 @@ class Units:
     """
     What is dispatched as a whole: requests, or groups of them.
 
-    Parameters
-    ----------
-    names
-        One per unit.
-    answer_tokens, prompt_tokens
-        Predicted and known tokens of each, shape (units,).
-    costs
-        Seconds of each on each kind of replica, shape (kinds, units).
-    kind_of, busy, shares
-        Kind, seconds busy and share of the work of each replica, shape (replicas,); the shares add up to one.
+    names: One per unit.
+    answer_tokens, prompt_tokens: Predicted and known tokens of each, shape (units,).
+    costs: Seconds of each on each kind of replica, shape (kinds, units).
+    kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,); the
+        shares add up to one.
     """
 
     names: tuple[str, ...]
@@ -52,12 +47,8 @@ class Units:
         """
         Return the units of a fleet's requests.
 
-        Parameters
-        ----------
-        fleet
-            The job, with lengths as predicted, and its replicas.
-        unit_of
-            The unit of each request, counted from zero, shape (requests,).
+        fleet: The job, with lengths as predicted, and its replicas.
+        unit_of: The unit of each request, counted from zero, shape (requests,).
         """
         kinds = list(dict.fromkeys(fleet.replicas))
         kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
@@ -157,10 +148,7 @@ def differencing(units: Units) -> IntArray:
     """
     Return Karmarkar and Karp's partition of prompt and completion tokens, as RLHF frameworks balance workers.
 
-    Raises
-    ------
-    ValueError
-        If the replicas differ: the method splits evenly.
+    Raises ValueError if the replicas differ: the method splits evenly.
     """
     if np.ptp(units.shares) > 0:
         raise ValueError(
@@ -187,20 +175,11 @@ def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArra
     """
     Return the replica of each request, shape (requests,).
 
-    Parameters
-    ----------
-    fleet
-        The job, with lengths as predicted, and its replicas.
-    rule
-        A key of :data:`RULES`.
-    groups
-        ``"together"`` dispatches the requests of a group as one; ``"spread"`` puts them on different
+    fleet: The job, with lengths as predicted, and its replicas.
+    rule: A key of :data:`RULES`.
+    groups: ``"together"`` dispatches the requests of a group as one; ``"spread"`` puts them on different
         replicas, for which there is the rule ``lpt`` only.
-
-    Raises
-    ------
-    ValueError
-        If there is no such rule, or it cannot do this.
+    Raises ValueError if there is no such rule, or it cannot do this.
     """
     chosen = RULES.get(rule)
     if chosen is None:

@@ -24,12 +24,8 @@ class Engine(Protocol):
         """
         Prefill requests together, each into its free slot.
 
-        Returns
-        -------
-        stage
-            The record of the stage.
-        finished
-            The requests that are done already: they had no decode step to run.
+        Returns stage: The record of the stage.
+        Returns finished: The requests that are done already: they had no decode step to run.
         """
         ...
 
@@ -40,12 +36,8 @@ class Engine(Protocol):
         Stops after the step in which a request finishes, and after the first step that ends at or after
         ``until`` seconds.
 
-        Returns
-        -------
-        stage
-            The record of the decode steps run, at least one.
-        finished
-            The requests that are done, in the order of their slots; their slots are free.
+        Returns stage: The record of the decode steps run, at least one.
+        Returns finished: The requests that are done, in the order of their slots; their slots are free.
         """
         ...
 

@@ -20,14 +20,9 @@ def following(expected: Expectation | None, schedule: Schedule, problem: Problem
     """
     Return a fresh policy that carries a plan out.
 
-    Parameters
-    ----------
-    expected
-        What the plan expects and follows; None for a plan of known lengths, whose schedule is replayed.
-    schedule
-        The plan's schedule, of the requests of ``problem``.
-    problem
-        The problem with the lengths as planned.
+    expected: What the plan expects and follows; None for a plan of known lengths, whose schedule is replayed.
+    schedule: The plan's schedule, of the requests of ``problem``.
+    problem: The problem with the lengths as planned.
     """
     if expected is None:
         return Replay(schedule, problem)
@@ -46,14 +41,9 @@ def queue_order(problem: Problem, follow: Follow, held_back: int = 0) -> IntArra
     nearly as many of the longest as there are slots: the short ones before them free the slots in a brief
     time, and requests that are surely long, started together, end together.
 
-    Parameters
-    ----------
-    problem
-        The problem with the lengths as planned.
-    follow
-        ``longest-first`` or ``as-given``.
-    held_back
-        How many of the longest come last, themselves longest first.
+    problem: The problem with the lengths as planned.
+    follow: ``longest-first`` or ``as-given``.
+    held_back: How many of the longest come last, themselves longest first.
     """
     if follow == "as-given":
         return arrival_order(problem)

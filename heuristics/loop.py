@@ -30,23 +30,12 @@ def execute(
     """
     Return the trace of a whole job: every request of the problem, served as the policy decides.
 
-    Parameters
-    ----------
-    problem
-        The requests with the lengths the policy may count on, and the limits.
-    policy
-        Decides each step; fresh, as it may keep state of its own.
-    engine
-        Carries the steps out; fresh, too.
-    on_finish
-        Called with each request as it finishes.
-    on_stage
-        Called after each stage with its record and the number of requests finished so far.
-
-    Raises
-    ------
-    PolicyError
-        If the policy breaks a rule of the state, or does nothing while nothing is under way.
+    problem: The requests with the lengths the policy may count on, and the limits.
+    policy: Decides each step; fresh, as it may keep state of its own.
+    engine: Carries the steps out; fresh, too.
+    on_finish: Called with each request as it finishes.
+    on_stage: Called after each stage with its record and the number of requests finished so far.
+    Raises PolicyError if the policy breaks a rule of the state, or does nothing while nothing is under way.
     """
     serving = Execution(problem, policy, engine, on_stage=on_stage).run()
     while True:
@@ -63,10 +52,7 @@ def schedule_of(trace: Trace) -> Schedule:
     """
     Return the schedule a run followed: each of its prefill stages begins a bin.
 
-    Raises
-    ------
-    ValueError
-        If a request was evicted: it has more than one prefill stage, and no schedule says so.
+    Raises ValueError if a request was evicted: it has more than one prefill stage, and no schedule says so.
     """
     if trace.evictions:
         raise ValueError(f"{trace.evictions} evictions: the run has no schedule of one prefill per request")
@@ -83,12 +69,8 @@ class Execution:
     """
     One run: the state, what is recorded of it, and the steps that change both.
 
-    Parameters
-    ----------
-    problem, policy, engine, on_stage
-        As :func:`execute` takes them.
-    queue
-        Which requests wait here, and the decode steps each has taken part in, both shape (requests,) and
+    problem, policy, engine, on_stage: As :func:`execute` takes them.
+    queue: Which requests wait here, and the decode steps each has taken part in, both shape (requests,) and
         changed as requests are served: the replicas of a fleet share either or both. By default, requests
         wait as they arrive, and none has begun.
     """
@@ -139,15 +121,8 @@ class Execution:
         """
         Carry out the policy's next step, and yield the requests that finish in it.
 
-        Parameters
-        ----------
-        most
-            Decode steps to run at most.
-
-        Raises
-        ------
-        PolicyError
-            As :func:`execute` does.
+        most: Decode steps to run at most.
+        Raises PolicyError as :func:`execute` does.
         """
         self._admit()
         step = self.policy(self.state)

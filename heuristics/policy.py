@@ -21,26 +21,15 @@ class State:
     """
     The job as it stands, kept up to date by the loop; a policy reads it and changes nothing.
 
-    Parameters
-    ----------
-    problem
-        The problem, with the lengths as planned (known or predicted).
-    time
-        Seconds after the job's start.
-    rounds_done
-        Decode steps run so far.
-    slot_request
-        The request in each slot, :data:`FREE` for none, shape (slots,).
-    waiting
-        Whether each request has arrived and is neither running nor finished, shape (requests,).
-    decoded
-        Decode steps each request has had so far, shape (requests,).
-    finished
-        The requests that finished since the policy was last asked, in order.
-    kv_held
-        Tokens of keys and values held by the running requests.
-    unarrived
-        Requests that have not arrived yet.
+    problem: The problem, with the lengths as planned (known or predicted).
+    time: Seconds after the job's start.
+    rounds_done: Decode steps run so far.
+    slot_request: The request in each slot, :data:`FREE` for none, shape (slots,).
+    waiting: Whether each request has arrived and is neither running nor finished, shape (requests,).
+    decoded: Decode steps each request has had so far, shape (requests,).
+    finished: The requests that finished since the policy was last asked, in order.
+    kv_held: Tokens of keys and values held by the running requests.
+    unarrived: Requests that have not arrived yet.
     """
 
     problem: Problem
@@ -72,17 +61,11 @@ class Step:
 
     The engine comes back early when a request finishes or arrives.
 
-    Parameters
-    ----------
-    prefill
-        Requests to prefill together in one stage, in the order they are laid out.
-    slots
-        The free slot each of them takes; as many as ``prefill``.
-    decode_steps
-        Decode at most this many decode steps afterwards; 0 for another prefill stage at once.
-    evict
-        Running requests to put back into the queue first. Their tokens are kept, their keys and values
-        are not: they are prefilled again, prompt and tokens.
+    prefill: Requests to prefill together in one stage, in the order they are laid out.
+    slots: The free slot each of them takes; as many as ``prefill``.
+    decode_steps: Decode at most this many decode steps afterwards; 0 for another prefill stage at once.
+    evict: Running requests to put back into the queue first. Their tokens are kept, their keys and values are
+        not: they are prefilled again, prompt and tokens.
     """
 
     prefill: Sequence[int] = ()

@@ -25,14 +25,9 @@ class Entry:
     """
     A policy by name.
 
-    Parameters
-    ----------
-    summary
-        What it does, in a line.
-    make
-        Returns a fresh policy for a problem and an assignment of its requests to slots.
-    assignment
-        Returns the assignment it takes if none is given; None if it looks at none.
+    summary: What it does, in a line.
+    make: Returns a fresh policy for a problem and an assignment of its requests to slots.
+    assignment: Returns the assignment it takes if none is given; None if it looks at none.
     """
 
     summary: str
@@ -132,20 +127,11 @@ def policy_named(name: str, problem: Problem, assignment: IntArray | None = None
     """
     Return a fresh policy.
 
-    Parameters
-    ----------
-    name
-        A key of :data:`POLICIES`.
-    problem
-        The problem it is for.
-    assignment
-        The slot of each request, shape (requests,), for the policies that start from one: of an optimal
-        bin packing, say. By default round robin for ``algorithm1`` and LPT's for the others.
-
-    Raises
-    ------
-    ValueError
-        If there is no policy of that name, or it takes no assignment and one is given.
+    name: A key of :data:`POLICIES`.
+    problem: The problem it is for.
+    assignment: The slot of each request, shape (requests,), for the policies that start from one: of an
+        optimal bin packing, say. By default round robin for ``algorithm1`` and LPT's for the others.
+    Raises ValueError if there is no policy of that name, or it takes no assignment and one is given.
     """
     entry = POLICIES.get(name)
     if entry is None:

@@ -29,20 +29,11 @@ class Replay:
     longest request of the slot with most left. The longest of all was better wherever lengths were off
     (by 0.4 to 2.7 % at a log-normal error of 0.1), as the plan's lists are no longer balanced then.
 
-    Parameters
-    ----------
-    schedule
-        The plan, of the requests of ``problem``.
-    problem
-        The problem with the lengths as planned.
-    patience
-        Stage openings' worth of unplanned idle slot-steps to wait for; see
+    schedule: The plan, of the requests of ``problem``.
+    problem: The problem with the lengths as planned.
+    patience: Stage openings' worth of unplanned idle slot-steps to wait for; see
         :class:`~batchbound.heuristics.queues.prefill_rules.SkiRental`.
-
-    Raises
-    ------
-    ValueError
-        If the schedule is of another number of requests, or uses a slot the problem lacks.
+    Raises ValueError if the schedule is of another number of requests, or uses a slot the problem lacks.
     """
 
     def __init__(self, schedule: Schedule, problem: Problem, patience: float = 0.5) -> None:

@@ -63,10 +63,7 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
     The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
     where that is shorter: once a good part is done, the plan's slots and decode steps no longer fit together.
 
-    Parameters
-    ----------
-    keep
-        Positions of the requests that are left, at least one, each once; the new problem has their order.
+    keep: Positions of the requests that are left, at least one, each once; the new problem has their order.
     """
     kept = np.asarray(keep, dtype=np.int64)
     left = replace(problem, workload=problem.workload.select(kept))

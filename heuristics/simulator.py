@@ -20,14 +20,9 @@ class Progress:
     """
     How far requests have come, wherever they run; the simulators of a fleet share it.
 
-    Parameters
-    ----------
-    decoded
-        Decode steps each request has taken part in, shape (requests,).
-    held
-        Tokens of KV cache each holds while it runs, shape (requests,).
-    left
-        Decode steps each has yet to take part in, shape (requests,).
+    decoded: Decode steps each request has taken part in, shape (requests,).
+    held: Tokens of KV cache each holds while it runs, shape (requests,).
+    left: Decode steps each has yet to take part in, shape (requests,).
     """
 
     decoded: IntArray
@@ -46,16 +41,11 @@ class Simulator:
     """
     Serves requests in no time but the cost model's.
 
-    Parameters
-    ----------
-    problem
-        The problem, for its costs and slots.
-    output_tokens
-        The true length of each completion (tokens, shape (requests,)); the problem's own by default.
-    progress
-        How far the requests have come, changed as they go on; by default, nothing has begun.
-    swap
-        Seconds a token that keys and values take to the host, and as many back: everything else waits
+    problem: The problem, for its costs and slots.
+    output_tokens: The true length of each completion (tokens, shape (requests,)); the problem's own by
+        default.
+    progress: How far the requests have come, changed as they go on; by default, nothing has begun.
+    swap: Seconds a token that keys and values take to the host, and as many back: everything else waits
         meanwhile. None for a device without a host: what is evicted is prefilled again.
     """
 

@@ -28,17 +28,11 @@ class Programme:
     """
     The least of a linear function between limits of rows and of columns.
 
-    Parameters
-    ----------
-    cost
-        Of each column, shape (columns,).
-    start, index, value
-        The rows' entries one row after the other: where each row begins, shape (rows + 1,), and the column
-        and the number of each entry, shape (entries,).
-    low, high
-        Limits of the rows, infinite for none, shape (rows,).
-    lower, upper
-        Limits of the columns, alike, shape (columns,).
+    cost: Of each column, shape (columns,).
+    start, index, value: The rows' entries one row after the other: where each row begins, shape (rows + 1,),
+        and the column and the number of each entry, shape (entries,).
+    low, high: Limits of the rows, infinite for none, shape (rows,).
+    lower, upper: Limits of the columns, alike, shape (columns,).
     """
 
     cost: FloatArray
@@ -129,10 +123,7 @@ class SilentHighs(highspy.Highs):
     """
     HiGHS that prints nothing: 1.16 prints its name as callbacks are set, which comes before any option.
 
-    Parameters
-    ----------
-    callbacks
-        Whether some will be subscribed.
+    callbacks: Whether some will be subscribed.
     """
 
     def __init__(self, *, callbacks: bool = False) -> None:

@@ -23,11 +23,8 @@ def choose_prefix_cache(problem: Problem) -> Problem:
     A prompt that is kept is computed once for its whole group, and what it takes is lacking to running
     requests. Each share is tried with a schedule made in one pass.
 
-    Parameters
-    ----------
-    problem
-        A problem with a KV capacity, for everything that is held, and no prefix cache. Without either limit
-        or shared prompts it is returned as it is.
+    problem: A problem with a KV capacity, for everything that is held, and no prefix cache. Without either
+        limit or shared prompts it is returned as it is.
     """
     if problem.kv_capacity is None or problem.prefix_cache or not len(problem.prefix_tokens):
         return problem

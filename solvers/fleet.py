@@ -85,18 +85,11 @@ class FleetResult:
     """
     What planning a fleet hands back.
 
-    Parameters
-    ----------
-    status, stopped_by
-        What is proven of the schedule, and why the search ended.
-    schedule
-        Replica, slot and stage of every request.
-    makespan
-        Seconds until the last replica is done.
-    bound
-        Proven for the whole fleet.
-    seconds
-        Wall-clock seconds spent.
+    status, stopped_by: What is proven of the schedule, and why the search ended.
+    schedule: Replica, slot and stage of every request.
+    makespan: Seconds until the last replica is done.
+    bound: Proven for the whole fleet.
+    seconds: Wall-clock seconds spent.
     """
 
     status: Status
@@ -128,18 +121,12 @@ def plan_fleet(
     sharing out anew does not help. Then requests are exchanged between the replica that ends last and the
     others. The time left goes to the schedule search, always on the replica that ends last.
 
-    Parameters
-    ----------
-    fleet
-        The job, lengths known or expected, and its replicas.
-    limits
-        When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
-    groups
-        Requests that belong together (completions to one prompt), each request in one of them; None for none.
-    keep
-        Whether a group stays on one replica, or goes to as many as there are.
-    shares
-        The replica of each request, shape (requests,), to keep to it; None to share them out here.
+    fleet: The job, lengths known or expected, and its replicas.
+    limits: When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
+    groups: Requests that belong together (completions to one prompt), each request in one of them; None for
+        none.
+    keep: Whether a group stays on one replica, or goes to as many as there are.
+    shares: The replica of each request, shape (requests,), to keep to it; None to share them out here.
     """
     limits = Limits(seconds=10.0) if limits is None else limits
     search = _FleetSearch(fleet, limits, groups, keep)

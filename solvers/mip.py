@@ -58,25 +58,14 @@ def solve_full(
     """
     Return what a formulation of the full problem gives on a backend.
 
-    Parameters
-    ----------
-    formulation
-        ``slot-free``; ``repaired``, the paper's (1)-(25) put right; or ``literal``, as printed, whose optimum
-        is handed back only if the referee accepts it, and whose bound is none.
-    backend
-        ``cp-sat`` (slot-free only), or one of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
-    limits
-        The work is in the backend's unit.
-    start
-        A schedule to start from; without one the better of two rules' schedules, which is also what is
+    formulation: ``slot-free``; ``repaired``, the paper's (1)-(25) put right; or ``literal``, as printed,
+        whose optimum is handed back only if the referee accepts it, and whose bound is none.
+    backend: ``cp-sat`` (slot-free only), or one of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
+    limits: The work is in the backend's unit.
+    start: A schedule to start from; without one the better of two rules' schedules, which is also what is
         handed back where nothing better comes. The literal model takes none.
-
-    Raises
-    ------
-    ValueError
-        If the formulation cannot say the problem, or the backend not take the formulation.
-    ImportError
-        If the backend's library is not installed.
+    Raises ValueError if the formulation cannot say the problem, or the backend not take the formulation.
+    Raises ImportError if the backend's library is not installed.
     """
     limits, begun = limits or Limits(), time.perf_counter()
     if start is not None and (broken := start.check(problem)) is not None:

@@ -22,29 +22,16 @@ class SearchParams:
     """
     Parameters of the schedule search.
 
-    Parameters
-    ----------
-    off
-        Names of phases that are left out, from :data:`~batchbound.solvers.search.phases.PHASES`.
-    share
-        Share of the time left that each phase gets, 0 to 1. The last one that applies gets all of it. A
+    off: Names of phases that are left out, from :data:`~batchbound.solvers.search.phases.PHASES`.
+    share: Share of the time left that each phase gets, 0 to 1. The last one that applies gets all of it. A
         larger share gives more to the first phases.
-    shares
-        Shares of single phases by name, in place of ``share``.
-    baseline_requests
-        Requests up to which every built-in rule is simulated before the search begins, whatever the limit.
-        With more, a plan is never worse than a rule for larger jobs, which start later.
-    baseline_share
-        Share of the limits for the other schedules that a search starts from.
-    exact_requests
-        Requests up to which a search limited by time ends with an exact search; 0 for none.
-    exact_share
-        Share of the time for bound and exact search where the exact search takes most of it.
-
-    Raises
-    ------
-    ParamsError
-        If a share is outside 0 to 1, or a number negative.
+    shares: Shares of single phases by name, in place of ``share``.
+    baseline_requests: Requests up to which every built-in rule is simulated before the search begins,
+        whatever the limit. With more, a plan is never worse than a rule for larger jobs, which start later.
+    baseline_share: Share of the limits for the other schedules that a search starts from.
+    exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
+    exact_share: Share of the time for bound and exact search where the exact search takes most of it.
+    Raises ParamsError if a share is outside 0 to 1, or a number negative.
     """
 
     off: tuple[str, ...] = ()
@@ -71,12 +58,8 @@ class SearchParams:
         """
         Return the parameters of the table ``[search]`` of a TOML file; the others keep their defaults.
 
-        Raises
-        ------
-        ParamsError
-            If the file is no TOML, or holds another table or an unknown parameter.
-        OSError
-            If the file cannot be read.
+        Raises ParamsError if the file is no TOML, or holds another table or an unknown parameter.
+        Raises OSError if the file cannot be read.
         """
         try:
             document = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -28,14 +28,9 @@ class SlotTrial:
     """
     One number of slots, and what was reached with it.
 
-    Parameters
-    ----------
-    slots
-        The number.
-    makespan
-        Of the best schedule found, seconds.
-    bound
-        A proven bound with so many slots, seconds.
+    slots: The number.
+    makespan: Of the best schedule found, seconds.
+    bound: A proven bound with so many slots, seconds.
     """
 
     slots: int
@@ -55,14 +50,9 @@ def choose_slots(
     pass, then its best rungs' neighbours, then the schedule search on the best few; among those within
     :data:`WORTH_A_SLOT` of the best, the fewest slots come first.
 
-    Parameters
-    ----------
-    problem
-        The problem; its own number of slots is not looked at.
-    seconds
-        Wall-clock limit of the searches together.
-    most
-        The most slots to try, such as those that the cost model was measured with; None for all that fit.
+    problem: The problem; its own number of slots is not looked at.
+    seconds: Wall-clock limit of the searches together.
+    most: The most slots to try, such as those that the cost model was measured with; None for all that fit.
     """
     fitting = _most_that_fit(problem)
     most = fitting if most is None else min(fitting, most)

@@ -65,10 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     Return the exit status of one command: 0 done, 1 the work failed, 2 the input was wrong.
 
-    Parameters
-    ----------
-    argv
-        The words after the program's name; those of this process by default.
+    argv: The words after the program's name; those of this process by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     prepare_streams()

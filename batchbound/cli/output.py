@@ -74,10 +74,7 @@ def whose_seconds(cost_source: Mapping[str, object]) -> str:
     """
     Return whose seconds a plan is in, for its first line.
 
-    Parameters
-    ----------
-    cost_source
-        Where its costs come from, as the plan records it.
+    cost_source: Where its costs come from, as the plan records it.
     """
     engine = cost_source.get("engine")
     if isinstance(engine, Mapping) and engine:

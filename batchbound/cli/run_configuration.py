@@ -38,12 +38,8 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
     """
     Say what a run reached of what was planned, and whether completions were as long as planned.
 
-    Parameters
-    ----------
-    configuration
-        That was planned.
-    reached
-        What came of it; None if the run was too short for a steady state.
+    configuration: That was planned.
+    reached: What came of it; None if the run was too short for a steady state.
     """
     if reached is None:
         note("the run was too short to reach its steady state: nothing to compare with the plan")

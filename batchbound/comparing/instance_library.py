@@ -22,15 +22,8 @@ def suite(name: str) -> dict[str, Plan]:
     A plan holds the problem, a schedule that breaks no rule, who found it (``maker``), and a bound with its
     certificate, which :func:`batchbound.verify` derives again.
 
-    Parameters
-    ----------
-    name
-        One of :func:`suites`.
-
-    Raises
-    ------
-    InputError
-        If there is no such suite, or one of its files is damaged.
+    name: One of :func:`suites`.
+    Raises InputError if there is no such suite, or one of its files is damaged.
     """
     if name not in suites():
         hint = f"There are {', '.join(suites())}."

@@ -28,32 +28,19 @@ class Measurement:
     """
     What one solver did on one instance.
 
-    Parameters
-    ----------
-    instance, solver
-        Their names.
-    value
-        Seconds of the makespan, or the objective of a linear model; None without a solution.
-    bound
-        The bound it proved itself, or None.
-    gap
-        How far the value is above the best bound that any solver of the comparison proved for the instance,
+    instance, solver: Their names.
+    value: Seconds of the makespan, or the objective of a linear model; None without a solution.
+    bound: The bound it proved itself, or None.
+    gap: How far the value is above the best bound that any solver of the comparison proved for the instance,
         as a fraction of the bound's size; None without both, and of a run that put requests back, as bounds
         are of schedules that prefill each request once.
-    seconds
-        Wall-clock seconds it took.
-    status, stopped_by
-        What is in hand and why it stopped; see :class:`~batchbound.solvers.result.Status`.
-    version
-        Of the solver.
-    message
-        What else a person should know.
-    bound_source
-        What proves the bound: an argument, or the backend that says so.
-    improvements
-        Seconds since the start and the value found then, in order.
-    evictions
-        Times a policy put a request back that ran.
+    seconds: Wall-clock seconds it took.
+    status, stopped_by: What is in hand and why it stopped; see :class:`~batchbound.solvers.result.Status`.
+    version: Of the solver.
+    message: What else a person should know.
+    bound_source: What proves the bound: an argument, or the backend that says so.
+    improvements: Seconds since the start and the value found then, in order.
+    evictions: Times a policy put a request back that ran.
     """
 
     instance: str
@@ -79,10 +66,7 @@ class Comparison:
     """
     All measurements, instance by instance.
 
-    Parameters
-    ----------
-    rows
-        One per solver and instance.
+    rows: One per solver and instance.
     """
 
     rows: tuple[Measurement, ...]

@@ -42,10 +42,7 @@ class OwnLinearSolver:
     """
     A user's own solver of linear models.
 
-    Parameters
-    ----------
-    solve
-        Takes a model and limits, and returns the result; its values are checked against the model.
+    solve: Takes a model and limits, and returns the result; its values are checked against the model.
     """
 
     solve: Callable[[LinearModel, Limits], LinearResult]

@@ -15,20 +15,13 @@ class Handover:
     """
     A plan in the terms of an engine.
 
-    Parameters
-    ----------
-    engine
-        One of :data:`ENGINES`.
-    priority
-        Of each completion in the plan's order, shape (completions,); None for an engine that takes the
+    engine: One of :data:`ENGINES`.
+    priority: Of each completion in the plan's order, shape (completions,); None for an engine that takes the
         order of its list. In vLLM and verl the lowest begins first (verl drops 0: they count from 1), in
         SGLang the highest.
-    command
-        Words of the server's command that the priorities and the plan's limits need.
-    settings
-        Configuration of a trainer, by its dotted names.
-    remarks
-        What to know before using it, in sentences.
+    command: Words of the server's command that the priorities and the plan's limits need.
+    settings: Configuration of a trainer, by its dotted names.
+    remarks: What to know before using it, in sentences.
     """
 
     engine: str

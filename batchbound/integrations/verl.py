@@ -53,12 +53,8 @@ class Placement:
     """
     Which replica each completion of a prompt goes to.
 
-    Parameters
-    ----------
-    prompts
-        Token ids of each row's prompt; rows with the same prompt are completions of it.
-    replica_of
-        Replica of each row, shape (rows,).
+    prompts: Token ids of each row's prompt; rows with the same prompt are completions of it.
+    replica_of: Replica of each row, shape (rows,).
     """
 
     def __init__(self, prompts: Iterable[Sequence[int]], replica_of: Sequence[int] | IntArray) -> None:

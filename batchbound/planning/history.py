@@ -40,10 +40,7 @@ class History:
     """
     Completions of earlier steps, of earlier epochs, or of other models.
 
-    Parameters
-    ----------
-    workloads
-        Lengths and groups, one workload a step; none is of the job.
+    workloads: Lengths and groups, one workload a step; none is of the job.
     """
 
     workloads: tuple[Workload, ...]

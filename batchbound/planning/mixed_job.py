@@ -83,16 +83,10 @@ class ReadJob:
     """
     A job, and where it was read.
 
-    Parameters
-    ----------
-    job
-        The completions.
-    source
-        The file, or the generator with its seed, as it was named.
-    lengths
-        Where the completions' lengths come from.
-    digest
-        The file's SHA-256, for requests that can be sent; None for lengths alone.
+    job: The completions.
+    source: The file, or the generator with its seed, as it was named.
+    lengths: Where the completions' lengths come from.
+    digest: The file's SHA-256, for requests that can be sent; None for lengths alone.
     """
 
     job: MixedJob

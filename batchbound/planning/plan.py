@@ -27,25 +27,13 @@ def make_plan(
     """
     Return a plan for a problem: a checked schedule, its predicted makespan, and the best bound proven.
 
-    Parameters
-    ----------
-    problem
-        Requests, costs and limits; arrivals are ignored, as a batch job has everything at the start.
-    solver
-        A name that :func:`~batchbound.solvers.solve.solve` knows.
-    limits
-        When to stop; after :data:`DEFAULT_SECONDS` by default.
-    start
-        A schedule to improve on, for solvers that can.
-    params
-        Parameters of the default solver.
-    provenance
-        Where the numbers come from, which the plan records.
-
-    Raises
-    ------
-    PlanningError
-        If the solver found no schedule, or one that the referee rejects.
+    problem: Requests, costs and limits; arrivals are ignored, as a batch job has everything at the start.
+    solver: A name that :func:`~batchbound.solvers.solve.solve` knows.
+    limits: When to stop; after :data:`DEFAULT_SECONDS` by default.
+    start: A schedule to improve on, for solvers that can.
+    params: Parameters of the default solver.
+    provenance: Where the numbers come from, which the plan records.
+    Raises PlanningError if the solver found no schedule, or one that the referee rejects.
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits

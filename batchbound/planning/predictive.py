@@ -43,14 +43,9 @@ class Tail:
     Of n lengths, the square root of n uncut ones exceed the threshold; those cut at the cap count as longer
     than the cap. The prior is uniform in the shape and in the logarithm of the scale.
 
-    Parameters
-    ----------
-    threshold
-        Tokens.
-    shape, scale
-        Points of the grid, shape (points,).
-    weight
-        Posterior probability of each, shape (points,).
+    threshold: Tokens.
+    shape, scale: Points of the grid, shape (points,).
+    weight: Posterior probability of each, shape (points,).
     """
 
     threshold: float
@@ -98,14 +93,11 @@ class Margin:
     """
     One distribution of lengths: drawn weights between the lengths seen, and a drawn tail beyond.
 
-    Parameters
-    ----------
-    atoms, below
-        Zero and the lengths seen, ascending, and the probability of a length up to each, shape (1 + seen,).
-    shape, scale
-        Parameters of the generalised Pareto distribution beyond all seen; a scale of 0 means no tail.
-    cap
-        Largest length.
+    atoms, below: Zero and the lengths seen, ascending, and the probability of a length up to each, shape (1 +
+        seen,).
+    shape, scale: Parameters of the generalised Pareto distribution beyond all seen; a scale of 0 means no
+        tail.
+    cap: Largest length.
     """
 
     atoms: FloatArray
@@ -157,14 +149,9 @@ class Source:
     """
     Completions with the distribution of lengths: of all earlier steps, or of one other model.
 
-    Parameters
-    ----------
-    lengths, group
-        Tokens of its completions, and their groups counted from zero.
-    tail
-        Tail of the lengths.
-    predicted
-        Correlation of a group's mean score with the other sources' prediction of it; 0 without one.
+    lengths, group: Tokens of its completions, and their groups counted from zero.
+    tail: Tail of the lengths.
+    predicted: Correlation of a group's mean score with the other sources' prediction of it; 0 without one.
     """
 
     lengths: IntArray
@@ -186,25 +173,15 @@ class Predictive:
     groups' share of the variance, and the steps' deviation with a half-Cauchy prior (Gelman 2006). So few
     earlier steps make a wide interval.
 
-    Parameters
-    ----------
-    sources
-        Each draw takes one of them.
-    group
-        Group of each of the job's requests, counted from zero, shape (requests,).
-    steps
-        Number of steps, or models, in the sources.
-    score
-        Normal score of the prediction of each group, 0 without one, shape (groups,).
-    deviation
-        Posterior probability of each of :data:`STEP_DEVIATIONS`.
-    share
-        Posterior probability of each intraclass correlation in
+    sources: Each draw takes one of them.
+    group: Group of each of the job's requests, counted from zero, shape (requests,).
+    steps: Number of steps, or models, in the sources.
+    score: Normal score of the prediction of each group, 0 without one, shape (groups,).
+    deviation: Posterior probability of each of :data:`STEP_DEVIATIONS`.
+    share: Posterior probability of each intraclass correlation in
         :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
-    cap
-        Largest length, tokens.
-    apart
-        Whether each source is one step or model alone, so that drawing the source draws its effect.
+    cap: Largest length, tokens.
+    apart: Whether each source is one step or model alone, so that drawing the source draws its effect.
     """
 
     sources: tuple[Source, ...]

@@ -26,18 +26,11 @@ class Releasable:
     """
     Requests that an engine of limits is to complete.
 
-    Parameters
-    ----------
-    prompt
-        Tokens of each prompt, shape (requests,).
-    output
-        Tokens of each of its completions, shape (requests,).
-    choices
-        Completions of each prompt, shape (requests,).
-    exact
-        Whether the lengths are known, and not predictions.
-    rows
-        What the engine computes, the completions of each request side by side, where those of one differ in
+    prompt: Tokens of each prompt, shape (requests,).
+    output: Tokens of each of its completions, shape (requests,).
+    choices: Completions of each prompt, shape (requests,).
+    exact: Whether the lengths are known, and not predictions.
+    rows: What the engine computes, the completions of each request side by side, where those of one differ in
         length or prompts begin alike; then ``output`` is the longest of each request. None where they do not.
     """
 

@@ -34,15 +34,10 @@ class SearchedRelease:
     """
     An order and a concurrency that came out of a search.
 
-    Parameters
-    ----------
-    release
-        The order, with what it is predicted to take.
-    held_back
-        Completions that the client keeps under way, fewer than the engine takes; None to leave that to the
-        engine.
-    stopped_by
-        What ended the search.
+    release: The order, with what it is predicted to take.
+    held_back: Completions that the client keeps under way, fewer than the engine takes; None to leave that to
+        the engine.
+    stopped_by: What ended the search.
     """
 
     release: Release

@@ -20,16 +20,10 @@ class SweepPoint:
     """
     A number of slots and replicas, and the plan found for it.
 
-    Parameters
-    ----------
-    slots
-        Of each replica.
-    replicas
-        How many, all alike.
-    makespan
-        Of the plan, seconds.
-    bound
-        Lower bound of the seconds with these slots and replicas; None if none was proven.
+    slots: Of each replica.
+    replicas: How many, all alike.
+    makespan: Of the plan, seconds.
+    bound: Lower bound of the seconds with these slots and replicas; None if none was proven.
     """
 
     slots: int

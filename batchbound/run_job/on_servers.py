@@ -148,20 +148,12 @@ class _Batch:
     """
     What is to be sent.
 
-    Parameters
-    ----------
-    path
-        The file of the requests.
-    requests
-        In its order.
-    output
-        Planned tokens of each completion, shape (requests,).
-    planned
-        Positions in the plan's order; None without a plan.
-    slots
-        Of the plan; None without one.
-    iterations
-        The plan for servers; None without one.
+    path: The file of the requests.
+    requests: In its order.
+    output: Planned tokens of each completion, shape (requests,).
+    planned: Positions in the plan's order; None without a plan.
+    slots: Of the plan; None without one.
+    iterations: The plan for servers; None without one.
     """
 
     path: Path

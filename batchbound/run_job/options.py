@@ -24,28 +24,15 @@ class ModelOptions:
     """
     A model, and how it is loaded.
 
-    Parameters
-    ----------
-    model
-        Hub name, directory or ``tiny:FAMILY[:SEED]``.
-    load_format
-        ``"auto"``; ``"partial"``: random weights where the checkpoint has none; ``"dummy"``: for the whole
-        configuration.
-    dtype
-        ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
-    device
-        ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
-    threads
-        CPU threads of torch; torch's own number if left out.
-    seed
-        Of sampling and random weights; each request's own, else 0, if left out.
-    tier
-        Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of its range, or there is no such way of loading.
+    model: Hub name, directory or ``tiny:FAMILY[:SEED]``.
+    load_format: ``"auto"``; ``"partial"``: random weights where the checkpoint has none; ``"dummy"``: for the
+        whole configuration.
+    dtype: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
+    device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+    threads: CPU threads of torch; torch's own number if left out.
+    seed: Of sampling and random weights; each request's own, else 0, if left out.
+    tier: Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
+    Raises ValueError if a number is out of its range, or there is no such way of loading.
     """
 
     model: str
@@ -117,44 +104,23 @@ class RunOptions:
     """
     How a plan is carried out; what is left out is as the plan and its prompts say.
 
-    Parameters
-    ----------
-    prompts
-        Where the planned prompts are now, if they moved.
-    tokenizer
-        The one that counted the plan's prompts if left out.
-    pinned
-        Decode every completion to its planned length, whatever its tokens are.
-    temperature, top_p, top_k
-        Of the choice of tokens; each request's own if left out, else greedy.
-    kv_tokens
-        Most tokens of the KV cache on the device; more wait on the host.
-    policy
-        Serve requests by this policy as they arrive, instead of by the plan's schedule.
-    on_error
-        When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
+    prompts: Where the planned prompts are now, if they moved.
+    tokenizer: The one that counted the plan's prompts if left out.
+    pinned: Decode every completion to its planned length, whatever its tokens are.
+    temperature, top_p, top_k: Of the choice of tokens; each request's own if left out, else greedy.
+    kv_tokens: Most tokens of the KV cache on the device; more wait on the host.
+    policy: Serve requests by this policy as they arrive, instead of by the plan's schedule.
+    on_error: When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
         default) an error in the place of its completion.
-    replicas
-        Engines, each a Ray actor; None for as many as the plan is for.
-    ray_address
-        Of a Ray cluster; one on this machine if left out.
-    patience
-        Seconds of silence after which a replica is given up if another lives; never if left out.
-    encode_device
-        Of the worker that encodes, for a plan of WAA.
-    replan
-        Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
-    tensor_parallel
-        Processes that share each of the model's layers, for an RRA plan of ``search``.
-    params
-        Parameters that tune the run, or a TOML file of them.
-    any_model
-        Complete every request by the loaded model, whatever model it names.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of its range, or nothing is known to do at an error.
+    replicas: Engines, each a Ray actor; None for as many as the plan is for.
+    ray_address: Of a Ray cluster; one on this machine if left out.
+    patience: Seconds of silence after which a replica is given up if another lives; never if left out.
+    encode_device: Of the worker that encodes, for a plan of WAA.
+    replan: Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
+    tensor_parallel: Processes that share each of the model's layers, for an RRA plan of ``search``.
+    params: Parameters that tune the run, or a TOML file of them.
+    any_model: Complete every request by the loaded model, whatever model it names.
+    Raises ValueError if a number is out of its range, or nothing is known to do at an error.
     """
 
     prompts: str | None = None

@@ -43,16 +43,10 @@ class RunFiles:
     """
     Where a run's outputs go.
 
-    Parameters
-    ----------
-    output
-        The completions.
-    traces
-        One a replica.
-    picture
-        Of several replicas together, for ui.perfetto.dev; None for one.
-    shared
-        The plan as it was shared out; None where the plan was for as many replicas.
+    output: The completions.
+    traces: One a replica.
+    picture: Of several replicas together, for ui.perfetto.dev; None for one.
+    shared: The plan as it was shared out; None where the plan was for as many replicas.
     """
 
     output: Path

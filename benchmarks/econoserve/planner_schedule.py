@@ -32,7 +32,7 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
         )
     if run.preempted.any() or run.decodes.max(initial=0) > problem.slots:
         return None
-    # Decode steps are the iterations in which anyone generates; a prompt's own iteration is none of its steps.
+    # Decode steps are the iterations in which anyone generates; and no prompt is computed.
     done = np.cumsum(run.decodes > 0)
     last = np.searchsorted(run.start, run.finished, side="left") - 1
     # The last of the answer's decode steps is the iteration it ended in.

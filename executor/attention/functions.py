@@ -21,18 +21,11 @@ class AttentionCall(NamedTuple):
     """
     What a layer hands to its attention function.
 
-    Parameters
-    ----------
-    query
-        Shape (rows, heads, tokens, head size).
-    key, value
-        Shape (rows, key-value heads, columns, head size).
-    mask
-        Added to the scores, broadcast to (rows, heads, tokens, columns).
-    scaling
-        Multiplies the scores; one over the root of the head size if None.
-    others
-        What transformers passes to its own attention functions besides.
+    query: Shape (rows, heads, tokens, head size).
+    key, value: Shape (rows, key-value heads, columns, head size).
+    mask: Added to the scores, broadcast to (rows, heads, tokens, columns).
+    scaling: Multiplies the scores; one over the root of the head size if None.
+    others: What transformers passes to its own attention functions besides.
     """
 
     module: Any

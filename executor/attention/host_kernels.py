@@ -59,14 +59,9 @@ class Rows(NamedTuple):
     """
     Where rows lie in a buffer of keys or values, and where their coming tokens go.
 
-    Parameters
-    ----------
-    positions
-        The column of each row's coming token, int64, shape (rows,), contiguous.
-    table
-        The blocks of each row, int64, shape (rows, blocks); None where a row lies in one piece.
-    block
-        Columns of a block.
+    positions: The column of each row's coming token, int64, shape (rows,), contiguous.
+    table: The blocks of each row, int64, shape (rows, blocks); None where a row lies in one piece.
+    block: Columns of a block.
     """
 
     positions: torch.Tensor

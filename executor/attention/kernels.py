@@ -24,21 +24,13 @@ class Held(NamedTuple):
     """
     What rows hold, and how it is attended to.
 
-    Parameters
-    ----------
-    keys, values
-        Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
-    lengths
-        Columns that each row holds, its own new token's among them, int64, shape (rows,).
-    window
-        How many of the latest columns to attend to; None for all.
-    scale
-        Multiplies the scores; one over the root of the head size if None.
-    table
-        Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows,
-        blocks); the KV cache is then of shape (tokens of the pool, key-value heads, head size).
-    block
-        Tokens of a block.
+    keys, values: Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
+    lengths: Columns that each row holds, its own new token's among them, int64, shape (rows,).
+    window: How many of the latest columns to attend to; None for all.
+    scale: Multiplies the scores; one over the root of the head size if None.
+    table: Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows, blocks);
+        the KV cache is then of shape (tokens of the pool, key-value heads, head size).
+    block: Tokens of a block.
     """
 
     keys: torch.Tensor

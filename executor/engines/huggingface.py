@@ -33,19 +33,13 @@ class DecodeOptions:
     """
     How completions are decoded.
 
-    Parameters
-    ----------
-    eos_ids
-        Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its
+    eos_ids: Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its
         full length, as in a run at pinned lengths.
-    sampler
-        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily
+    sampler: How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily
         if left out.
-    kv_tokens
-        The most tokens of KV cache to allocate on the device, padding included; requests beyond take
+    kv_tokens: The most tokens of KV cache to allocate on the device, padding included; requests beyond take
         turns with the host. None for as many as the slots need.
-    begun
-        Tokens that completions have already, by request: they are part of what the workload counts as its
+    begun: Tokens that completions have already, by request: they are part of what the workload counts as its
         prompt, and of the most tokens.
     """
 

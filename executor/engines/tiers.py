@@ -24,14 +24,9 @@ class Tier:
     """
     A layout and why it was chosen.
 
-    Parameters
-    ----------
-    name
-        ``window`` or ``ragged``.
-    reason
-        Why this one.
-    check
-        What vouches for its completions.
+    name: ``window`` or ``ragged``.
+    reason: Why this one.
+    check: What vouches for its completions.
     """
 
     name: str

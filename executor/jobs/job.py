@@ -46,13 +46,9 @@ class Outcome:
     """
     Outcome of a run of a plan.
 
-    Parameters
-    ----------
-    traces
-        Of the requests served by this run, one for each replica; empty if none was left to serve.
-    resumed
-        Requests that are in no trace: an earlier, interrupted run had finished them, or this one before a
-        request failed, or the model cannot serve them.
+    traces: Of the requests served by this run, one for each replica; empty if none was left to serve.
+    resumed: Requests that are in no trace: an earlier, interrupted run had finished them, or this one before
+        a request failed, or the model cannot serve them.
     """
 
     traces: tuple[Trace, ...]
@@ -64,29 +60,18 @@ class Job:
     """
     A plan with everything needed to run it.
 
-    Parameters
-    ----------
-    prompts
-        Of the plan's requests, in its order.
-    model, tokenizer
-        What completes them.
-    sampler
-        How tokens are chosen.
-    pinned
-        Decode every completion to the plan's length, whatever its tokens are; else a completion ends at an
-        end-of-sequence token or at its request's ``max_tokens``.
-    tier
-        Layout of the KV cache; chosen when the job runs if left out.
-    kv_tokens
-        Tokens of KV cache to allocate on the device; None for as many as the slots need.
-    policy
-        A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
+    prompts: Of the plan's requests, in its order.
+    model, tokenizer: What completes them.
+    sampler: How tokens are chosen.
+    pinned: Decode every completion to the plan's length, whatever its tokens are; else a completion ends at
+        an end-of-sequence token or at its request's ``max_tokens``.
+    tier: Layout of the KV cache; chosen when the job runs if left out.
+    kv_tokens: Tokens of KV cache to allocate on the device; None for as many as the slots need.
+    policy: A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
         instead of the plan's schedule.
-    record_failures
-        Answer a request that fails, or that the model cannot serve, with an error, and serve the others;
-        else the run stops.
-    refused
-        Why requests, as positions in the plan, are answered with an error whatever the model says.
+    record_failures: Answer a request that fails, or that the model cannot serve, with an error, and serve the
+        others; else the run stops.
+    refused: Why requests, as positions in the plan, are answered with an error whatever the model says.
     """
 
     plan: Plan

@@ -29,12 +29,8 @@ class Stretch:
     Running completions are censored at their current length. Mass beyond every end lies at the planned length
     or, past that, beyond the longest: twice as far if none ended, less the more did.
 
-    Parameters
-    ----------
-    ended
-        Length over planned length of each completion that ended.
-    reached
-        The same so far for each running one.
+    ended: Length over planned length of each completion that ended.
+    reached: The same so far for each running one.
     """
 
     def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
@@ -64,10 +60,7 @@ class LengthEstimator:
     """
     Requests begun and ended of a plan, and an estimate of the rest from the lengths seen.
 
-    Parameters
-    ----------
-    problem, schedule
-        The plan; requests are taken to begin in its order.
+    problem, schedule: The plan; requests are taken to begin in its order.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:

@@ -24,19 +24,13 @@ class Standing:
     """
     Progress of a run.
 
-    Parameters
-    ----------
-    done, planned
-        Planned seconds done, those of an earlier, interrupted run among them, and of the whole plan.
-    slowdown
-        Measured seconds for each planned one in this run.
-    left
-        Seconds that what is left takes at that pace.
-    gap
-        How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
+    done, planned: Planned seconds done, those of an earlier, interrupted run among them, and of the whole
+        plan.
+    slowdown: Measured seconds for each planned one in this run.
+    left: Seconds that what is left takes at that pace.
+    gap: How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
         has left the plan, or nothing is proven.
-    longer
-        Running completions beyond their planned lengths.
+    longer: Running completions beyond their planned lengths.
     """
 
     done: float
@@ -52,12 +46,8 @@ class Follower:
     """
     Callbacks of a run.
 
-    Parameters
-    ----------
-    on_stage
-        Called after each stage with its record and the number of requests finished so far.
-    on_begin
-        Called with the requests that are prefilled next, as positions in the plan.
+    on_stage: Called after each stage with its record and the number of requests finished so far.
+    on_begin: Called with the requests that are prefilled next, as positions in the plan.
     """
 
     on_stage: Callable[[Stage, int], None]
@@ -77,15 +67,10 @@ class PlanClock:
     Where completions are longer or shorter than planned, what is left is foretold by the lengths seen so far,
     of those that ended and of those under way.
 
-    Parameters
-    ----------
-    left
-        Requests that this run serves, ascending; another run has completed the others.
-    bound
-        Proven model seconds of the whole plan, or None.
-    ended
-        Returns the requests that ended since it was last called, as positions in the plan, and the tokens of
-        each, UNKNOWN where there are none; one may be told of a stage late.
+    left: Requests that this run serves, ascending; another run has completed the others.
+    bound: Proven model seconds of the whole plan, or None.
+    ended: Returns the requests that ended since it was last called, as positions in the plan, and the tokens
+        of each, UNKNOWN where there are none; one may be told of a stage late.
     """
 
     def __init__(

@@ -19,12 +19,8 @@ class KeptPrompt:
     """
     What a request needs to begin after a prompt that was computed before.
 
-    Parameters
-    ----------
-    layers
-        KV cache of each layer, each of shape (key-value heads, tokens, head size).
-    logits
-        Of the token that follows, shape (1, vocabulary).
+    layers: KV cache of each layer, each of shape (key-value heads, tokens, head size).
+    logits: Of the token that follows, shape (1, vocabulary).
     """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]

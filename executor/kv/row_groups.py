@@ -32,16 +32,10 @@ class _Arrangement:
     """
     Groups as they were found.
 
-    Parameters
-    ----------
-    bounds
-        The rows at which groups begin, and the number of rows.
-    excess
-        What calls and padding cost, over the tokens that the rows held.
-    kept
-        Changes of the rows since.
-    lost
-        What they cost more since than they would have at that excess, in tokens.
+    bounds: The rows at which groups begin, and the number of rows.
+    excess: What calls and padding cost, over the tokens that the rows held.
+    kept: Changes of the rows since.
+    lost: What they cost more since than they would have at that excess, in tokens.
     """
 
     bounds: list[int]

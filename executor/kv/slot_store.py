@@ -23,12 +23,8 @@ class Segment:
     """
     A run of prompt tokens in a forward call, and where their KV cache goes.
 
-    Parameters
-    ----------
-    offset
-        The column of its first token: tokens of the same prompt that earlier calls stored.
-    begin
-        Where the call's input has the tokens.
+    offset: The column of its first token: tokens of the same prompt that earlier calls stored.
+    begin: Where the call's input has the tokens.
     """
 
     row: int

@@ -24,12 +24,8 @@ class Suspended:
     """
     A request taken out of a running batch, on the host, to be inserted again as if it had never left.
 
-    Parameters
-    ----------
-    keys, values
-        Of each layer, shape (key-value heads, tokens, head size), in host memory.
-    state
-        Its next input token, its position, its random stream and the tokens emitted; int64, shape (4,).
+    keys, values: Of each layer, shape (key-value heads, tokens, head size), in host memory.
+    state: Its next input token, its position, its random stream and the tokens emitted; int64, shape (4,).
     """
 
     keys: tuple[torch.Tensor, ...]

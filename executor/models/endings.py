@@ -17,16 +17,10 @@ class Ending:
     """
     What ends a completion before its most tokens.
 
-    Parameters
-    ----------
-    tokens
-        Tokens that end it, themselves part of its tokens but not of its text.
-    stop
-        Texts that end it, in whatever tokens they come.
-    include_stop
-        Whether what ended it is part of its text.
-    min_tokens
-        Tokens up to which nothing ends it.
+    tokens: Tokens that end it, themselves part of its tokens but not of its text.
+    stop: Texts that end it, in whatever tokens they come.
+    include_stop: Whether what ended it is part of its text.
+    min_tokens: Tokens up to which nothing ends it.
     """
 
     tokens: frozenset[int] = frozenset()

@@ -22,20 +22,12 @@ class Edit:
     """
     What one request asks, in tokens.
 
-    Parameters
-    ----------
-    sampling
-        The request's.
-    prompt
-        Its tokens.
-    most_tokens
-        The most it may emit.
-    ends
-        Tokens not to be chosen before ``min_tokens``.
-    bad_words
-        Sequences not to be completed.
-    begun
-        Tokens that its completion has already.
+    sampling: The request's.
+    prompt: Its tokens.
+    most_tokens: The most it may emit.
+    ends: Tokens not to be chosen before ``min_tokens``.
+    bad_words: Sequences not to be completed.
+    begun: Tokens that its completion has already.
     """
 
     sampling: Sampling
@@ -62,10 +54,7 @@ class LogitEdits:
     """
     The edits of a batch's requests; rows of other requests stay as they are.
 
-    Parameters
-    ----------
-    edits
-        By the random stream of each request, at least one.
+    edits: By the random stream of each request, at least one.
     """
 
     edits: Mapping[int, Edit]
@@ -115,23 +104,16 @@ class _Tables:
     """
     What the requests ask, on a device, in the order of their streams; a last row for any other request.
 
-    Parameters
-    ----------
-    streams
-        Sorted, shape (requests,).
-    bias_tokens, bias
-        Tokens and what is added to their logits, shape (requests + 1, most biased).
-    ends, ends_held, min_tokens
-        Tokens that end a completion, which of them are meant, and up to when they are hidden.
-    repetition, frequency, presence
-        The penalties, shape (requests + 1, 1).
-    prompt_tokens
-        Of each request, shape (requests + 1,).
-    history
-        Tokens of prompt and completion, shape (requests + 1, longest + 1); None if no request looks back.
-    words, word_ends
-        Sequences but for their last tokens, aligned on the right and filled up with -1, shape (requests +
-        1, words, longest); and their last tokens, -1 where there is none.
+    streams: Sorted, shape (requests,).
+    bias_tokens, bias: Tokens and what is added to their logits, shape (requests + 1, most biased).
+    ends, ends_held, min_tokens: Tokens that end a completion, which of them are meant, and up to when they
+        are hidden.
+    repetition, frequency, presence: The penalties, shape (requests + 1, 1).
+    prompt_tokens: Of each request, shape (requests + 1,).
+    history: Tokens of prompt and completion, shape (requests + 1, longest + 1); None if no request looks
+        back.
+    words, word_ends: Sequences but for their last tokens, aligned on the right and filled up with -1, shape
+        (requests + 1, words, longest); and their last tokens, -1 where there is none.
     """
 
     streams: torch.Tensor

@@ -114,16 +114,11 @@ class _Rules:
     """
     What the requests ask, on a device, in the order of their streams.
 
-    Parameters
-    ----------
-    streams, temperature, top_k, top_p, min_p
-        Of each request; 0 of ``top_k`` and ``min_p`` and infinity of ``top_p`` keep all tokens.
-    most_kept
-        The largest ``top_k`` that leaves something out; 0 if none does.
-    cut_mass, cut_unlikely
-        Whether a ``top_p`` or a ``min_p`` may leave something out.
-    some_greedy
-        Whether a request always takes the likeliest token.
+    streams, temperature, top_k, top_p, min_p: Of each request; 0 of ``top_k`` and ``min_p`` and infinity of
+        ``top_p`` keep all tokens.
+    most_kept: The largest ``top_k`` that leaves something out; 0 if none does.
+    cut_mass, cut_unlikely: Whether a ``top_p`` or a ``min_p`` may leave something out.
+    some_greedy: Whether a request always takes the likeliest token.
     """
 
     streams: torch.Tensor

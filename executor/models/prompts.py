@@ -22,12 +22,8 @@ class Prompts:
     """
     The requests of a job with their token ids, in the job's order.
 
-    Parameters
-    ----------
-    records
-        As the batch file states them.
-    tokens
-        Token ids of each prompt.
+    records: As the batch file states them.
+    tokens: Token ids of each prompt.
     """
 
     records: tuple[PromptRecord, ...]

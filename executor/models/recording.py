@@ -27,14 +27,9 @@ class _Ring:
     """
     Entries of captured decode steps.
 
-    Parameters
-    ----------
-    entries
-        Shape (decode steps, what an entry holds, rows).
-    cursor
-        The next decode step, int64, shape (1,).
-    active
-        Whether decode steps write here.
+    entries: Shape (decode steps, what an entry holds, rows).
+    cursor: The next decode step, int64, shape (1,).
+    active: Whether decode steps write here.
     """
 
     entries: torch.Tensor
@@ -71,12 +66,8 @@ class Recorder:
 
     Each is kept under its request and index: a token chosen again after a preemption counts once.
 
-    Parameters
-    ----------
-    modes
-        Distribution that is recorded, by a request's random stream.
-    likeliest
-        How many of the likeliest tokens are kept, too.
+    modes: Distribution that is recorded, by a request's random stream.
+    likeliest: How many of the likeliest tokens are kept, too.
     """
 
     modes: Mapping[int, LogprobsMode]

@@ -63,18 +63,11 @@ class Sampler:
     never on which other requests share the batch: a run that is resumed, re-planned or preempted gives the
     same completions.
 
-    Parameters
-    ----------
-    temperature
-        Divides the logits; 0 means greedy.
-    top_k
-        Keep only the ``top_k`` likeliest tokens; 0 keeps all.
-    top_p
-        Keep the smallest set of likeliest tokens whose probability reaches ``top_p``; 1 keeps all.
-    min_p
-        Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
-    seed
-        Seed shared by all requests.
+    temperature: Divides the logits; 0 means greedy.
+    top_k: Keep only the ``top_k`` likeliest tokens; 0 keeps all.
+    top_p: Keep the smallest set of likeliest tokens whose probability reaches ``top_p``; 1 keeps all.
+    min_p: Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
+    seed: Seed shared by all requests.
     """
 
     temperature: float = 0.0

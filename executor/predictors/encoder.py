@@ -32,12 +32,8 @@ class EncoderPredictor:
     Label :math:`\lfloor l / (l_{max} / N) \rfloor`; a length is predicted as the middle of the likeliest
     range, and its interval by the classifier's probabilities.
 
-    Parameters
-    ----------
-    model, tokenizer
-        A transformers model for sequence classification and its tokenizer.
-    longest, buckets
-        :math:`l_{max}` and N.
+    model, tokenizer: A transformers model for sequence classification and its tokenizer.
+    longest, buckets: :math:`l_{max}` and N.
     """
 
     model: Any

@@ -32,10 +32,7 @@ class ConstantPredictor:
     """
     The same for every prompt: what should be beaten.
 
-    Parameters
-    ----------
-    low, tokens, high
-        Quantiles of the lengths learnt from, tokens.
+    low, tokens, high: Quantiles of the lengths learnt from, tokens.
     """
 
     low: float
@@ -70,14 +67,9 @@ class GroupMeanPredictor:
     """
     The mean of earlier completions to the same prompt; lengths of completions to one prompt correlate.
 
-    Parameters
-    ----------
-    means
-        Tokens by prompt.
-    spread
-        Quantiles of a length over its group's mean of the other completions.
-    otherwise
-        For prompts that were never completed.
+    means: Tokens by prompt.
+    spread: Quantiles of a length over its group's mean of the other completions.
+    otherwise: For prompts that were never completed.
     """
 
     means: dict[str, float]

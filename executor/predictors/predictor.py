@@ -31,18 +31,11 @@ class TrainedPredictor:
     """
     A predictor with the error it was measured to have.
 
-    Parameters
-    ----------
-    method
-        One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
-    predictor
-        Says the lengths.
-    quality
-        On prompts it had not seen when it was measured.
-    predicted, actual
-        The measured pairs behind it, tokens, shape (held-out requests,).
-    examples
-        What it was learnt from and measured on.
+    method: One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
+    predictor: Says the lengths.
+    quality: On prompts it had not seen when it was measured.
+    predicted, actual: The measured pairs behind it, tokens, shape (held-out requests,).
+    examples: What it was learnt from and measured on.
     """
 
     method: str

@@ -27,16 +27,11 @@ class QuantilePredictor:
     """
     Quantile regression on cheap features of the prompt, its interval widened until held-out completions fit.
 
-    Parameters
-    ----------
-    words
-        Turns prompts into weighted word counts.
-    mean
-        Ridge regression of the logarithm of the length on them.
-    quantiles
-        Gradient-boosted trees for the low, middle and high quantile, on a prompt's counts and that mean.
-    widening
-        Logarithm by which the interval is widened at both ends (conformalized quantile regression,
+    words: Turns prompts into weighted word counts.
+    mean: Ridge regression of the logarithm of the length on them.
+    quantiles: Gradient-boosted trees for the low, middle and high quantile, on a prompt's counts and that
+        mean.
+    widening: Logarithm by which the interval is widened at both ends (conformalized quantile regression,
         Romano, Patterson and Candes 2019).
     """
 

@@ -30,18 +30,11 @@ class Encoded:
     """
     A batch that was encoded.
 
-    Parameters
-    ----------
-    requests
-        Their positions in the workload.
-    suspended
-        What each continues with: views of shared memory, good until the batch is given back.
-    begun, ended
-        When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
-    cpu_seconds
-        Of the worker's process, on it.
-    block
-        Where in shared memory it lies.
+    requests: Their positions in the workload.
+    suspended: What each continues with: views of shared memory, good until the batch is given back.
+    begun, ended: When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
+    cpu_seconds: Of the worker's process, on it.
+    block: Where in shared memory it lies.
     """
 
     requests: tuple[int, ...]

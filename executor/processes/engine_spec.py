@@ -13,18 +13,12 @@ class EngineSpec:
     """
     What each replica loads.
 
-    Parameters
-    ----------
-    model, load_format, dtype, device, seed
-        As :func:`~batchbound.executor.models.source.load_model` takes them; ``seed`` is of sampling, too.
-    tier
-        Layout of KV cache.
-    eos_ids
-        Tokens that end a completion.
-    sampler
-        How tokens are chosen.
-    threads
-        CPU threads of torch in each replica, or None for torch's own.
+    model, load_format, dtype, device, seed: As :func:`~batchbound.executor.models.source.load_model` takes
+        them; ``seed`` is of sampling, too.
+    tier: Layout of KV cache.
+    eos_ids: Tokens that end a completion.
+    sampler: How tokens are chosen.
+    threads: CPU threads of torch in each replica, or None for torch's own.
     """
 
     model: str

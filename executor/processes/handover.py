@@ -19,10 +19,7 @@ class Layout:
     """
     What a model keeps of a token.
 
-    Parameters
-    ----------
-    layers
-        Heads, head size of keys and head size of values of each layer.
+    layers: Heads, head size of keys and head size of values of each layer.
     """
 
     layers: tuple[tuple[int, int, int], ...]

@@ -38,14 +38,9 @@ class FleetOutcome:
     """
     What a fleet did.
 
-    Parameters
-    ----------
-    traces
-        One per replica, also of one that died: all stages it reported, and the requests it finished.
-    lost
-        The replicas that died, failed or hung before all was completed or just then, and why.
-    moved
-        Requests that were served by another replica than they were dispatched to.
+    traces: One per replica, also of one that died: all stages it reported, and the requests it finished.
+    lost: The replicas that died, failed or hung before all was completed or just then, and why.
+    moved: Requests that were served by another replica than they were dispatched to.
     """
 
     traces: tuple[Trace, ...]
@@ -58,13 +53,9 @@ class Listener:
     """
     Callbacks on a fleet's events other than completions.
 
-    Parameters
-    ----------
-    on_stage
-        Called with the replica and the record of each stage.
-    on_failure
-        Called once with each request on which the model fails, and why; the others are served. None to
-        stop at the first.
+    on_stage: Called with the replica and the record of each stage.
+    on_failure: Called once with each request on which the model fails, and why; the others are served. None
+        to stop at the first.
     """
 
     on_stage: Callable[[int, Stage], None] | None = None

@@ -20,16 +20,10 @@ class SecondsEstimate:
     """
     A job's seconds beside those of its simulations, at fitted rates.
 
-    Parameters
-    ----------
-    fit
-        Seconds of an iteration.
-    measured, simulated
-        Makespan of the job, and of its simulation at the fitted rates.
-    least
-        Seconds that every order takes at least if the rates are true, all requests there at the start.
-    orders
-        Simulated runs by the order of the requests, all there at the start.
+    fit: Seconds of an iteration.
+    measured, simulated: Makespan of the job, and of its simulation at the fitted rates.
+    least: Seconds that every order takes at least if the rates are true, all requests there at the start.
+    orders: Simulated runs by the order of the requests, all there at the start.
     """
 
     fit: IterationFit

@@ -42,16 +42,10 @@ class TimedJob:
     """
     What a server computed, and when its requests were there.
 
-    Parameters
-    ----------
-    sequences
-        A row per completion, in the order they were sent.
-    request
-        Position of each row's request, ascending, shape (rows,).
-    start, last
-        Seconds at which each request was sent and its last token was there, shape (requests,).
-    first
-        Seconds of its first token, shape (requests,); None where no one noted them.
+    sequences: A row per completion, in the order they were sent.
+    request: Position of each row's request, ascending, shape (rows,).
+    start, last: Seconds at which each request was sent and its last token was there, shape (requests,).
+    first: Seconds of its first token, shape (requests,); None where no one noted them.
     """
 
     sequences: Sequences
@@ -71,16 +65,11 @@ class IterationFit:
     """
     What an iteration of a server takes.
 
-    Parameters
-    ----------
-    rates
-        Seconds of an iteration, and per unit of its work; none is negative.
-    error
-        Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None
-        for a job too short to leave some out, whose one rate is of an iteration whatever is in it, and
-        for one that took no time.
-    marks
-        Moments at which the server's clock was compared.
+    rates: Seconds of an iteration, and per unit of its work; none is negative.
+    error: Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None
+        for a job too short to leave some out, whose one rate is of an iteration whatever is in it, and for
+        one that took no time.
+    marks: Moments at which the server's clock was compared.
     """
 
     rates: Minorant
@@ -196,12 +185,8 @@ class PricedRun:
     """
     A simulated job.
 
-    Parameters
-    ----------
-    run
-        What the device did.
-    work
-        Of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
+    run: What the device did.
+    work: Of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
     """
 
     run: ServingRun

@@ -39,17 +39,11 @@ class Measurements:
     """
     What was measured, to compose a profile from.
 
-    Parameters
-    ----------
-    points
-        Of the grid, those that were measured.
-    joining
-        Of :attr:`~.profile_grid.Grid.joining` those measured with a worker that encodes; none without
+    points: Of the grid, those that were measured.
+    joining: Of :attr:`~.profile_grid.Grid.joining` those measured with a worker that encodes; none without
         one.
-    grid
-        What else was to be measured.
-    found
-        The measurements, all of them.
+    grid: What else was to be measured.
+    found: The measurements, all of them.
     """
 
     points: Sequence[Point]

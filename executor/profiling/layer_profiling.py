@@ -58,16 +58,10 @@ class ProfiledModel:
     """
     A model as it is run while it is profiled.
 
-    Parameters
-    ----------
-    model
-        Loaded.
-    tier
-        Its layout of the KV cache.
-    pinned
-        Measure as for runs at pinned lengths, which read tokens back only when a request is done.
-    clock
-        Seconds from any origin.
+    model: Loaded.
+    tier: Its layout of the KV cache.
+    pinned: Measure as for runs at pinned lengths, which read tokens back only when a request is done.
+    clock: Seconds from any origin.
     """
 
     model: Any

@@ -29,16 +29,10 @@ class Grid:
     """
     What to measure.
 
-    Parameters
-    ----------
-    batches
-        Prompts encoded, and requests decoding, at a time.
-    lengths
-        Mean tokens of a prompt, and tokens held where decoding begins.
-    decode_steps
-        Decode steps timed at a point.
-    repeats
-        Passes over all that is measured, of which medians count.
+    batches: Prompts encoded, and requests decoding, at a time.
+    lengths: Mean tokens of a prompt, and tokens held where decoding begins.
+    decode_steps: Decode steps timed at a point.
+    repeats: Passes over all that is measured, of which medians count.
     """
 
     batches: tuple[int, ...]

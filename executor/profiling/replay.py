@@ -29,10 +29,7 @@ class Replay:
     """
     When a simulated run's requests had their tokens.
 
-    Parameters
-    ----------
-    first_token, finished
-        Seconds after the first arrival, shape (requests,).
+    first_token, finished: Seconds after the first arrival, shape (requests,).
     """
 
     first_token: FloatArray

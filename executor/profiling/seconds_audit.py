@@ -31,18 +31,11 @@ class SecondsAudit:
     """
     A measured makespan against the seconds no order could have gone below, at the cost model's prices.
 
-    Parameters
-    ----------
-    measured, simulated
-        Makespan of the run and of its replay at the model's prices.
-    bound
-        Seconds every order takes at least at those prices, all requests there at the start.
-    minorant
-        Seconds of each iteration at least, which the bound sums up.
-    iterations
-        The bound on iterations in it.
-    losses
-        Seconds by cause; they add up to ``measured - bound``.
+    measured, simulated: Makespan of the run and of its replay at the model's prices.
+    bound: Seconds every order takes at least at those prices, all requests there at the start.
+    minorant: Seconds of each iteration at least, which the bound sums up.
+    iterations: The bound on iterations in it.
+    losses: Seconds by cause; they add up to ``measured - bound``.
     """
 
     measured: float

@@ -20,10 +20,7 @@ class Metric:
     """
     One figure, measured and simulated.
 
-    Parameters
-    ----------
-    measured, simulated
-        In the unit the metric's name says.
+    measured, simulated: In the unit the metric's name says.
     """
 
     measured: float
@@ -40,16 +37,11 @@ class Validation:
     """
     A simulation and the run that it replays.
 
-    Parameters
-    ----------
-    metrics
-        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from
-        a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
+    metrics: By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``,
+        from a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
         token.
-    order_correlation
-        Spearman's, of the times at which the requests finished.
-    requests
-        That were served.
+    order_correlation: Spearman's, of the times at which the requests finished.
+    requests: That were served.
     """
 
     metrics: dict[str, Metric]

@@ -37,14 +37,9 @@ class Occupancy:
     """
     Running requests of a run over time.
 
-    Parameters
-    ----------
-    name
-        Of the run.
-    at
-        When each stretch ends, in iterations or seconds, ascending, shape (stretches,).
-    requests
-        Under way in it, shape (stretches,).
+    name: Of the run.
+    at: When each stretch ends, in iterations or seconds, ascending, shape (stretches,).
+    requests: Under way in it, shape (stretches,).
     """
 
     name: str
@@ -57,14 +52,9 @@ class Losses:
     """
     A measured quantity, its lower bound, and the difference by cause.
 
-    Parameters
-    ----------
-    unit
-        ``iterations`` or ``seconds``.
-    measured, bound
-        The whole, and the least.
-    parts
-        By cause; they add up to ``measured - bound``.
+    unit: ``iterations`` or ``seconds``.
+    measured, bound: The whole, and the least.
+    parts: By cause; they add up to ``measured - bound``.
     """
 
     unit: str

@@ -74,12 +74,8 @@ class IdleCauses:
     """
     Why a slot that is free is free, over the time of a run.
 
-    Parameters
-    ----------
-    times
-        Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
-    causes
-        The cause in each span.
+    times: Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
+    causes: The cause in each span.
     """
 
     times: FloatArray

@@ -65,16 +65,10 @@ class Panel:
     """
     One run in the picture.
 
-    Parameters
-    ----------
-    title
-        What run it is: "Plan", "Run".
-    trace
-        Of the run, in model seconds; a schedule is drawn from the trace of its simulation.
-    report
-        Of that trace.
-    measured
-        Seconds that the run took on its machine's clock, or None if it was simulated.
+    title: What run it is: "Plan", "Run".
+    trace: Of the run, in model seconds; a schedule is drawn from the trace of its simulation.
+    report: Of that trace.
+    measured: Seconds that the run took on its machine's clock, or None if it was simulated.
     """
 
     title: str

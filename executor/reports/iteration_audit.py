@@ -28,14 +28,9 @@ class IterationAudit:
     """
     A run's iterations against the fewest that any order could have taken.
 
-    Parameters
-    ----------
-    counted
-        By the server; None if it does not tell.
-    bound, limits, sequences
-        At the lengths that came out, and what it holds for.
-    simulated
-        Iterations that the engine's simulation takes, by the order of the requests: ``as sent``,
+    counted: By the server; None if it does not tell.
+    bound, limits, sequences: At the lengths that came out, and what it holds for.
+    simulated: Iterations that the engine's simulation takes, by the order of the requests: ``as sent``,
         ``file order`` and ``longest first``; empty for a job too large to simulate.
     """
 

@@ -22,16 +22,10 @@ class LogAudit:
     """
     The iterations of a log, by what its slots did.
 
-    Parameters
-    ----------
-    counted
-        Iterations.
-    sequences
-        Slots of the engine.
-    parts
-        Iterations by cause, an empty slot of one counted as its share; they add up to ``counted``.
-    seconds
-        Of the iterations by kind; they add up to the engine's busy seconds.
+    counted: Iterations.
+    sequences: Slots of the engine.
+    parts: Iterations by cause, an empty slot of one counted as its share; they add up to ``counted``.
+    seconds: Of the iterations by kind; they add up to the engine's busy seconds.
     """
 
     counted: int

@@ -15,14 +15,9 @@ class SteadyState:
     """
     What a run reached between filling the batch and running out of requests.
 
-    Parameters
-    ----------
-    start, end
-        Seconds after the job's start.
-    latency
-        The 99th percentile of the seconds from the start of a request's encoding to its last token.
-    requests
-        That joined in that time.
+    start, end: Seconds after the job's start.
+    latency: The 99th percentile of the seconds from the start of a request's encoding to its last token.
+    requests: That joined in that time.
     """
 
     start: float

@@ -36,14 +36,9 @@ class Row:
     """
     One line of the table.
 
-    Parameters
-    ----------
-    group
-        The heading it stands under.
-    name, value
-        Name of a figure, and its value with its unit.
-    note
-        What the figure is measured against, in a few words.
+    group: The heading it stands under.
+    name, value: Name of a figure, and its value with its unit.
+    note: What the figure is measured against, in a few words.
     """
 
     group: str

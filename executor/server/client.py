@@ -40,21 +40,13 @@ class Reply:
     """
     One attempt at a request, and what came of it.
 
-    Parameters
-    ----------
-    kind
-        Whether a completion came, the server refused the request for good, was busy or failed for now (429,
+    kind: Whether a completion came, the server refused the request for good, was busy or failed for now (429,
         5xx), lost the connection, could not be reached, or let the time run out.
-    status
-        HTTP status, or None where no response came.
-    body
-        The response's JSON object, or a substitute.
-    request_id
-        The server's name of the request, or empty.
-    wait
-        Seconds the server asks to wait before another attempt, or None.
-    message
-        What went wrong, in a sentence.
+    status: HTTP status, or None where no response came.
+    body: The response's JSON object, or a substitute.
+    request_id: The server's name of the request, or empty.
+    wait: Seconds the server asks to wait before another attempt, or None.
+    message: What went wrong, in a sentence.
     """
 
     kind: Kind
@@ -69,17 +61,11 @@ class ServerClient:
     """
     A connection pool to one server.
 
-    Parameters
-    ----------
-    url
-        Where it is, with or without ``/v1`` at the end.
-    timeout
-        Seconds a request may take, from its being sent to the whole response.
-    model
-        What to put in the place of each body's ``model``; None to leave it. A body without one gets
+    url: Where it is, with or without ``/v1`` at the end.
+    timeout: Seconds a request may take, from its being sent to the whole response.
+    model: What to put in the place of each body's ``model``; None to leave it. A body without one gets
         ``default_model``.
-    default_model
-        Of bodies that name none.
+    default_model: Of bodies that name none.
     """
 
     def __init__(

@@ -31,16 +31,10 @@ class Served:
     """
     What became of one request.
 
-    Parameters
-    ----------
-    request
-        Its position.
-    server
-        The server of the last attempt.
-    reply
-        The last attempt.
-    sent, finished
-        Seconds after the start, of the last attempt.
+    request: Its position.
+    server: The server of the last attempt.
+    reply: The last attempt.
+    sent, finished: Seconds after the start, of the last attempt.
     """
 
     request: int
@@ -86,24 +80,15 @@ class Dispatch:
     A request that failed goes back to its place in the order. A server that cannot be reached gets no request
     until it is reachable again; its requests go to the others, or back to it.
 
-    Parameters
-    ----------
-    clients
-        The servers: replicas of one another.
-    in_flight
-        Completions in flight on each; up to four times as many where ``slots`` is given and those that wait
-        are so short that they would be done before others come.
-    params
-        Retries, and the length of a server's queue.
-    rng
-        Of the waits.
-    proven
-        Whether requests of this job were completed before, so that failures are their own.
-    slots
-        Completions that each server works on at a time; None to keep to ``in_flight``.
-    on_wait
-        Called with a server's position, its reply and the seconds it asks to wait, once a wait, where that is
-        longer than any of ours. It is waited for all the same: the server knows when its limit ends.
+    clients: The servers: replicas of one another.
+    in_flight: Completions in flight on each; up to four times as many where ``slots`` is given and those that
+        wait are so short that they would be done before others come.
+    params: Retries, and the length of a server's queue.
+    rng: Of the waits.
+    proven: Whether requests of this job were completed before, so that failures are their own.
+    slots: Completions that each server works on at a time; None to keep to ``in_flight``.
+    on_wait: Called with a server's position, its reply and the seconds it asks to wait, once a wait, where
+        that is longer than any of ours. It is waited for all the same: the server knows when its limit ends.
     """
 
     def __init__(

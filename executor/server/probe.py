@@ -16,20 +16,12 @@ class ServerFacts:
     """
     Facts about a server; None if unknown.
 
-    Parameters
-    ----------
-    url
-        Where it is.
-    reachable
-        Whether it responds.
-    engine
-        ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
-    models
-        Names it serves.
-    slots
-        Requests that it runs at a time.
-    metrics
-        Its counters.
+    url: Where it is.
+    reachable: Whether it responds.
+    engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
+    models: Names it serves.
+    slots: Requests that it runs at a time.
+    metrics: Its counters.
     """
 
     url: str
@@ -87,12 +79,8 @@ class Watch:
     """
     Reads a server's counters now and then while a job runs.
 
-    Parameters
-    ----------
-    every
-        Seconds between two readings.
-    on_read
-        Called with the counters of each.
+    every: Seconds between two readings.
+    on_read: Called with the counters of each.
     """
 
     def __init__(

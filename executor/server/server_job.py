@@ -32,14 +32,9 @@ class ServerOutcome:
     """
     Outcome of a run on servers.
 
-    Parameters
-    ----------
-    run
-        Of the requests this run served.
-    failed
-        Requests that have no completion, of this run and of an earlier part of it.
-    stopped
-        Why the run ended early, or None.
+    run: Of the requests this run served.
+    failed: Requests that have no completion, of this run and of an earlier part of it.
+    stopped: Why the run ended early, or None.
     """
 
     run: ServerRun
@@ -52,31 +47,19 @@ class ServerJob:
     """
     A batch, the order to release it in, and the servers.
 
-    Parameters
-    ----------
-    requests
-        In the order of their file.
-    order
-        Positions of all requests, first to be sent first, shape (requests,).
-    urls
-        The servers: replicas of one another.
-    slots
-        Requests each of them works on at a time.
-    in_flight
-        Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to four
+    requests: In the order of their file.
+    order: Positions of all requests, first to be sent first, shape (requests,).
+    urls: The servers: replicas of one another.
+    slots: Requests each of them works on at a time.
+    in_flight: Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to four
         times as many where a server's queue is seen to run empty.
-    order_name
-        Name of the order.
-    model
-        Goes in the place of every body's ``model``; None to leave them.
-    params
-        Time limits and retries.
-    seed
-        Of the random waits between attempts.
-    planned
-        Tokens each completion is planned to have, shape (requests,): what is left to send is put in order
-        again, longest first, as the lengths of other completions of the same prompts are seen. None to keep
-        to the order.
+    order_name: Name of the order.
+    model: Goes in the place of every body's ``model``; None to leave them.
+    params: Time limits and retries.
+    seed: Of the random waits between attempts.
+    planned: Tokens each completion is planned to have, shape (requests,): what is left to send is put in
+        order again, longest first, as the lengths of other completions of the same prompts are seen. None to
+        keep to the order.
     """
 
     requests: Sequence[ServerRequest]

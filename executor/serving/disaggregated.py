@@ -21,15 +21,10 @@ class DisaggregatedRun:
     """
     What two devices did.
 
-    Parameters
-    ----------
-    run
-        Of all requests; its iterations and memory are the completions' device's.
-    prompt_seconds
-        The prompts' device was busy.
-    transfer_seconds
-        Of each request between the end of its prompt and its arrival at the other device, shape (requests,);
-        0 if nothing was sent.
+    run: Of all requests; its iterations and memory are the completions' device's.
+    prompt_seconds: The prompts' device was busy.
+    transfer_seconds: Of each request between the end of its prompt and its arrival at the other device, shape
+        (requests,); 0 if nothing was sent.
     """
 
     run: ServingRun
@@ -53,27 +48,14 @@ def simulate_disaggregated(
     after the other; where the other device has no room, they wait in its host's memory. There the rule is
     vLLM's (block-allocation, the youngest swapped out).
 
-    Parameters
-    ----------
-    workload
-        The requests, with their true lengths.
-    cost
-        Of an iteration on either device, and of the link (``transfer_per_token``).
-    kv_capacity
-        Tokens of keys and values each of the two holds.
-    block_tokens
-        Tokens of a block.
-    batched_tokens
-        Most prompt tokens of an iteration (one prompt is always taken).
-    until
-        Seconds after which nothing more is begun.
-
-    Raises
-    ------
-    ValueError
-        If no completion has a second token: nothing is left for the second device.
-    ServingError
-        If a request does not fit the second device.
+    workload: The requests, with their true lengths.
+    cost: Of an iteration on either device, and of the link (``transfer_per_token``).
+    kv_capacity: Tokens of keys and values each of the two holds.
+    block_tokens: Tokens of a block.
+    batched_tokens: Most prompt tokens of an iteration (one prompt is always taken).
+    until: Seconds after which nothing more is begun.
+    Raises ValueError if no completion has a second token: nothing is left for the second device.
+    Raises ServingError if a request does not fit the second device.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run(until)

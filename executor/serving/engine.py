@@ -33,19 +33,10 @@ class ServingEngine:
     A row of attention is a view of its region's places; only a guest's row, whose prompt and completion lie
     apart, is joined first. Tokens are the model's greedy ones, and completions have the lengths the job says.
 
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode.
-    prompts
-        Token ids of each request.
-    ledger
-        All free; the same the policy is given.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model's completions would be wrong, as on the ragged tier.
+    model: A transformers causal language model in evaluation mode.
+    prompts: Token ids of each request.
+    ledger: All free; the same the policy is given.
+    Raises UnsupportedModelError if the model's completions would be wrong, as on the ragged tier.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], ledger: PlacedLedger) -> None:

@@ -22,14 +22,9 @@ class Row:
     """
     One request's part of a forward call.
 
-    Parameters
-    ----------
-    begin
-        Where the call's input has its tokens.
-    held
-        Tokens of its keys and values when the call is done.
-    spans
-        Where those lie, in their order.
+    begin: Where the call's input has its tokens.
+    held: Tokens of its keys and values when the call is done.
+    spans: Where those lie, in their order.
     """
 
     begin: int
@@ -72,12 +67,8 @@ class FlatStore(Cache):
     """
     The keys and values of all layers.
 
-    Parameters
-    ----------
-    places
-        Tokens it holds; memory for them is allocated once and for all.
-    sliding_windows
-        For each layer how many of the latest tokens it attends to; None for all.
+    places: Tokens it holds; memory for them is allocated once and for all.
+    sliding_windows: For each layer how many of the latest tokens it attends to; None for all.
     """
 
     def __init__(self, places: int, sliding_windows: Sequence[int | None]) -> None:
@@ -116,12 +107,8 @@ def joined(buffer: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
     """
     Return what lies at some places: a view if they lie together.
 
-    Parameters
-    ----------
-    buffer
-        Shape (heads, places, head size).
-    spans
-        At least one.
+    buffer: Shape (heads, places, head size).
+    spans: At least one.
     """
     parts = [buffer[:, begin:end] for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

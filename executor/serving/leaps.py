@@ -19,12 +19,8 @@ class IterationPrices(Protocol):
         """
         Return the seconds of iterations without prompts, shape (iterations,).
 
-        Parameters
-        ----------
-        decodes
-            Sequences that generate a token in each, shape (iterations,).
-        held
-            Tokens of keys and values that they hold together, the new ones included, shape (iterations,).
+        decodes: Sequences that generate a token in each, shape (iterations,).
+        held: Tokens of keys and values that they hold together, the new ones included, shape (iterations,).
         """
         ...
 
@@ -32,14 +28,9 @@ class IterationPrices(Protocol):
         """
         Return the seconds of an iteration with prompts.
 
-        Parameters
-        ----------
-        decodes, held
-            Sequences that generate a token, and the tokens they hold together.
-        chunks
-            New tokens and tokens held before, of each prompt that is computed.
-        drawn
-            Sequences whose next token is drawn.
+        decodes, held: Sequences that generate a token, and the tokens they hold together.
+        chunks: New tokens and tokens held before, of each prompt that is computed.
+        drawn: Sequences whose next token is drawn.
         """
         ...
 
@@ -53,12 +44,8 @@ class LeapingEngine:
     end, a completion's end, a shortage) nothing is decided, and iterations are only counted. Tests compare
     the two.
 
-    Parameters
-    ----------
-    prompt, output
-        Tokens of each request, in the order they are admitted.
-    in_flight, lag
-        As :func:`~.release.predict` says.
+    prompt, output: Tokens of each request, in the order they are admitted.
+    in_flight, lag: As :func:`~.release.predict` says.
     """
 
     def __init__(

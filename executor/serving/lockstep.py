@@ -23,15 +23,8 @@ def serve_in_step(jobs: Sequence[ServingJob], device: GroupDevice) -> list[Servi
 
     A replica without requests waits for its next arrival, and joins the first iteration that begins after it.
 
-    Parameters
-    ----------
-    jobs
-        One a replica, each with its own requests, policy and ledger, begun by nobody yet.
-
-    Raises
-    ------
-    ServingError
-        As :func:`.serve_on_device` says.
+    jobs: One a replica, each with its own requests, policy and ledger, begun by nobody yet.
+    Raises ServingError as :func:`.serve_on_device` says.
     """
     steps = [job.iterations() for job in jobs]
     waiting = {at: next(step, None) for at, step in enumerate(steps)}

@@ -14,39 +14,22 @@ class ServingMetrics:
     """
     Figures of one run. Means are over requests, unless something else is said; seconds throughout.
 
-    Parameters
-    ----------
-    completion
-        Job completion time: from arrival to the last token, the scheduling time excluded.
-    waiting, execution, queueing, preemption
-        Its parts: before the prompt starts; prompt and completion under way; between prompt and completion;
-        stopped.
-    scheduling
-        CPU time of the policy's decisions between a request's arrival and its end, measured.
-    between_tokens
-        From the first token to the last, per other token; None where no completion has two.
-    between_tokens_p95
-        Its 95th percentile over the requests.
-    normalized_latency
-        Completion time per token of completion.
-    slo_satisfaction
-        Share of the requests with a deadline that end by it; None where none was due.
-    requests_per_s, tokens_per_s
-        Served, over the time to the last end.
-    kv_held, kv_promised
-        Share of the memory in use and given away, over the device's busy time.
-    kv_full
-        Share of the device's busy time in which at least 95 % of the memory is given away.
-    forward_size
-        Tokens of an iteration, over iterations.
-    completed_per_iteration
-        Completions that ended.
-    failed
-        Share of the requests that were stopped at least once.
-    decision
-        CPU seconds of one decision, over iterations, measured.
-    makespan
-        Time of the last end.
+    completion: Job completion time: from arrival to the last token, the scheduling time excluded.
+    waiting, execution, queueing, preemption: Its parts: before the prompt starts; prompt and completion under
+        way; between prompt and completion; stopped.
+    scheduling: CPU time of the policy's decisions between a request's arrival and its end, measured.
+    between_tokens: From the first token to the last, per other token; None where no completion has two.
+    between_tokens_p95: Its 95th percentile over the requests.
+    normalized_latency: Completion time per token of completion.
+    slo_satisfaction: Share of the requests with a deadline that end by it; None where none was due.
+    requests_per_s, tokens_per_s: Served, over the time to the last end.
+    kv_held, kv_promised: Share of the memory in use and given away, over the device's busy time.
+    kv_full: Share of the device's busy time in which at least 95 % of the memory is given away.
+    forward_size: Tokens of an iteration, over iterations.
+    completed_per_iteration: Completions that ended.
+    failed: Share of the requests that were stopped at least once.
+    decision: CPU seconds of one decision, over iterations, measured.
+    makespan: Time of the last end.
     """
 
     completion: float

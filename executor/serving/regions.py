@@ -20,12 +20,8 @@ class PlacedLedger(KvLedger):
     regions move together. A guest's places are its host's. With ``paged`` blocks lie anywhere and never move
     (block-allocation as vLLM has it).
 
-    Parameters
-    ----------
-    capacity, requests, block_tokens
-        As :class:`~..heuristics.kv_allocation.KvLedger` says.
-    paged
-        Whether blocks need not lie together.
+    capacity, requests, block_tokens: As :class:`~..heuristics.kv_allocation.KvLedger` says.
+    paged: Whether blocks need not lie together.
     """
 
     def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, paged: bool = False) -> None:
@@ -57,12 +53,8 @@ class PlacedLedger(KvLedger):
         """
         Return where a request's tokens ``first`` to ``last`` (not included) lie, in their order.
 
-        Parameters
-        ----------
-        request
-            One that may hold ``last`` tokens.
-        first, last
-            Tokens of its sequence.
+        request: One that may hold ``last`` tokens.
+        first, last: Tokens of its sequence.
         """
         own, tokens = self._at.get(request, ()), self.block_tokens
         mine = len(own) * tokens

@@ -44,14 +44,9 @@ class Release:
     """
     An order to release requests in.
 
-    Parameters
-    ----------
-    name
-        How it came to be.
-    order
-        Positions of the requests, first to be sent first, shape (requests,).
-    predicted
-        What the engine makes of it, or None for a job too large to simulate.
+    name: How it came to be.
+    order: Positions of the requests, first to be sent first, shape (requests,).
+    predicted: What the engine makes of it, or None for a job too large to simulate.
     """
 
     name: str
@@ -75,16 +70,10 @@ def predict(
     sequence is only given the slot that is free first, without seconds. None for such a job where they may
     run out, and for one with a request that needs more of them than there are.
 
-    Parameters
-    ----------
-    order
-        Positions of the sequences, first to be admitted first, shape (sequences,).
-    in_flight
-        Sequences that the client has under way at a time; None if all are there at the start.
-    lag
-        Iterations from the end of one until the next that the client sends is there.
-    prices
-        Tell the seconds of iterations; without them there are none.
+    order: Positions of the sequences, first to be admitted first, shape (sequences,).
+    in_flight: Sequences that the client has under way at a time; None if all are there at the start.
+    lag: Iterations from the end of one until the next that the client sends is there.
+    prices: Tell the seconds of iterations; without them there are none.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
@@ -107,17 +96,9 @@ def simulated(
     """
     Return the same for sequences in their own order, each iteration carried out and seen by the referee.
 
-    Parameters
-    ----------
-    sequences, limits, in_flight, lag
-        As of :func:`predict`.
-    device
-        Tells the seconds of each iteration; without one there are none.
-
-    Raises
-    ------
-    ServingError
-        If a sequence alone needs more keys and values than there are.
+    sequences, limits, in_flight, lag: As of :func:`predict`.
+    device: Tells the seconds of each iteration; without one there are none.
+    Raises ServingError if a sequence alone needs more keys and values than there are.
     """
     work = Workload.from_lengths(sequences.prompt, sequences.output)
     policy, ledger = engine_of(work, limits)
@@ -169,15 +150,10 @@ def choose_release(
     """
     Return the order of least predicted work: iterations, and tokens computed again after a preemption.
 
-    Parameters
-    ----------
-    orders
-        To choose from, by name, each of shape (sequences,).
-    preferred
-        The one to take where several are equal, or nothing can be predicted.
-    in_flight
-        Sequences that the client has under way at a time, each sent an iteration after another ended; None
-        for so many that the engine's queue never runs empty.
+    orders: To choose from, by name, each of shape (sequences,).
+    preferred: The one to take where several are equal, or nothing can be predicted.
+    in_flight: Sequences that the client has under way at a time, each sent an iteration after another ended;
+        None for so many that the engine's queue never runs empty.
     """
     names = [preferred, *(name for name in orders if name != preferred)]
     best: Release | None = None
@@ -198,12 +174,9 @@ def shuffled_orders(tokens: IntArray, completions: int, rng: np.random.Generator
     Where keys and values run out, requests that are all long together put each other back. An order between
     longest first and none lets short ones run beside long ones; which one is best, only simulation tells.
 
-    Parameters
-    ----------
-    tokens
-        Of each request, prompt and completions, shape (requests,).
-    completions
-        Tokens of all completions: there are fewer orders of a larger job, whose simulation takes longer.
+    tokens: Of each request, prompt and completions, shape (requests,).
+    completions: Tokens of all completions: there are fewer orders of a larger job, whose simulation takes
+        longer.
     """
     orders = {}
     for k in range(min(MOST_SHUFFLED, MOST_TRIED // max(1, completions))):

@@ -25,17 +25,11 @@ class EngineRun:
     """
     What a model did.
 
-    Parameters
-    ----------
-    run
-        As a simulated device's, in measured seconds.
-    answers
-        Token ids of each request.
-    moved_tokens
-        Tokens of keys and values copied on the device: regions that grew or were moved together, and guests
-        that moved out.
-    compactions
-        How often all regions were moved together.
+    run: As a simulated device's, in measured seconds.
+    answers: Token ids of each request.
+    moved_tokens: Tokens of keys and values copied on the device: regions that grew or were moved together,
+        and guests that moved out.
+    compactions: How often all regions were moved together.
     """
 
     run: ServingRun
@@ -58,31 +52,16 @@ def serve_on_model(
     """
     Serve every request to its length in the workload, greedily, its keys and values in a flat memory.
 
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode.
-    prompts
-        Token ids of each request, as many as the workload says.
-    workload
-        The requests, with the lengths their completions are decoded to, arrivals and deadlines.
-    policy
-        Fresh.
-    kv_capacity
-        Tokens of keys and values; memory for them is allocated, and no more.
-    block_tokens
-        Tokens of a block.
-    paged
-        Whether blocks may lie anywhere (block-allocation), instead of one region for each request.
-    predicted
-        Completion lengths the policy sees, shape (requests,); the true ones by default.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model's completions would be wrong.
-    ServingError, KvLedgerError
-        As :func:`~.simulation.serve_on_device` says.
+    model: A transformers causal language model in evaluation mode.
+    prompts: Token ids of each request, as many as the workload says.
+    workload: The requests, with the lengths their completions are decoded to, arrivals and deadlines.
+    policy: Fresh.
+    kv_capacity: Tokens of keys and values; memory for them is allocated, and no more.
+    block_tokens: Tokens of a block.
+    paged: Whether blocks may lie anywhere (block-allocation), instead of one region for each request.
+    predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
+    Raises UnsupportedModelError if the model's completions would be wrong.
+    Raises ServingError, KvLedgerError as :func:`~.simulation.serve_on_device` says.
     """
     ledger = PlacedLedger(kv_capacity, len(workload), block_tokens, paged=paged)
     engine = ServingEngine(model, prompts, ledger)
@@ -94,12 +73,8 @@ def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     """
     Return the model's own greedy completion to one prompt alone, as ``generate`` gives it.
 
-    Parameters
-    ----------
-    model
-        A transformers causal language model in evaluation mode.
-    tokens
-        Of the completion; no token ends it before.
+    model: A transformers causal language model in evaluation mode.
+    tokens: Of the completion; no token ends it before.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
     ends, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None

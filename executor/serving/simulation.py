@@ -30,34 +30,20 @@ class ServingRun:
     """
     What a device did.
 
-    Parameters
-    ----------
-    workload
-        The requests, with their true lengths.
-    first_token, finished
-        Seconds after the start, shape (requests,); NaN where the run was stopped before.
-    spent
-        Seconds each request was waiting, executing, queued between prompt and completion, and paused, as far
-        as the run went, shape (requests, 4).
-    tokens
-        Generated, shape (requests,).
-    preempted
-        How often each request was stopped after it began, shape (requests,).
-    start, seconds
-        Of each iteration, shape (iterations,).
-    decodes, prompt_tokens, held, promised, completed
-        Of each iteration: requests that generated, prompt tokens computed, tokens of keys and values held and
-        promised at its end, completions completed.
-    decided
-        CPU seconds of the policy before each iteration, measured.
-    capacity
-        Tokens of keys and values in all.
-    failures
-        Promises of keys and values that were refused.
-    lent_tokens
-        Tokens lent, over all loans.
-    until
-        When the run was stopped, seconds; infinite if everyone was served.
+    workload: The requests, with their true lengths.
+    first_token, finished: Seconds after the start, shape (requests,); NaN where the run was stopped before.
+    spent: Seconds each request was waiting, executing, queued between prompt and completion, and paused, as
+        far as the run went, shape (requests, 4).
+    tokens: Generated, shape (requests,).
+    preempted: How often each request was stopped after it began, shape (requests,).
+    start, seconds: Of each iteration, shape (iterations,).
+    decodes, prompt_tokens, held, promised, completed: Of each iteration: requests that generated, prompt
+        tokens computed, tokens of keys and values held and promised at its end, completions completed.
+    decided: CPU seconds of the policy before each iteration, measured.
+    capacity: Tokens of keys and values in all.
+    failures: Promises of keys and values that were refused.
+    lent_tokens: Tokens lent, over all loans.
+    until: When the run was stopped, seconds; infinite if everyone was served.
     """
 
     workload: Workload
@@ -94,31 +80,17 @@ def simulate_serving(
     """
     Return what a device does whose every iteration a policy puts together; a referee checks each.
 
-    Parameters
-    ----------
-    workload
-        The requests, with their true lengths, arrivals and deadlines.
-    policy
-        Fresh.
-    kv_capacity
-        Tokens of keys and values the device holds.
-    block_tokens
-        Tokens of a block.
-    predicted
-        Completion lengths the policy sees, shape (requests,); the true ones by default.
-    prefilled
-        Whether the requests come with their prompts computed elsewhere: the keys and values need only be
-        received, and the first token is there already.
-    until
-        Seconds after which nothing more is begun.
-
-    Raises
-    ------
-    ServingError
-        If a request alone needs more than the device holds, or the policy starts what cannot start or leaves
-        a request unserved.
-    KvLedgerError
-        If a request holds keys and values nobody gave it.
+    workload: The requests, with their true lengths, arrivals and deadlines.
+    policy: Fresh.
+    kv_capacity: Tokens of keys and values the device holds.
+    block_tokens: Tokens of a block.
+    predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
+    prefilled: Whether the requests come with their prompts computed elsewhere: the keys and values need only
+        be received, and the first token is there already.
+    until: Seconds after which nothing more is begun.
+    Raises ServingError if a request alone needs more than the device holds, or the policy starts what cannot
+        start or leaves a request unserved.
+    Raises KvLedgerError if a request holds keys and values nobody gave it.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
     device = SimulatedDevice(cost)
@@ -140,20 +112,11 @@ def serve_on_device(
 
     Seconds are the device's; where nobody is there to be served, the clock leaps to the next arrival.
 
-    Parameters
-    ----------
-    workload, policy, predicted
-        As :func:`simulate_serving` says.
-    ledger
-        Its keys and values, all free.
-    ahead
-        Whether an iteration is decided while the one before it still runs (vLLM's asynchronous scheduling):
-        blocks of what finishes in that one are not free yet, and what arrives in it is not seen.
-
-    Raises
-    ------
-    ServingError, KvLedgerError
-        As :func:`simulate_serving` says.
+    workload, policy, predicted: As :func:`simulate_serving` says.
+    ledger: Its keys and values, all free.
+    ahead: Whether an iteration is decided while the one before it still runs (vLLM's asynchronous
+        scheduling): blocks of what finishes in that one are not free yet, and what arrives in it is not seen.
+    Raises ServingError, KvLedgerError as :func:`simulate_serving` says.
     """
     return _carried_out(ServingJob(workload, policy, ledger, predicted, ahead=ahead), device)
 
@@ -173,15 +136,9 @@ class ServingJob:
     """
     A job under way: asks for one iteration after another, and keeps what came of them.
 
-    Parameters
-    ----------
-    workload, policy, ledger, predicted, prefilled, until, ahead
-        As :func:`simulate_serving` and :func:`serve_on_device` say.
-
-    Raises
-    ------
-    ServingError
-        If a request alone needs more than the device holds.
+    workload, policy, ledger, predicted, prefilled, until, ahead: As :func:`simulate_serving` and
+        :func:`serve_on_device` say.
+    Raises ServingError if a request alone needs more than the device holds.
     """
 
     def __init__(
@@ -246,10 +203,7 @@ class ServingJob:
         """
         Yield when each iteration begins, seconds, and what a device is to do; be sent the seconds it took.
 
-        Raises
-        ------
-        ServingError, KvLedgerError
-            As :func:`simulate_serving` says.
+        Raises ServingError, KvLedgerError as :func:`simulate_serving` says.
         """
         count, state = len(self.workload), self.state
         clock = started = 0.0

@@ -30,16 +30,10 @@ class AdaptiveConfiguration:
     first to finish are the short ones, and would seem to drift whenever lengths vary. After a change, those
     that join from then on are compared with what it was chosen for.
 
-    Parameters
-    ----------
-    policy
-        Of the configuration.
-    configuration
-        The one it begins with.
-    replanning
-        Finds the next one.
-    cohort
-        Requests looked at first; as many more each time they are as planned.
+    policy: Of the configuration.
+    configuration: The one it begins with.
+    replanning: Finds the next one.
+    cohort: Requests looked at first; as many more each time they are as planned.
     """
 
     def __init__(

@@ -16,16 +16,11 @@ class DynamicBatch:
     was planned; beyond, prompts are left out or added where that comes nearer to it, and made up for in the
     batches that follow.
 
-    Parameters
-    ----------
-    encode_batch
-        Prompts planned, on average; a fraction is carried over.
-    input_tokens
-        Mean tokens of a prompt.
-    decode_batch
-        Requests the decode batch is planned to have after the encoding; None to leave it as it comes.
-    threshold
-        Deviation that is let pass, as a fraction; infinite for always the planned batch.
+    encode_batch: Prompts planned, on average; a fraction is carried over.
+    input_tokens: Mean tokens of a prompt.
+    decode_batch: Requests the decode batch is planned to have after the encoding; None to leave it as it
+        comes.
+    threshold: Deviation that is let pass, as a fraction; infinite for always the planned batch.
     """
 
     def __init__(
@@ -48,12 +43,8 @@ class DynamicBatch:
         """
         Return how many of the waiting prompts to encode, in order.
 
-        Parameters
-        ----------
-        waiting
-            Their tokens; :attr:`most` of them are enough.
-        active
-            Requests decoding now.
+        waiting: Their tokens; :attr:`most` of them are enough.
+        active: Requests decoding now.
         """
         wanted = self.encode_batch
         if self._decode_batch is not None:

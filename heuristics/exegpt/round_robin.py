@@ -16,12 +16,8 @@ class RoundRobinAllocation:
     Requests that complete leave at once, and the rest decodes on; what is encoded is adjusted so that tokens
     and decode batch stay near the plan (section 5.2).
 
-    Parameters
-    ----------
-    decode_steps
-        Decode steps between two encodings, :math:`N_D`.
-    batch
-        How many prompts to encode.
+    decode_steps: Decode steps between two encodings, :math:`N_D`.
+    batch: How many prompts to encode.
     """
 
     def __init__(self, decode_steps: int, batch: DynamicBatch) -> None:

@@ -32,14 +32,9 @@ class WorkloadAwareAllocation:
     So many batches are encoded ahead; before each decode iteration the oldest one that is there joins. What
     is encoded is adjusted so that tokens and decode batch stay near the plan (section 5.2).
 
-    Parameters
-    ----------
-    encoding
-        The other worker.
-    batch
-        How many prompts to encode.
-    lead
-        Batches encoded, or being encoded, and not yet taken up.
+    encoding: The other worker.
+    batch: How many prompts to encode.
+    lead: Batches encoded, or being encoded, and not yet taken up.
     """
 
     def __init__(self, encoding: Encoding, batch: DynamicBatch, lead: int) -> None:

@@ -37,16 +37,10 @@ class FleetPolicy:
     """
     The order in which each replica serves its queue, when it starts a prefill stage, and how it ends.
 
-    Parameters
-    ----------
-    order
-        One of :data:`ORDERS`, by predicted length.
-    patience
-        Of the ski-rental rule, and of backoff.
-    tail
-        How the queue ends; None to preempt nothing.
-    compared
-        Mean seconds of everything that was compared, by name.
+    order: One of :data:`ORDERS`, by predicted length.
+    patience: Of the ski-rental rule, and of backoff.
+    tail: How the queue ends; None to preempt nothing.
+    compared: Mean seconds of everything that was compared, by name.
     """
 
     order: Follow = "longest-first"
@@ -107,26 +101,14 @@ def choose_fleet_policy(
     """
     Return the policy of least mean makespan over sampled lengths, and the dispatch it goes with.
 
-    Parameters
-    ----------
-    fleet
-        The job, with the lengths as predicted, and its replicas.
-    samples
-        Sets of lengths that may come out, to simulate each candidate on.
-    seed
-        Draws them.
-    rule, groups
-        Of the dispatch, as of :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take requests over
-        from one another where groups may go anywhere.
-    longest
-        Most tokens of each completion, shape (requests,); None for no limit.
-
-    Returns
-    -------
-    policy
-        What each replica follows, with backoff.
-    replica_of
-        The replica of each request, by expected length, shape (requests,).
+    fleet: The job, with the lengths as predicted, and its replicas.
+    samples: Sets of lengths that may come out, to simulate each candidate on.
+    seed: Draws them.
+    rule, groups: Of the dispatch, as of :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take
+        requests over from one another where groups may go anywhere.
+    longest: Most tokens of each completion, shape (requests,); None for no limit.
+    Returns policy: What each replica follows, with backoff.
+    Returns replica_of: The replica of each request, by expected length, shape (requests,).
     """
     predicted = fleet.workload.output_tokens
     planned = fleet.with_output_tokens(error.expected(predicted, longest))
@@ -170,10 +152,8 @@ def serve_with_backoff(
     """
     Return what a fleet does that follows a policy, with backoff, in simulated time.
 
-    Parameters
-    ----------
-    fleet, replica_of, output_tokens, backoff
-        As of :func:`~batchbound.heuristics.fleet.simulation.simulate_fleet`.
+    fleet, replica_of, output_tokens, backoff: As of
+        :func:`~batchbound.heuristics.fleet.simulation.simulate_fleet`.
     """
     return simulate_fleet(
         fleet,

@@ -27,14 +27,9 @@ class FleetRun:
     """
     What a fleet did.
 
-    Parameters
-    ----------
-    replica_of
-        The replica that served each request, shape (requests,).
-    traces
-        Of each replica's requests, in the workload's order.
-    busy
-        Seconds each replica was busy before; the traces start after them.
+    replica_of: The replica that served each request, shape (requests,).
+    traces: Of each replica's requests, in the workload's order.
+    busy: Seconds each replica was busy before; the traces start after them.
     """
 
     replica_of: IntArray
@@ -65,32 +60,19 @@ def simulate_fleet(
     """
     Return what a fleet does in simulated time.
 
-    Parameters
-    ----------
-    fleet
-        The job, with the lengths that are counted on (known or predicted), and its replicas.
-    replica_of
-        The replica each request is dispatched to, shape (requests,); None for one queue that all replicas
-        take from.
-    output_tokens
-        The true length of each completion (tokens, shape (requests,)); the fleet's own by default.
-    policy
-        Returns a fresh policy for a replica; it must look at the waiting requests of the state only, which
-        change as requests move. Longest first with the ski-rental rule by default.
-    backoff
-        Whether a replica that runs dry takes pending requests from the one that would end last, by what is
-        predicted: as many as it has free slots, but no more than half, first those with most left. One that
-        was put back takes its tokens along; it is prefilled again wherever it goes on.
-    patience
-        Stage openings' worth of idle slot-steps for which a replica that still runs something waits before
-        it takes any.
-    remaining
-        What is left of each request by what it has decoded; by default, what its prediction leaves.
-
-    Raises
-    ------
-    PolicyError
-        If a policy does nothing while requests wait.
+    fleet: The job, with the lengths that are counted on (known or predicted), and its replicas.
+    replica_of: The replica each request is dispatched to, shape (requests,); None for one queue that all
+        replicas take from.
+    output_tokens: The true length of each completion (tokens, shape (requests,)); the fleet's own by default.
+    policy: Returns a fresh policy for a replica; it must look at the waiting requests of the state only,
+        which change as requests move. Longest first with the ski-rental rule by default.
+    backoff: Whether a replica that runs dry takes pending requests from the one that would end last, by what
+        is predicted: as many as it has free slots, but no more than half, first those with most left. One
+        that was put back takes its tokens along; it is prefilled again wherever it goes on.
+    patience: Stage openings' worth of idle slot-steps for which a replica that still runs something waits
+        before it takes any.
+    remaining: What is left of each request by what it has decoded; by default, what its prediction leaves.
+    Raises PolicyError if a policy does nothing while requests wait.
     """
     return _FleetExecution(
         fleet, replica_of, output_tokens, policy, patience if backoff else None, remaining
@@ -160,12 +142,8 @@ class _Replica:
     """
     One replica: an execution that goes on step by step, and takes requests over from others.
 
-    Parameters
-    ----------
-    busy
-        Seconds it is busy before.
-    remaining
-        What is left of each request by what it has decoded; None for what its prediction leaves.
+    busy: Seconds it is busy before.
+    remaining: What is left of each request by what it has decoded; None for what its prediction leaves.
     """
 
     def __init__(self, execution: Execution, busy: float, remaining: RemainingLengths | None) -> None:

@@ -35,17 +35,10 @@ class AdaptiveBatch:
     most still to come first; an engine keeps their keys and values there. They go on, before any other, once
     enough is free again.
 
-    Parameters
-    ----------
-    problem
-        The problem, with the lengths as predicted; without a KV capacity the slots alone limit the batch.
-    threshold, resume
-        Shares of the capacity at which the batch shrinks, and below which it may grow again.
-
-    Raises
-    ------
-    ValueError
-        If the shares are not in this order between 0 and 1.
+    problem: The problem, with the lengths as predicted; without a KV capacity the slots alone limit the
+        batch.
+    threshold, resume: Shares of the capacity at which the batch shrinks, and below which it may grow again.
+    Raises ValueError if the shares are not in this order between 0 and 1.
     """
 
     def __init__(self, problem: Problem, *, threshold: float = THRESHOLD, resume: float = RESUME) -> None:

@@ -26,12 +26,8 @@ class Admission:
     """
     The limits of a problem as seen by a policy: token cap of a stage and capacity for keys and values.
 
-    Parameters
-    ----------
-    problem
-        The problem, with the lengths as planned.
-    reserve
-        ``"future"`` admits a request only if everything that runs still fits when it has grown to its
+    problem: The problem, with the lengths as planned.
+    reserve: ``"future"`` admits a request only if everything that runs still fits when it has grown to its
         planned length, so that nothing is evicted while lengths are as planned. ``"present"`` looks at the
         next decode step only, as vLLM does, and relies on eviction.
     """
@@ -53,17 +49,9 @@ class Admission:
 
         A lone request always fits when nothing runs: nothing could ever make more room for it.
 
-        Parameters
-        ----------
-        requests
-            Waiting requests in the order they would be taken.
-
-        Returns
-        -------
-        count
-            How many fit.
-        full
-            Whether the token cap is what ends the stage, so that waiting could not make it larger.
+        requests: Waiting requests in the order they would be taken.
+        Returns count: How many fit.
+        Returns full: Whether the token cap is what ends the stage, so that waiting could not make it larger.
         """
         count, full = len(requests), False
         if not count or (self.cap is None and self.capacity is None):

@@ -20,10 +20,7 @@ class SortingPreemptive(Assigned):
     The paper's sorting and online preemptive method (Algorithm 1). Requests are sorted by
     :math:`N^p_i + N^d_i`, and ``remain_token`` of a slot is that sum over what still waits in its list.
 
-    Parameters
-    ----------
-    assignment
-        The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
+    assignment: The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
     """
 
     def __init__(self, problem: Problem, assignment: npt.ArrayLike) -> None:

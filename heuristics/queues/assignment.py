@@ -23,17 +23,9 @@ class Assigned:
 
     The hybrid paper's offline part: :math:`x_{ij}` of the bin packing (26)-(30), in any order.
 
-    Parameters
-    ----------
-    assignment
-        The slot of each request, shape (requests,).
-    order
-        All requests in the order each slot serves its own, shape (requests,); by position if left out.
-
-    Raises
-    ------
-    ValueError
-        If a request is assigned to no slot of the problem.
+    assignment: The slot of each request, shape (requests,).
+    order: All requests in the order each slot serves its own, shape (requests,); by position if left out.
+    Raises ValueError if a request is assigned to no slot of the problem.
     """
 
     def __init__(

@@ -41,21 +41,11 @@ def known_schedule(
     time; a test compares the two. It is given up as soon as what is left takes too long even with slots and
     memory full to the end.
 
-    Parameters
-    ----------
-    problem
-        The problem, every request there at the start.
-    policy
-        One that :func:`dispatch_of` returns.
-    least
-        The makespan to beat, seconds.
-    late
-        Whether there is no time left.
-
-    Returns
-    -------
-    Schedule or None
-        None if it evicts, is no better than ``least``, or it is too late.
+    problem: The problem, every request there at the start.
+    policy: One that :func:`dispatch_of` returns.
+    least: The makespan to beat, seconds.
+    late: Whether there is no time left.
+    Returns: None if it evicts, is no better than ``least``, or it is too late.
     """
     return _Run(problem, policy).schedule(least, late)
 

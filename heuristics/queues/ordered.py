@@ -29,10 +29,7 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
     Those of a group, which share a prompt, go by decreasing decode steps; a request that shares nothing is a
     group of its own.
 
-    Parameters
-    ----------
-    classes
-        Longer classes of requests go first, each group by group: so many for each halving of the decode
+    classes: Longer classes of requests go first, each group by group: so many for each halving of the decode
         steps; 0 for one class of all.
     """
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))

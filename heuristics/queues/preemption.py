@@ -27,10 +27,7 @@ class PriorityPreemption:
     An engine keeps the keys and values of who goes back, who then goes on where it stopped (BATON,
     "Preemptive scheduling"). Where keys and values are what is short, admission evicts as for any policy.
 
-    Parameters
-    ----------
-    problem
-        The problem, whose workload says how urgent each request is.
+    problem: The problem, whose workload says how urgent each request is.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -20,12 +20,8 @@ def bearable_idle(problem: Problem, patience: float) -> float:
     An idle slot-step is priced at its share ``decode_base / slots`` of a decode step, so that as many cost
     ``patience`` times what opening a stage costs. Infinite where decode steps cost nothing.
 
-    Parameters
-    ----------
-    problem
-        Its costs and slots are read.
-    patience
-        Stage openings' worth of idle slot-steps to wait for (theta); 0 never waits.
+    problem: Its costs and slots are read.
+    patience: Stage openings' worth of idle slot-steps to wait for (theta); 0 never waits.
     """
     cost = problem.cost
     if patience == 0:
@@ -39,14 +35,9 @@ def steps_to_wait(bearable: float, idle: float, joining: int) -> int:
     """
     Return the decode steps after which slots have idled as long as the rule of ski rental bears.
 
-    Parameters
-    ----------
-    bearable
-        Slot-rounds that may idle (:func:`bearable_idle`).
-    idle
-        Slot-rounds idled so far.
-    joining
-        Requests that would be prefilled, each of which idles a slot until then; at least one.
+    bearable: Slot-rounds that may idle (:func:`bearable_idle`).
+    idle: Slot-rounds idled so far.
+    joining: Requests that would be prefilled, each of which idles a slot until then; at least one.
     """
     return UNTIL_CHANGE if math.isinf(bearable) else max(0, math.ceil((bearable - idle) / joining))
 
@@ -56,22 +47,13 @@ class Opportunity:
     """
     The prefill stage that could start now.
 
-    Parameters
-    ----------
-    joining
-        Waiting requests it would prefill; at least one.
-    tokens
-        Tokens it would prefill.
-    unstarted
-        Requests that wait or have yet to arrive, those joining among them.
-    idle
-        Slot-rounds that slots with a request to take have idled since the last prefill stage.
-    full
-        Whether the stage is as large as the token cap allows.
-    decoded
-        Tokens of all slots since the last prefill stage.
-    running
-        Slots that decode.
+    joining: Waiting requests it would prefill; at least one.
+    tokens: Tokens it would prefill.
+    unstarted: Requests that wait or have yet to arrive, those joining among them.
+    idle: Slot-rounds that slots with a request to take have idled since the last prefill stage.
+    full: Whether the stage is as large as the token cap allows.
+    decoded: Tokens of all slots since the last prefill stage.
+    running: Slots that decode.
     """
 
     joining: int
@@ -119,10 +101,7 @@ class SkiRental:
     to be prefilled anyway, so their cost does not count: renting or buying, as in ski rental, where either
     choice is paid for at most twice. A full stage never waits, nor one of the last requests: none could join.
 
-    Parameters
-    ----------
-    patience
-        Stage openings' worth of idle slot-steps to wait for (theta).
+    patience: Stage openings' worth of idle slot-steps to wait for (theta).
     """
 
     patience: float = 0.5
@@ -144,12 +123,9 @@ class Lagrangian:
     the sum covers is not said; here they are the slot-steps idled since the last stage, or in the most
     literal reading all that were decoded since.
 
-    Parameters
-    ----------
-    reading
-        What :math:`T^d` is: ``"decode_step"``, a slot's share of a decode step with every slot active, as in (8); or
-        ``"token"``, the time per token of Table III, which leaves out the base of a decode step. ``"literal"`` is
-        ``"token"``, over all tokens decoded since the last stage.
+    reading: What :math:`T^d` is: ``"decode_step"``, a slot's share of a decode step with every slot active,
+        as in (8); or ``"token"``, the time per token of Table III, which leaves out the base of a decode
+        step. ``"literal"`` is ``"token"``, over all tokens decoded since the last stage.
     """
 
     reading: Literal["decode_step", "token", "literal"] = "decode_step"
@@ -174,12 +150,8 @@ class Threshold:
     """
     Waits until enough requests have a free slot to take.
 
-    Parameters
-    ----------
-    share
-        Enough, as a share of the slots; of fewer waiting requests than that, all of them.
-    count
-        Enough, as a number of requests; whichever of the two is reached first.
+    share: Enough, as a share of the slots; of fewer waiting requests than that, all of them.
+    count: Enough, as a number of requests; whichever of the two is reached first.
     """
 
     share: float = 1.0

@@ -18,10 +18,7 @@ class Queue(Protocol):
         """
         Return the requests the free slots would take now, in order, and the slot of each; takes nothing.
 
-        Parameters
-        ----------
-        free
-            The free slots, ascending; at least one.
+        free: The free slots, ascending; at least one.
         """
         ...
 
@@ -51,14 +48,9 @@ class QueuePolicy:
     """
     Serves a queue on free slots whenever a prefill rule says so, within the limits.
 
-    Parameters
-    ----------
-    queue
-        Which waiting request a free slot takes.
-    rule
-        When to start a prefill stage. It is not asked when nothing runs.
-    admission
-        How many requests fit.
+    queue: Which waiting request a free slot takes.
+    rule: When to start a prefill stage. It is not asked when nothing runs.
+    admission: How many requests fit.
     """
 
     def __init__(self, queue: Queue, rule: PrefillRule, admission: Admission) -> None:

@@ -20,20 +20,12 @@ class TailPreemption:
     the longest. So, before the queue is empty, running requests with little left are parked in favour of
     those that may still have much; at the end, everything left is short.
 
-    Parameters
-    ----------
-    policy
-        What is followed before.
-    problem
-        The problem, with the lengths as predicted.
-    remaining
-        What is left of each request, by what it has decoded.
-    share
-        The end begins when no more than so many times the slots wait.
-    margin
-        Decode steps by which a waiting request must have more left than a running one, to take its slot.
-    patience
-        Of the ski-rental rule, for slots that are free.
+    policy: What is followed before.
+    problem: The problem, with the lengths as predicted.
+    remaining: What is left of each request, by what it has decoded.
+    share: The end begins when no more than so many times the slots wait.
+    margin: Decode steps by which a waiting request must have more left than a running one, to take its slot.
+    patience: Of the ski-rental rule, for slots that are free.
     """
 
     def __init__(

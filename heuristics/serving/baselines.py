@@ -15,17 +15,10 @@ def give_blocks(state: ServingState, going: IntArray) -> list[int]:
     """
     Give each request that is going to generate room for its token, the oldest first.
 
-    Parameters
-    ----------
-    state
-        Its ledger is changed.
-    going
-        Requests that generate in the next iteration.
-
-    Returns
-    -------
-    list of int
-        Requests that arrived last and gave their blocks up to the others (block-allocation's preemption).
+    state: Its ledger is changed.
+    going: Requests that generate in the next iteration.
+    Returns list of int: Requests that arrived last and gave their blocks up to the others (block-allocation's
+        preemption).
     """
     ledger, victims = state.ledger, list[int]()
     short = going[state.held[going] + 1 > ledger.room[going]].tolist()
@@ -75,12 +68,8 @@ class Vllm:
     An iteration is either of prompts or of generated tokens. New requests are admitted only while nobody is
     on the host. (DistServe's second device is this rule on requests whose prompts come done.)
 
-    Parameters
-    ----------
-    watermark
-        Share of the blocks an admission leaves free.
-    received
-        Whether requests come with their prompts computed: they wait on the host for room.
+    watermark: Share of the blocks an admission leaves free.
+    received: Whether requests come with their prompts computed: they wait on the host for room.
     """
 
     most_tokens, sequences = 2560, 256
@@ -141,12 +130,8 @@ class Sarathi:
 
     Blocks as they are needed; the youngest gives its blocks up and is computed anew.
 
-    Parameters
-    ----------
-    forward_size
-        Tokens of an iteration.
-    watermark
-        Share of the blocks an admission leaves free.
+    forward_size: Tokens of an iteration.
+    watermark: Share of the blocks an admission leaves free.
     """
 
     sequences = 128
@@ -262,10 +247,7 @@ class SyncCoupled(_Exact):
 
     New groups are looked for only when a group is done; exact allocation for prompt and completion.
 
-    Parameters
-    ----------
-    forward_size
-        Most prompt tokens of an iteration, with the generated ones (one prompt is always admitted).
+    forward_size: Most prompt tokens of an iteration, with the generated ones (one prompt is always admitted).
     """
 
     def __init__(self, forward_size: int = 512) -> None:

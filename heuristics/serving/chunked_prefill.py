@@ -18,17 +18,9 @@ class ChunkedPrefill:
     did, waiting requests are admitted in order while there are sequences and budget left and all their tokens
     would fit at once (``scheduler_reserve_full_isl``).
 
-    Parameters
-    ----------
-    batched_tokens
-        Most tokens of an iteration.
-    sequences
-        Most requests under way.
-
-    Raises
-    ------
-    ValueError
-        If an iteration has no room for a token of every sequence.
+    batched_tokens: Most tokens of an iteration.
+    sequences: Most requests under way.
+    Raises ValueError if an iteration has no room for a token of every sequence.
     """
 
     def __init__(self, batched_tokens: int, sequences: int) -> None:

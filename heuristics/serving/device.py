@@ -15,22 +15,14 @@ class DeviceBatch:
     """
     What a device is to do next, checked by the referee.
 
-    Parameters
-    ----------
-    decodes
-        Requests that generate a token from their last one, shape (decodes,).
-    prefill
-        Requests, each with how many tokens of its prompt (and of its completion, if computed anew) are
+    decodes: Requests that generate a token from their last one, shape (decodes,).
+    prefill: Requests, each with how many tokens of its prompt (and of its completion, if computed anew) are
         computed.
-    held
-        Tokens of keys and values each request has on the device when the iteration is done, shape
+    held: Tokens of keys and values each request has on the device when the iteration is done, shape
         (requests,).
-    swap_out, swap_in
-        Requests that go to the host's memory, or come back, before it begins.
-    swapped
-        Tokens of both.
-    drawn
-        Requests whose next token is drawn at the end.
+    swap_out, swap_in: Requests that go to the host's memory, or come back, before it begins.
+    swapped: Tokens of both.
+    drawn: Requests whose next token is drawn at the end.
     """
 
     decodes: IntArray

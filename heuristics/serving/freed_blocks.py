@@ -14,10 +14,7 @@ class FreedBlocks:
     A preempted request frees its blocks, last one first; until others are given them their content is still
     there, and the request takes them up again when it resumes (vLLM's prefix cache).
 
-    Parameters
-    ----------
-    blocks
-        Free at first; nobody's content is in them.
+    blocks: Free at first; nobody's content is in them.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -52,12 +49,8 @@ class FreedBlocks:
         """
         Free blocks of a request.
 
-        Parameters
-        ----------
-        request
-            Any request.
-        filled
-            Of these, blocks that it may take up again, from its first one on.
+        request: Any request.
+        filled: Of these, blocks that it may take up again, from its first one on.
         """
         # A partly filled block can never be taken up again; it is handed out before the others.
         if blocks > filled:

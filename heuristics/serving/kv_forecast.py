@@ -17,16 +17,10 @@ class KvForecast:
     pipelining (section 3.2) without a fixed place for the guest, nested as deep as it goes. If nobody may
     overstay, the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
 
-    Parameters
-    ----------
-    capacity
-        Tokens that may be held.
-    held
-        Tokens each holds, shape (requests,).
-    rest
-        Tokens each will still generate, shape (requests,).
-    stay
-        Iterations each may still be there, at least ``rest``, shape (requests,).
+    capacity: Tokens that may be held.
+    held: Tokens each holds, shape (requests,).
+    rest: Tokens each will still generate, shape (requests,).
+    stay: Iterations each may still be there, at least ``rest``, shape (requests,).
     """
 
     def __init__(self, capacity: int, held: IntArray, rest: IntArray, stay: IntArray) -> None:

@@ -19,14 +19,9 @@ class Loan:
     """
     A part of one request's region that another one writes to (EconoServe's KVC pipelining, section 3.2).
 
-    Parameters
-    ----------
-    host
-        Whose region it is.
-    start
-        The host's token that would be written to the loan's first place.
-    tokens
-        Places lent.
+    host: Whose region it is.
+    start: The host's token that would be written to the loan's first place.
+    tokens: Places lent.
     """
 
     host: int
@@ -43,22 +38,12 @@ class KvLedger:
     can be (max-allocation), a block at a time (block-allocation), or what it is predicted to need
     (exact allocation).
 
-    Parameters
-    ----------
-    capacity
-        Tokens in all.
-    requests
-        Number of requests.
-    block_tokens
-        Tokens of a block.
-    reuse
-        Whether a request that gave its blocks up can take up again those that nobody was given since (vLLM's
-        prefix cache). Then nothing can be lent.
-
-    Raises
-    ------
-    ValueError
-        If there is not a single block.
+    capacity: Tokens in all.
+    requests: Number of requests.
+    block_tokens: Tokens of a block.
+    reuse: Whether a request that gave its blocks up can take up again those that nobody was given since
+        (vLLM's prefix cache). Then nothing can be lent.
+    Raises ValueError if there is not a single block.
     """
 
     def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, reuse: bool = False) -> None:
@@ -88,12 +73,9 @@ class KvLedger:
         """
         Promise a request blocks of its own for ``tokens``, and return whether there were enough.
 
-        Parameters
-        ----------
-        request
-            One that borrows nothing.
-        tokens
-            It may hold in all. If there are too few blocks, nothing changes but the count of ``failures``.
+        request: One that borrows nothing.
+        tokens: It may hold in all. If there are too few blocks, nothing changes but the count of
+            ``failures``.
         """
         if request in self.loans:
             raise KvLedgerError(f"request {request} lives in another's region; move it out before it grows")
@@ -112,12 +94,8 @@ class KvLedger:
         """
         Return how many of a resuming request's tokens need not be computed again.
 
-        Parameters
-        ----------
-        request
-            Any request; there is nothing to take up for one that has blocks.
-        tokens
-            It has in all. At least one is always computed: its output is needed.
+        request: Any request; there is nothing to take up for one that has blocks.
+        tokens: It has in all. At least one is always computed: its output is needed.
         """
         if self._freed is None or request in self.own:
             return 0
@@ -139,19 +117,10 @@ class KvLedger:
         """
         Let a guest write its next tokens into a part of its host's region.
 
-        Parameters
-        ----------
-        host
-            Holds no more than ``start`` tokens; must not write further while the guest is there.
-        guest
-            Lends nothing. Its own blocks are filled first, then what it borrowed, in that order.
-        start, tokens
-            The part, as :class:`Loan` says.
-
-        Raises
-        ------
-        KvLedgerError
-            If the part is not the host's to lend.
+        host: Holds no more than ``start`` tokens; must not write further while the guest is there.
+        guest: Lends nothing. Its own blocks are filled first, then what it borrowed, in that order.
+        start, tokens: The part, as :class:`Loan` says.
+        Raises KvLedgerError if the part is not the host's to lend.
         """
         full = self.promised(host)
         mine = self.guests.setdefault(host, {})
@@ -177,12 +146,8 @@ class KvLedger:
         Blocks that its guests still write to are freed when they leave; guests in what it borrowed are from
         now on those of whom it borrowed it from.
 
-        Parameters
-        ----------
-        request
-            Any request.
-        tokens
-            Whose KV cache stands in its blocks, if it may resume; 0 if it is done.
+        request: Any request.
+        tokens: Whose KV cache stands in its blocks, if it may resume; 0 if it is done.
         """
         self.room[request] = 0
         if request in self.loans:
@@ -251,17 +216,9 @@ class KvLedger:
         """
         Judge the state after an iteration.
 
-        Parameters
-        ----------
-        resident
-            Requests whose keys and values are on the device.
-        held
-            Tokens each request holds there, shape (requests,).
-
-        Raises
-        ------
-        KvLedgerError
-            If blocks appeared or vanished, or a request holds more than it may.
+        resident: Requests whose keys and values are on the device.
+        held: Tokens each request holds there, shape (requests,).
+        Raises KvLedgerError if blocks appeared or vanished, or a request holds more than it may.
         """
         if self.free < 0 or self.free + sum(self.own.values()) != self.blocks:
             raise KvLedgerError(

@@ -12,12 +12,8 @@ class Orca:
     """
     ORCA: first come, first served, a fixed batch, each request promised the longest sequence there can be.
 
-    Parameters
-    ----------
-    longest
-        Tokens of the longest sequence (max-allocation).
-    batch
-        Most requests under way.
+    longest: Tokens of the longest sequence (max-allocation).
+    batch: Most requests under way.
     """
 
     def __init__(self, longest: int, batch: int = 8) -> None:

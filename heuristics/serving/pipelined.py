@@ -31,10 +31,7 @@ class Pipelined:
     predicted goes on, in the reserve's blocks as well; where there are none left for someone, whoever began
     last is moved to the host.
 
-    Parameters
-    ----------
-    sizes
-        What is kept free. A completion begins when its prompt is done.
+    sizes: What is kept free. A completion begins when its prompt is done.
     """
 
     def __init__(self, sizes: EconoServeSizes | None = None) -> None:

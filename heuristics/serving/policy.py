@@ -19,26 +19,17 @@ class ServingState:
 
     The simulator keeps it; a policy reads it and promises keys and values in the ledger, nothing else.
 
-    Parameters
-    ----------
-    prompt
-        Prompt tokens of each request, shape (requests,).
-    predicted
-        Completion tokens of each request as predicted, shape (requests,); the true number shows at the end.
-    arrival, deadline
-        Seconds after the start, shape (requests,).
-    ledger
-        Who may hold how much.
-    generated
-        Completion tokens each request has, shape (requests,).
-    held
-        Tokens of keys and values each has on the device, shape (requests,); one behind prompt and completion
-        while it generates.
-    running
-        Requests that generate a token each iteration, in the order they began.
-    arrived, prefilled, finished
-        What happened since the policy was last asked: requests that came, whose prompt was completed (and are
-        not finished), and whose completion was completed.
+    prompt: Prompt tokens of each request, shape (requests,).
+    predicted: Completion tokens of each request as predicted, shape (requests,); the true number shows at the
+        end.
+    arrival, deadline: Seconds after the start, shape (requests,).
+    ledger: Who may hold how much.
+    generated: Completion tokens each request has, shape (requests,).
+    held: Tokens of keys and values each has on the device, shape (requests,); one behind prompt and
+        completion while it generates.
+    running: Requests that generate a token each iteration, in the order they began.
+    arrived, prefilled, finished: What happened since the policy was last asked: requests that came, whose
+        prompt was completed (and are not finished), and whose completion was completed.
     """
 
     prompt: IntArray
@@ -68,24 +59,15 @@ class ServingStep:
     """
     What changes with the next iteration; whoever is running and not named goes on.
 
-    Parameters
-    ----------
-    prefill
-        Requests that are not running, each with how many of the tokens it lacks are computed.
-    start
-        Requests that generate from this iteration on. Their prompt is done.
-    stop
-        Running requests that pause and keep their keys and values on the device.
-    swap_out, swap_in
-        Requests whose keys and values go to the host's memory (their blocks are released already), or come
-        back (they have room again).
-    drop
-        Requests whose keys and values are given up (their blocks are released already): prompt and completion
-        so far are computed anew.
-    decode
-        Whether running requests generate in this iteration; if not, they sit it out.
-    resume
-        Requests that take up blocks they had given up, each with the tokens whose KV cache stands in them
+    prefill: Requests that are not running, each with how many of the tokens it lacks are computed.
+    start: Requests that generate from this iteration on. Their prompt is done.
+    stop: Running requests that pause and keep their keys and values on the device.
+    swap_out, swap_in: Requests whose keys and values go to the host's memory (their blocks are released
+        already), or come back (they have room again).
+    drop: Requests whose keys and values are given up (their blocks are released already): prompt and
+        completion so far are computed anew.
+    decode: Whether running requests generate in this iteration; if not, they sit it out.
+    resume: Requests that take up blocks they had given up, each with the tokens whose KV cache stands in them
         (:meth:`~.kv_ledger.KvLedger.resume` has given them back already).
     """
 

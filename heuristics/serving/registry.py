@@ -20,16 +20,10 @@ class ServingOptions:
     """
     What serving policies are made from.
 
-    Parameters
-    ----------
-    longest
-        Tokens of the longest sequence there can be, promised by max-allocation.
-    forward_size
-        Tokens of an iteration to aim at (TFS).
-    sizes
-        What EconoServe and the pipelined scheduler keep free; their forward size is the one above.
-    orca_batch
-        Most requests ORCA has under way.
+    longest: Tokens of the longest sequence there can be, promised by max-allocation.
+    forward_size: Tokens of an iteration to aim at (TFS).
+    sizes: What EconoServe and the pipelined scheduler keep free; their forward size is the one above.
+    orca_batch: Most requests ORCA has under way.
     """
 
     longest: int = 2048
@@ -72,10 +66,7 @@ def serving_policy(name: str, options: ServingOptions | None = None) -> ServingP
     """
     Return a fresh serving policy.
 
-    Raises
-    ------
-    ValueError
-        If there is no policy of that name.
+    Raises ValueError if there is no policy of that name.
     """
     make = SERVING_POLICIES.get(name)
     if make is None:

@@ -23,15 +23,9 @@ def agreed_scores(lengths: FloatArray) -> FloatArray:
     that fit the correlations between files best (minimum residuals, Harman and Jones 1966), so that a file
     that agrees with the others counts more, whatever its scale. The score is the factor's expectation.
 
-    Parameters
-    ----------
-    lengths
-        Of each prompt in each file, in any unit; not a number where a file has none, shape (files, prompts).
-
-    Returns
-    -------
-    ndarray
-        Not a number where no file has the prompt.
+    lengths: Of each prompt in each file, in any unit; not a number where a file has none, shape (files,
+        prompts).
+    Returns ndarray: Not a number where no file has the prompt.
     """
     scores = np.array([normal_scores(file) for file in lengths])
     has = ~np.isnan(scores)
@@ -49,12 +43,8 @@ def prompt_scores(lengths: FloatArray, prompt: FloatArray) -> FloatArray:
     These count as one more file, of which the others say how far it goes along with them; two of them at
     least, as one alone could not.
 
-    Parameters
-    ----------
-    lengths
-        As for :func:`agreed_scores`.
-    prompt
-        Tokens of each prompt, shape (prompts,).
+    lengths: As for :func:`agreed_scores`.
+    prompt: Tokens of each prompt, shape (prompts,).
     """
     if len(lengths) < 2:
         return agreed_scores(lengths)

@@ -60,12 +60,8 @@ class Learner:
     """
     What is known of a job's lengths as it runs.
 
-    Parameters
-    ----------
-    problem
-        Its groups are read, its lengths are not.
-    known
-        What was known before.
+    problem: Its groups are read, its lengths are not.
+    known: What was known before.
     """
 
     def __init__(self, problem: Problem, known: Known = NOTHING) -> None:
@@ -88,10 +84,7 @@ class Learner:
         """
         Return the model of lengths, or None as long as nothing has ended.
 
-        Parameters
-        ----------
-        now
-            Whether what has been decoded since the last end counts, too.
+        now: Whether what has been decoded since the last end counts, too.
         """
         past = self.known.past is not None and bool(self.known.past.ended.any())
         if not self._ends and not past:
@@ -128,12 +121,8 @@ class LearnedOrder:
     """
     Requests as they arrive, and the last of them by what is expected to be left.
 
-    Parameters
-    ----------
-    problem
-        Its arrivals are read, its lengths are not.
-    learner
-        What is known of lengths.
+    problem: Its arrivals are read, its lengths are not.
+    learner: What is known of lengths.
     """
 
     def __init__(self, problem: Problem, learner: Learner) -> None:
@@ -209,14 +198,9 @@ class SurvivalPolicy:
     host: by :data:`MARGIN` of the mean length and by what the way costs all slots, and no request before
     :data:`REST` of the mean length since it joined.
 
-    Parameters
-    ----------
-    problem
-        Its groups, arrivals and prompts are read, its lengths are not.
-    known
-        What was known of lengths before.
-    swap
-        Seconds a token of KV cache takes to the host or back; None if none is moved.
+    problem: Its groups, arrivals and prompts are read, its lengths are not.
+    known: What was known of lengths before.
+    swap: Seconds a token of KV cache takes to the host or back; None if none is moved.
     """
 
     def __init__(self, problem: Problem, known: Known = NOTHING, swap: float | None = None) -> None:

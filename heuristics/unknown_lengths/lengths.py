@@ -36,14 +36,9 @@ class Observed:
     """
     What has been seen of requests that have started.
 
-    Parameters
-    ----------
-    group
-        The group of each, counted from zero, shape (started,).
-    tokens
-        Decode steps each has had, shape (started,).
-    ended
-        Whether that was all of it; otherwise its length is larger (censored), shape (started,).
+    group: The group of each, counted from zero, shape (started,).
+    tokens: Decode steps each has had, shape (started,).
+    ended: Whether that was all of it; otherwise its length is larger (censored), shape (started,).
     """
 
     group: IntArray
@@ -56,16 +51,11 @@ class Known:
     """
     What is known of lengths before a job runs, none of it a length of the job.
 
-    Parameters
-    ----------
-    longest
-        Decode steps after which every completion is cut; None for no limit.
-    past
-        Completions of earlier steps with their groups, which are none of this job's; None for none.
-    score
-        What is predicted of each group, by the lengths that other models or earlier epochs gave its prompt:
-        any number that grows with the length, not a number where nothing is predicted, shape (groups,).
-        Only the order of the scores counts. None for no predictions.
+    longest: Decode steps after which every completion is cut; None for no limit.
+    past: Completions of earlier steps with their groups, which are none of this job's; None for none.
+    score: What is predicted of each group, by the lengths that other models or earlier epochs gave its
+        prompt: any number that grows with the length, not a number where nothing is predicted, shape
+        (groups,). Only the order of the scores counts. None for no predictions.
     """
 
     longest: int | None = None
@@ -90,18 +80,12 @@ class LengthModel:
     :data:`TRUSTS`, :data:`EFFECTS`), so that an order of groups is worth no more than what the data say.
     Lengths that many share, as those cut at a cap, are one atom of ``F``.
 
-    Parameters
-    ----------
-    lengths
-        The atoms' lengths (decode steps, ascending), shape (atoms,).
-    mass
-        Probability of each atom for a request of each group that has yet to start, shape (groups, atoms).
-    share_weight
-        Posterior probability of each of :data:`SHARES`, shape (shares,).
-    predicted_share
-        Posterior mean of the share of the scores' variance that predictions explain; 0 without any.
-    capped
-        Probability that a request yet to start is cut at the cap, over all groups; 0 if none is known.
+    lengths: The atoms' lengths (decode steps, ascending), shape (atoms,).
+    mass: Probability of each atom for a request of each group that has yet to start, shape (groups, atoms).
+    share_weight: Posterior probability of each of :data:`SHARES`, shape (shares,).
+    predicted_share: Posterior mean of the share of the scores' variance that predictions explain; 0 without
+        any.
+    capped: Probability that a request yet to start is cut at the cap, over all groups; 0 if none is known.
     """
 
     lengths: FloatArray
@@ -115,19 +99,10 @@ class LengthModel:
         """
         Return the model after what was observed.
 
-        Parameters
-        ----------
-        observed
-            Requests that have started, of which at least one has ended, or of earlier steps has.
-        groups
-            How many groups there are, seen or not.
-        known
-            What was known before.
-
-        Raises
-        ------
-        ValueError
-            If nothing has ended: no length is known.
+        observed: Requests that have started, of which at least one has ended, or of earlier steps has.
+        groups: How many groups there are, seen or not.
+        known: What was known before.
+        Raises ValueError if nothing has ended: no length is known.
         """
         seen = observed if known.past is None else _joined(observed, known.past, groups)
         if not seen.ended.any():
@@ -164,12 +139,8 @@ class LengthModel:
         """
         Return the expected decode steps left of requests that have not ended, same shape.
 
-        Parameters
-        ----------
-        group
-            The group of each; what is known of it already holds that this request has come so far.
-        tokens
-            Decode steps each has had. A request that outlived every length seen has at least one left.
+        group: The group of each; what is known of it already holds that this request has come so far.
+        tokens: Decode steps each has had. A request that outlived every length seen has at least one left.
         """
         by_atom, total = self._yet_to_come(group, tokens)
         left = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
@@ -180,12 +151,8 @@ class LengthModel:
         """
         Return the decode steps left that requests which have not ended exceed by a small chance, same shape.
 
-        Parameters
-        ----------
-        group, tokens
-            As of :meth:`remaining`.
-        probability
-            The quantile: with how much probability no more are left.
+        group, tokens: As of :meth:`remaining`.
+        probability: The quantile: with how much probability no more are left.
         """
         by_atom, total = self._yet_to_come(group, tokens)
         below = by_atom.cumsum(axis=1) < probability * total[:, None]
@@ -268,11 +235,8 @@ def _log_likelihood(
     """
     Return the logarithm of the probability of what was shown, and the row of each group in it.
 
-    Returns
-    -------
-    tuple of arrays
-        Shapes (rows, shares, effects) and (groups,); groups that showed nothing share the last row, of
-        zeros.
+    Returns tuple of arrays: Shapes (rows, shares, effects) and (groups,); groups that showed nothing share
+        the last row, of zeros.
     """
     atoms = mass.shape[2]
     # What ended is within an atom; of what still runs only that it reached one is known.
@@ -301,23 +265,13 @@ def _posterior(
     """
     Return the probability of each atom by group, and of each trust and share.
 
-    Parameters
-    ----------
-    log, of_group
-        As :func:`_log_likelihood` returns them.
-    score
-        Normal score of the prediction of each group, not a number where there is none, shape (all groups,).
-    trusts
-        Correlations of effects with predictions that are weighed.
-    table
-        Probability of each atom by share and effect, shape (shares x effects, atoms).
-    groups
-        The first of all groups, of which atoms are asked for.
-
-    Returns
-    -------
-    tuple of arrays
-        Shapes (groups, atoms) and (trusts, shares).
+    log, of_group: As :func:`_log_likelihood` returns them.
+    score: Normal score of the prediction of each group, not a number where there is none, shape (all
+        groups,).
+    trusts: Correlations of effects with predictions that are weighed.
+    table: Probability of each atom by share and effect, shape (shares x effects, atoms).
+    groups: The first of all groups, of which atoms are asked for.
+    Returns tuple of arrays: Shapes (groups, atoms) and (trusts, shares).
     """
     told = ~np.isnan(score)
     peak = log.max(axis=2, keepdims=True)

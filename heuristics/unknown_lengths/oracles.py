@@ -20,12 +20,8 @@ def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
     lists by expected length, which is not the best for every draw, so that what it recovers is an estimate
     of what can be and no bound.
 
-    Parameters
-    ----------
-    problem
-        Its lengths are not read.
-    tendency
-        Of each group, any number that grows with its lengths, shape (groups,).
+    problem: Its lengths are not read.
+    tendency: Of each group, any number that grows with its lengths, shape (groups,).
     """
     return by_groups(problem, lambda _observed, _groups: tendency, scouts=0)
 
@@ -37,12 +33,8 @@ def told_lengths(problem: Problem, lengths: IntArray) -> QueuedPolicy:
     That a group has a single long completion is told, too, which is foresight. What it recovers is an
     estimate and no bound, as of :func:`told_tendencies`.
 
-    Parameters
-    ----------
-    problem
-        Its lengths are not read.
-    lengths
-        True ones, tokens, shape (requests,).
+    problem: Its lengths are not read.
+    lengths: True ones, tokens, shape (requests,).
     """
     numbers, groups = group_numbers(problem)
     total = np.bincount(numbers, lengths, minlength=groups)

@@ -44,14 +44,9 @@ class GroupQueue:
     Policies of this queue see the groups, which requests have started, what each has decoded and which have
     ended, and never the length of a request. A request without a group is a group of its own.
 
-    Parameters
-    ----------
-    problem
-        Its groups, arrivals and prompts are read, its lengths are not.
-    ranking
-        Scores the groups.
-    scouts
-        Requests of each group that start before any other.
+    problem: Its groups, arrivals and prompts are read, its lengths are not.
+    ranking: Scores the groups.
+    scouts: Requests of each group that start before any other.
     """
 
     def __init__(self, problem: Problem, ranking: Ranking, *, scouts: int) -> None:

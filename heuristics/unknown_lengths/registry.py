@@ -25,15 +25,10 @@ class HiddenEntry:
     """
     A policy that needs no length.
 
-    Parameters
-    ----------
-    make
-        Returns a fresh policy for a problem, what is known beforehand, and the seconds a token of KV cache
+    make: Returns a fresh policy for a problem, what is known beforehand, and the seconds a token of KV cache
         takes to the host or back (None if it cannot be moved).
-    takes_swap
-        Whether moving has an effect.
-    takes_known
-        Whether what is known beforehand has one.
+    takes_swap: Whether moving has an effect.
+    takes_known: Whether what is known beforehand has one.
     """
 
     make: Callable[[Problem, Known, float | None], QueuedPolicy]
@@ -95,21 +90,11 @@ def hidden_policy(
     """
     Return a fresh policy that needs no length.
 
-    Parameters
-    ----------
-    name
-        A key of :data:`WITHOUT_LENGTHS`.
-    problem
-        As :func:`without_lengths` returns it.
-    known
-        What is known of lengths before the job.
-    swap
-        Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
-
-    Raises
-    ------
-    ValueError
-        If there is no such policy, or one that it would need a length for.
+    name: A key of :data:`WITHOUT_LENGTHS`.
+    problem: As :func:`without_lengths` returns it.
+    known: What is known of lengths before the job.
+    swap: Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
+    Raises ValueError if there is no such policy, or one that it would need a length for.
     """
     entry = WITHOUT_LENGTHS.get(name)
     if entry is None:

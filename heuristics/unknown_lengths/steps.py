@@ -105,10 +105,7 @@ def serve_steps(
     ``problem`` holds the requests of all steps with the lengths that the policy may use. ``step``, shape
     (requests,), ascends, and each group lies within one step. Training time between steps is not counted.
 
-    Raises
-    ------
-    ValueError
-        If steps descend, a group spans steps, or ``way.keep`` has no effect.
+    Raises ValueError if steps descend, a group spans steps, or ``way.keep`` has no effect.
     """
     group, groups = group_numbers(problem)
     step = np.asarray(step, dtype=np.int64)

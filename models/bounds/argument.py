@@ -26,14 +26,9 @@ class Curve:
     """
     Least decode steps of any schedule with each number of prefill stages.
 
-    Parameters
-    ----------
-    part
-        Where its claim stands in a certificate.
-    steps
-        From the fewest stages to one a request, shape (numbers of stages,).
-    claim
-        What a checker needs to repeat the proof, JSON-able.
+    part: Where its claim stands in a certificate.
+    steps: From the fewest stages to one a request, shape (numbers of stages,).
+    claim: What a checker needs to repeat the proof, JSON-able.
     """
 
     part: Part
@@ -46,18 +41,11 @@ class Known:
     """
     What is proven so far: for each number of stages the most decode steps of all curves.
 
-    Parameters
-    ----------
-    problem
-        The problem bounded.
-    counts
-        Its least stages and steps.
-    prefill
-        Least seconds of prefill with each number of stages, shape (numbers of stages,).
-    fixed
-        Seconds of every schedule, whatever its stages and steps.
-    curves
-        What is proven beyond the counts.
+    problem: The problem bounded.
+    counts: Its least stages and steps.
+    prefill: Least seconds of prefill with each number of stages, shape (numbers of stages,).
+    fixed: Seconds of every schedule, whatever its stages and steps.
+    curves: What is proven beyond the counts.
     """
 
     problem: Problem

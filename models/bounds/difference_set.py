@@ -48,12 +48,8 @@ class RoundUp:
     :math:`\phi(\lambda) - \lambda k`. The cost of rounding a run of lengths up to its last is Monge, so W is
     convex and some whole :math:`\lambda` attains W(k).
 
-    Parameters
-    ----------
-    lengths
-        Distinct lengths, ascending, positive, shape (distinct,).
-    counts
-        How many requests have each, shape (distinct,).
+    lengths: Distinct lengths, ascending, positive, shape (distinct,).
+    counts: How many requests have each, shape (distinct,).
     """
 
     lengths: IntArray

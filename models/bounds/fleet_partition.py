@@ -46,13 +46,9 @@ class LongestFirst:
     """
     Placement by the whole work of a replica, or by its longest unit alone plus the additions of the others.
 
-    Parameters
-    ----------
-    costs, beside, alone
-        Seconds of each unit on each kind of replica: its share of all there is, what it adds beside a longer
-        one, and what the longest one takes before that, shape (kinds, units).
-    kind_of
-        The kind of each replica, shape (replicas,).
+    costs, beside, alone: Seconds of each unit on each kind of replica: its share of all there is, what it
+        adds beside a longer one, and what the longest one takes before that, shape (kinds, units).
+    kind_of: The kind of each replica, shape (replicas,).
     """
 
     def __init__(self, costs: FloatArray, beside: FloatArray, alone: FloatArray, kind_of: IntArray) -> None:
@@ -109,10 +105,7 @@ class Exchanges:
     Each replica takes what its units take in all, or its longest unit alone and what others add beside it:
     units of little work beside much else go well where a long one leaves slots idle, and the other way round.
 
-    Parameters
-    ----------
-    costs, beside, alone, kind_of
-        As of :class:`LongestFirst`.
+    costs, beside, alone, kind_of: As of :class:`LongestFirst`.
     """
 
     def __init__(self, costs: FloatArray, beside: FloatArray, alone: FloatArray, kind_of: IntArray) -> None:

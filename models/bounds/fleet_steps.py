@@ -26,14 +26,9 @@ class StepsCase:
     """
     What is proven if one replica is that of most decode steps.
 
-    Parameters
-    ----------
-    replica
-        Where that replica is in the fleet.
-    weights
-        Of every replica, not negative, adding up to one, shape (replicas,).
-    terms
-        Seconds that add up to what is proven.
+    replica: Where that replica is in the fleet.
+    weights: Of every replica, not negative, adding up to one, shape (replicas,).
+    terms: Seconds that add up to what is proven.
     """
 
     replica: int
@@ -51,12 +46,8 @@ class StepsBound:
     """
     A case for each kind of replica; the least of them is a bound.
 
-    Parameters
-    ----------
-    cases
-        The cases.
-    decode_steps
-        Claim that some slot holds that number of decode steps.
+    cases: The cases.
+    decode_steps: Claim that some slot holds that number of decode steps.
     """
 
     cases: tuple[StepsCase, ...]
@@ -68,14 +59,9 @@ class FleetCosts:
     """
     What requests add to each kind of replica, in seconds.
 
-    Parameters
-    ----------
-    shares
-        As of :func:`~batchbound.models.bounds.fleet.request_costs`, for each replica alike.
-    beside
-        The same without the share of decode steps: what is added to a replica whose steps are counted.
-    a_token
-        Least seconds of a token of a shared prompt, on every replica.
+    shares: As of :func:`~batchbound.models.bounds.fleet.request_costs`, for each replica alike.
+    beside: The same without the share of decode steps: what is added to a replica whose steps are counted.
+    a_token: Least seconds of a token of a shared prompt, on every replica.
     """
 
     shares: dict[Replica, FloatArray]

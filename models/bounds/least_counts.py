@@ -23,17 +23,11 @@ class Counts:
     """
     The fewest stages and steps of every schedule of a problem, whatever the starts and ends.
 
-    Parameters
-    ----------
-    slots
-        No more requests than this ever run together: the problem's slots, or fewer where the KV capacity
+    slots: No more requests than this ever run together: the problem's slots, or fewer where the KV capacity
         holds no more prompts.
-    stages
-        Least number of prefill stages (the paper's non-empty bins).
-    decode_steps
-        Least number of decode steps.
-    claims
-        Proofs, as a certificate states them: one claim for ``stages`` and one for ``decode_steps``.
+    stages: Least number of prefill stages (the paper's non-empty bins).
+    decode_steps: Least number of decode steps.
+    claims: Proofs, as a certificate states them: one claim for ``stages`` and one for ``decode_steps``.
     """
 
     slots: int

@@ -22,39 +22,28 @@ class BoundParams:
     Without any argument the bound still counts the mean load of the slots, the longest request, and the
     stages that so many requests need.
 
-    Parameters
-    ----------
-    lifting
-        Some slots hold many of the longest requests, wherever these are put.
-    dual_feasible_functions
-        Prices of request lengths refute numbers of decode steps that lifting does not.
-    kv_tokens
-        No decode step reads more tokens than the KV capacity.
-    two_requests
-        Two requests overlap only as long as the KV capacity holds both.
-    stage_packing
-        Prefill stages are bins of prompts under the token cap and the KV capacity.
-    difference_set
-        Few stages leave few spans of time that a slot can be held for.
-    packing_prices
-        Prices from column generation refute numbers of decode steps in which no packing fits the slots.
-    stage_intervals
-        Requests hold slots for whole intervals between stages.
-    memory_growth
-        What running requests hold grows and falls, so the KV cache is not always full.
-    growth_programmes
-        Linear programmes look for the values of states; without them only the closed form is used.
-    time_share
-        Share of a solver's time that its bound gets at most; more proves more and leaves less for the search.
-    growth_share
-        Share of a bound's time for the growth of memory, where other arguments may still prove more.
-    packing_share
-        Share of a bound's time for packing prices, once the intervals between stages prove no more.
-    memory_binds
-        Steps that the KV capacity takes, in steps of fully packed slots, from which the growth of memory gets
-        all of the time; less gives the intervals between stages no time more often.
-    most_lengths
-        Distinct request lengths up to which intervals are priced; a checker repeats it in plain Python.
+    lifting: Some slots hold many of the longest requests, wherever these are put.
+    dual_feasible_functions: Prices of request lengths refute numbers of decode steps that lifting does not.
+    kv_tokens: No decode step reads more tokens than the KV capacity.
+    two_requests: Two requests overlap only as long as the KV capacity holds both.
+    stage_packing: Prefill stages are bins of prompts under the token cap and the KV capacity.
+    difference_set: Few stages leave few spans of time that a slot can be held for.
+    packing_prices: Prices from column generation refute numbers of decode steps in which no packing fits the
+        slots.
+    stage_intervals: Requests hold slots for whole intervals between stages.
+    memory_growth: What running requests hold grows and falls, so the KV cache is not always full.
+    growth_programmes: Linear programmes look for the values of states; without them only the closed form is
+        used.
+    time_share: Share of a solver's time that its bound gets at most; more proves more and leaves less for the
+        search.
+    growth_share: Share of a bound's time for the growth of memory, where other arguments may still prove
+        more.
+    packing_share: Share of a bound's time for packing prices, once the intervals between stages prove no
+        more.
+    memory_binds: Steps that the KV capacity takes, in steps of fully packed slots, from which the growth of
+        memory gets all of the time; less gives the intervals between stages no time more often.
+    most_lengths: Distinct request lengths up to which intervals are priced; a checker repeats it in plain
+        Python.
     """
 
     lifting: bool = True

@@ -34,19 +34,10 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: Bou
     the arguments are asked in turn for a curve that raises the steps where they cost least, until none does.
     A longer limit begins as a shorter one does, so the bound does not fall with more time.
 
-    Parameters
-    ----------
-    problem
-        The problem bounded. Arrival times are left out, which only lowers the bound.
-    seconds
-        Time limit of the arguments that take a search.
-    params
-        Which arguments are on, and how they share the time.
-
-    Returns
-    -------
-    Bound
-        Its certificate holds all that a checker needs: prices in place of the search.
+    problem: The problem bounded. Arrival times are left out, which only lowers the bound.
+    seconds: Time limit of the arguments that take a search.
+    params: Which arguments are on, and how they share the time.
+    Returns: Its certificate holds all that a checker needs: prices in place of the search.
     """
     begun = time.perf_counter()
     known = Known.of(problem, least_counts(problem, params))

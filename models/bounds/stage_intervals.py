@@ -30,15 +30,10 @@ class IntervalPrices:
     """
     Prices (Lagrange multipliers) that prove a number of decode steps, in parts of a step.
 
-    Parameters
-    ----------
-    interval
-        Charge for each interval that a request is held for.
-    spans
-        Charge for each span of one interval, of two in a row, and so on, that requests are held for, at least
-        one price; longer spans are free.
-    decode_step
-        Further charge for each decode step of a span of one interval.
+    interval: Charge for each interval that a request is held for.
+    spans: Charge for each span of one interval, of two in a row, and so on, that requests are held for, at
+        least one price; longer spans are free.
+    decode_step: Further charge for each decode step of a span of one interval.
     """
 
     interval: int
@@ -71,20 +66,12 @@ class IntervalSolution:
     """
     Spans that hold all requests at the least, at some prices.
 
-    Parameters
-    ----------
-    prices
-        The prices.
-    charged
-        Least sum of slot time and charges, in parts of a step: no schedule has less.
-    held
-        Slot-steps that requests are held for, in all.
-    intervals
-        Intervals that they are held for, in all.
-    spans
-        Different spans of one interval, of two, and so on.
-    short
-        Decode steps of the different spans of one interval.
+    prices: The prices.
+    charged: Least sum of slot time and charges, in parts of a step: no schedule has less.
+    held: Slot-steps that requests are held for, in all.
+    intervals: Intervals that they are held for, in all.
+    spans: Different spans of one interval, of two, and so on.
+    short: Decode steps of the different spans of one interval.
     """
 
     prices: IntervalPrices
@@ -116,14 +103,9 @@ class StageIntervals:
     enough. So a shortest path finds that least sum. Fewer points, empty slots and spans without requests only
     lower the left or raise the right side.
 
-    Parameters
-    ----------
-    lengths
-        Distinct lengths, ascending, positive, shape (distinct,).
-    counts
-        How many requests have each, shape (distinct,).
-    slots
-        Slots J there are.
+    lengths: Distinct lengths, ascending, positive, shape (distinct,).
+    counts: How many requests have each, shape (distinct,).
+    slots: Slots J there are.
     """
 
     def __init__(self, lengths: IntArray, counts: IntArray, slots: int) -> None:

@@ -18,10 +18,7 @@ class Work:
     """
     What is left of the steps that a check may take.
 
-    Parameters
-    ----------
-    steps
-        Steps in all.
+    steps: Steps in all.
     """
 
     def __init__(self, steps: int = MOST_STEPS) -> None:

@@ -26,10 +26,7 @@ class Growth:
     """
     Least sum of the priced steps and stages of any schedule.
 
-    Parameters
-    ----------
-    worth, step, stage
-        Steps times ``step`` and stages times ``stage`` are ``worth`` at least.
+    worth, step, stage: Steps times ``step`` and stages times ``stage`` are ``worth`` at least.
     """
 
     worth: int

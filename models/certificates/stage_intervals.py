@@ -18,15 +18,10 @@ class IntervalClaim:
     """
     Decode steps proven for any number of stages, by prices in parts of a step.
 
-    Parameters
-    ----------
-    slots
-        Slots there are.
-    charged
-        Least sum of slot time and charges of all requests.
-    interval, spans, short
-        What is charged for each interval that a request is held for, for each span by its number of
-        intervals, and for each step of a span of one interval.
+    slots: Slots there are.
+    charged: Least sum of slot time and charges of all requests.
+    interval, spans, short: What is charged for each interval that a request is held for, for each span by its
+        number of intervals, and for each step of a span of one interval.
     """
 
     slots: int

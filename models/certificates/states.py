@@ -53,13 +53,10 @@ class _Kind(NamedTuple):
     """
     Requests alike.
 
-    Parameters
-    ----------
-    decode_steps, prompt
-        Decode steps and prompt tokens of each; no tokens where only the number of stages matters.
-    held, read, peak
-        Tokens that each holds in its first step, reads in all its steps, and holds at most; 0 where the
-        capacity never matters.
+    decode_steps, prompt: Decode steps and prompt tokens of each; no tokens where only the number of stages
+        matters.
+    held, read, peak: Tokens that each holds in its first step, reads in all its steps, and holds at most; 0
+        where the capacity never matters.
     """
 
     decode_steps: int

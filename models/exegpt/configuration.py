@@ -27,23 +27,13 @@ class ExecConfig:
     """
     One execution configuration.
 
-    Parameters
-    ----------
-    encode_batch
-        Prompts of an encoding phase, the paper's :math:`B_E`.
-    decode_steps
-        Decode iterations between two encoding phases, :math:`N_D`; 1 under WAA.
-    micro_batches
-        Parts a decode batch is split into under WAA, :math:`B_m`; 1 under RRA, which splits it by stages.
-    tensor_degree
-        Devices that share a layer where layers are shared, :math:`T_P`.
-    tensor_groups
-        Groups of that many devices; the others hold layers alone.
-
-    Raises
-    ------
-    ValueError
-        If a number is below one (groups: zero).
+    encode_batch: Prompts of an encoding phase, the paper's :math:`B_E`.
+    decode_steps: Decode iterations between two encoding phases, :math:`N_D`; 1 under WAA.
+    micro_batches: Parts a decode batch is split into under WAA, :math:`B_m`; 1 under RRA, which splits it by
+        stages.
+    tensor_degree: Devices that share a layer where layers are shared, :math:`T_P`.
+    tensor_groups: Groups of that many devices; the others hold layers alone.
+    Raises ValueError if a number is below one (groups: zero).
     """
 
     strategy: Strategy
@@ -117,27 +107,15 @@ class Cluster:
     """
     The devices of one model instance.
 
-    Parameters
-    ----------
-    devices
-        Of one kind.
-    device_bytes
-        Memory of each; 0 for no limit.
-    usable
-        Share of it for weights, keys and values.
-    link_bandwidth, link_latency
-        Between two devices: bytes a second each way, and seconds. Modelled, where the profile holds no
-        synchronisation of its own. By default those of PCIe 5.0 x16.
-    host_bandwidth
-        From a device to another through the host's memory, bytes a second.
-    slots, kv_tokens
-        Most requests decoding at once, and most tokens of keys and values held, where the engine sets such
-        limits; 0 for none. Looked at under RRA.
-
-    Raises
-    ------
-    ValueError
-        If there is no device.
+    devices: Of one kind.
+    device_bytes: Memory of each; 0 for no limit.
+    usable: Share of it for weights, keys and values.
+    link_bandwidth, link_latency: Between two devices: bytes a second each way, and seconds. Modelled, where
+        the profile holds no synchronisation of its own. By default those of PCIe 5.0 x16.
+    host_bandwidth: From a device to another through the host's memory, bytes a second.
+    slots, kv_tokens: Most requests decoding at once, and most tokens of keys and values held, where the
+        engine sets such limits; 0 for none. Looked at under RRA.
+    Raises ValueError if there is no device.
     """
 
     devices: int
@@ -157,12 +135,8 @@ class Cluster:
         """
         Return the seconds in which ``degree`` devices add up an array each has (ring all-reduce).
 
-        Parameters
-        ----------
-        degree
-            Devices.
-        data
-            Bytes of the array.
+        degree: Devices.
+        data: Bytes of the array.
         """
         if degree == 1:
             return 0.0
@@ -174,21 +148,13 @@ class Performance:
     """
     What a configuration reaches.
 
-    Parameters
-    ----------
-    throughput
-        Requests a second, in the steady state.
-    latency
-        Seconds from the start of a request's encoding to its last token, for the 99th-percentile length;
+    throughput: Requests a second, in the steady state.
+    latency: Seconds from the start of a request's encoding to its last token, for the 99th-percentile length;
         infinite if the configuration does not fit into memory.
-    decode_batch
-        Requests that a decode iteration starts with, the paper's :math:`B_D`.
-    stages
-        Pipeline stages that encode and that decode; the same ones under RRA.
-    device_bytes
-        Most bytes on one device.
-    encode_seconds
-        Of an encoding stage, on average.
+    decode_batch: Requests that a decode iteration starts with, the paper's :math:`B_D`.
+    stages: Pipeline stages that encode and that decode; the same ones under RRA.
+    device_bytes: Most bytes on one device.
+    encode_seconds: Of an encoding stage, on average.
     """
 
     throughput: float

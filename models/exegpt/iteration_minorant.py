@@ -28,20 +28,12 @@ class Work:
     """
     What an iteration does, or all of a job's iterations together.
 
-    Parameters
-    ----------
-    iterations
-        Their number.
-    decodes
-        Sequences that compute the one token drawn last.
-    prompt_tokens
-        Tokens computed in chunks.
-    drawn
-        Tokens drawn.
-    kv_tokens
-        Tokens held by the decoding sequences, the new one included, summed.
-    pairs
-        Over the chunks: new tokens times the tokens already held and half of the new ones.
+    iterations: Their number.
+    decodes: Sequences that compute the one token drawn last.
+    prompt_tokens: Tokens computed in chunks.
+    drawn: Tokens drawn.
+    kv_tokens: Tokens held by the decoding sequences, the new one included, summed.
+    pairs: Over the chunks: new tokens times the tokens already held and half of the new ones.
     """
 
     iterations: float
@@ -57,12 +49,9 @@ class Minorant:
     """
     Seconds per unit of :class:`Work`; what they sum to is no more than any iteration takes.
 
-    Parameters
-    ----------
-    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs
-        Seconds of an iteration, and per unit of each.
-    points
-        At which it was checked against the table.
+    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs: Seconds of an iteration, and per unit of
+        each.
+    points: At which it was checked against the table.
     """
 
     iterations: float
@@ -89,12 +78,8 @@ class _Part:
     """
     One summand of an iteration's cost at the points between which it is linear, or all points there are.
 
-    Parameters
-    ----------
-    features
-        Of each point, shape (points, coefficients); the first one is positive.
-    seconds
-        Of each point, shape (points,).
+    features: Of each point, shape (points, coefficients); the first one is positive.
+    seconds: Of each point, shape (points,).
     """
 
     features: FloatArray
@@ -132,19 +117,10 @@ def best_minorant(
     Where requests may be put back, the token drawn last is computed within a chunk when one resumes: then
     that chunk has to pay for what the decode would have been charged.
 
-    Parameters
-    ----------
-    longest
-        Tokens of a prompt and its completion at most.
-    graph_tokens
-        Numbers of tokens the engine rounds up to, ascending.
-    put_back
-        Whether requests may be put back.
-
-    Raises
-    ------
-    ValueError
-        If the table has operations whose attention depends on several prompts at once.
+    longest: Tokens of a prompt and its completion at most.
+    graph_tokens: Numbers of tokens the engine rounds up to, ascending.
+    put_back: Whether requests may be put back.
+    Raises ValueError if the table has operations whose attention depends on several prompts at once.
     """
     parts = _parts(cost, limits, longest, graph_tokens, put_back=put_back)
     launch = cost.attention(0, 0.0, [(0.0, 0.0)])
@@ -407,10 +383,7 @@ def dearest_excess(
     minorant was made of: every number of decodes alone, and a grid of decodes beside a chunk. That refutes;
     that nothing is found proves nothing.
 
-    Parameters
-    ----------
-    cost, limits, longest
-        As of :func:`best_minorant`.
+    cost, limits, longest: As of :func:`best_minorant`.
     """
     most, room = min(limits.sequences, limits.batched_tokens), _room(limits)
     worst: tuple[float, Work] | None = None

@@ -19,12 +19,8 @@ class Curve:
     """
     A function of one number through points: linear between, a line after the last, flat before the first.
 
-    Parameters
-    ----------
-    at
-        Where it is known, ascending.
-    values
-        What it is there, same length.
+    at: Where it is known, ascending.
+    values: What it is there, same length.
     """
 
     __slots__ = ("_at", "_slope", "_values")
@@ -73,12 +69,8 @@ class Surface:
     At each known value of the first number stands a function of the others; between two of those it is
     linear, and beyond the last a line.
 
-    Parameters
-    ----------
-    points
-        Shape (points, axes).
-    values
-        Shape (points,).
+    points: Shape (points, axes).
+    values: Shape (points,).
     """
 
     __slots__ = ("_at", "_inner")
@@ -139,12 +131,8 @@ class LayerCost:
         """
         Return seconds per layer, and seconds once an iteration, of encoding prompts of equal length.
 
-        Parameters
-        ----------
-        sequences
-            Prompts; an expectation may be fractional.
-        length
-            Tokens of each.
+        sequences: Prompts; an expectation may be fractional.
+        length: Tokens of each.
         """
         return self._encode(sequences * length, sequences, (length, 0.0))
 
@@ -152,10 +140,7 @@ class LayerCost:
         """
         Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
 
-        Parameters
-        ----------
-        chunks
-            New tokens and tokens already held, of each prompt.
+        chunks: New tokens and tokens already held, of each prompt.
         """
         return self._encode.chunks(chunks)
 
@@ -169,10 +154,7 @@ class LayerCost:
         """
         Return what of :meth:`encode` depends on each prompt's length, for some numbers of prompts.
 
-        Parameters
-        ----------
-        lengths
-            Of the prompts; long ones cost more than in proportion, so the mean length would not do.
+        lengths: Of the prompts; long ones cost more than in proportion, so the mean length would not do.
         """
         return self._encode.attention_mean(lengths)
 
@@ -188,12 +170,8 @@ class LayerCost:
         """
         Return seconds per layer, and seconds once an iteration, of one decode iteration.
 
-        Parameters
-        ----------
-        sequences
-            Decoding sequences.
-        context
-            Tokens each of them holds, on average.
+        sequences: Decoding sequences.
+        context: Tokens each of them holds, on average.
         """
         return self._decode(sequences, sequences, (context, 0.0))
 
@@ -209,18 +187,11 @@ class LayerCost:
         """
         Return the seconds of one iteration of the whole model, on one pipeline stage.
 
-        Parameters
-        ----------
-        decodes
-            Sequences that get one token.
-        context
-            Tokens each of them holds, on average.
-        chunks
-            New tokens and tokens already held, of each prompt encoded in the iteration.
-        sampled
-            Sequences whose next token is drawn; by default all that are there.
-        padded_tokens
-            Tokens the engine computes for, if it rounds them up (to a captured graph, say).
+        decodes: Sequences that get one token.
+        context: Tokens each of them holds, on average.
+        chunks: New tokens and tokens already held, of each prompt encoded in the iteration.
+        sampled: Sequences whose next token is drawn; by default all that are there.
+        padded_tokens: Tokens the engine computes for, if it rounds them up (to a captured graph, say).
         """
         tokens = padded_tokens or decodes + sum(new for new, _ in chunks)
         drawn = decodes + len(chunks) if sampled is None else sampled
@@ -230,14 +201,9 @@ class LayerCost:
         """
         Return the seconds of everything but attention in one iteration of the whole model.
 
-        Parameters
-        ----------
-        tokens
-            Computed, padding included.
-        drawn
-            Sequences whose next token is drawn.
-        prompts
-            Whether prompts are among the tokens.
+        tokens: Computed, padding included.
+        drawn: Sequences whose next token is drawn.
+        prompts: Whether prompts are among the tokens.
         """
         per_layer, once = (self._encode if prompts else self._decode).rest(tokens, drawn)
         return self.profile.shape.layers * per_layer + once
@@ -256,12 +222,8 @@ class LayerCost:
         """
         Return the seconds of attention of a prompt's chunk and decodes together, None if nobody measured it.
 
-        Parameters
-        ----------
-        new, past
-            Tokens of the chunk, and those it has already.
-        decodes, context
-            Sequences that decode, and the tokens each holds on average.
+        new, past: Tokens of the chunk, and those it has already.
+        decodes, context: Sequences that decode, and the tokens each holds on average.
         """
         if self._mixed is None:
             return None

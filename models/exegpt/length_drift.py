@@ -21,12 +21,8 @@ class LengthDrift:
     """
     Planned and observed decode iterations of completions.
 
-    Parameters
-    ----------
-    planned, planned_deviation, observed, observed_deviation
-        Means and standard deviations.
-    requests
-        Observed.
+    planned, planned_deviation, observed, observed_deviation: Means and standard deviations.
+    requests: Observed.
     """
 
     planned: float
@@ -40,13 +36,9 @@ class LengthDrift:
         """
         Return what was observed beside what a configuration was chosen for.
 
-        Parameters
-        ----------
-        configuration
-            The planned one.
-        iterations
-            Decode iterations of finished completions, all those of a time (the first to finish are the short
-            ones), shape (requests,), at least one.
+        configuration: The planned one.
+        iterations: Decode iterations of finished completions, all those of a time (the first to finish are
+            the short ones), shape (requests,), at least one.
         """
         return cls(
             configuration.iterations,

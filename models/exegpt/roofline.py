@@ -27,21 +27,11 @@ class RooflineDevice:
     """
     A device's peak rates.
 
-    Parameters
-    ----------
-    flops
-        Multiplications and additions a second, at 16 bits, dense.
-    bandwidth
-        Bytes a second from its memory.
-    memory
-        Bytes.
-    flops_8bit, flops_4bit
-        At fewer bits; 0 where it has no such units.
-
-    Raises
-    ------
-    ValueError
-        If a rate is not positive and finite.
+    flops: Multiplications and additions a second, at 16 bits, dense.
+    bandwidth: Bytes a second from its memory.
+    memory: Bytes.
+    flops_8bit, flops_4bit: At fewer bits; 0 where it has no such units.
+    Raises ValueError if a rate is not positive and finite.
     """
 
     name: str
@@ -68,10 +58,7 @@ class RooflineDevice:
         """
         Return the device that a JSON file describes.
 
-        Raises
-        ------
-        InputError
-            If a rate is missing or none, or a field is unknown.
+        Raises InputError if a rate is missing or none, or a field is unknown.
         """
         return record(cls, read_json_object(path), file=path)
 
@@ -108,20 +95,12 @@ class Efficiency:
     """
     What of the peak rates a serving engine reaches, and what it spends besides.
 
-    Parameters
-    ----------
-    weights, keys
-        Share of the memory's bandwidth at which weights, and keys and values, are read.
-    decoding, encoding
-        Share of the arithmetic's rate beside generated tokens, and at prompts.
-    link
-        Share of the link's bandwidth.
-    collective
-        Seconds of a collective operation besides.
-    kernel
-        Seconds that a kernel of a layer takes besides (:attr:`.ModelShape.kernels`).
-    iteration
-        Seconds that an iteration takes besides.
+    weights, keys: Share of the memory's bandwidth at which weights, and keys and values, are read.
+    decoding, encoding: Share of the arithmetic's rate beside generated tokens, and at prompts.
+    link: Share of the link's bandwidth.
+    collective: Seconds of a collective operation besides.
+    kernel: Seconds that a kernel of a layer takes besides (:attr:`.ModelShape.kernels`).
+    iteration: Seconds that an iteration takes besides.
     """
 
     weights: float
@@ -147,14 +126,9 @@ class Roofline:
     """
     A model at a device's rates.
 
-    Parameters
-    ----------
-    degree
-        Devices that share every layer.
-    efficiency
-        What of the rates is reached.
-    link
-        Between the devices; by default the device's usual one.
+    degree: Devices that share every layer.
+    efficiency: What of the rates is reached.
+    link: Between the devices; by default the device's usual one.
     """
 
     shape: ModelShape

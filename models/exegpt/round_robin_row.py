@@ -24,14 +24,9 @@ class RoundRobinRow:
     """
     RRA configurations of one number of decode iterations; there are as many micro-batches as stages.
 
-    Parameters
-    ----------
-    timeline
-        Costs, cluster and lengths.
-    config
-        Any of the row.
-    most
-        Its largest encoding batch.
+    timeline: Costs, cluster and lengths.
+    config: Any of the row.
+    most: Its largest encoding batch.
     """
 
     def __init__(self, timeline: Timeline, config: ExecConfig, most: int) -> None:

@@ -14,14 +14,9 @@ class Probe:
     """
     What one configuration reaches, and what it says of the rest of its row.
 
-    Parameters
-    ----------
-    latency, throughput
-        Its own, seconds and requests a second.
-    least_latency
-        No configuration of the row with as large an encoding batch, or a larger one, has less.
-    most_throughput
-        None with as large an encoding batch, or a smaller one, has more.
+    latency, throughput: Its own, seconds and requests a second.
+    least_latency: No configuration of the row with as large an encoding batch, or a larger one, has less.
+    most_throughput: None with as large an encoding batch, or a smaller one, has more.
     """
 
     latency: float

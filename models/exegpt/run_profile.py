@@ -36,21 +36,11 @@ def profile_of_run(
     takes longer beside one that decodes (``send``, with sending). Each second it is at work costs the other
     one some part of a second (``crowding``): workers of one host share caches, memory and cores.
 
-    Parameters
-    ----------
-    profile
-        Measured; one without such operations is returned as it is.
-    iterations
-        Mean decode iterations of a request, :math:`S_D`.
-    handed_over
-        Whether another worker encodes (WAA).
-    input_tokens
-        Mean tokens of a prompt; only looked at for what is handed over.
-
-    Raises
-    ------
-    ValueError
-        If the profile lacks what two workers cost each other.
+    profile: Measured; one without such operations is returned as it is.
+    iterations: Mean decode iterations of a request, :math:`S_D`.
+    handed_over: Whether another worker encodes (WAA).
+    input_tokens: Mean tokens of a prompt; only looked at for what is handed over.
+    Raises ValueError if the profile lacks what two workers cost each other.
     """
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     if not own:
@@ -84,16 +74,11 @@ def seconds_after_encoding(
     """
     Return what so many decode iterations take longer as they follow an encoding.
 
-    Parameters
-    ----------
-    profile
-        As a configuration runs it (:func:`profile_of_run`); without ``start`` and ``warming`` it is nothing.
-    batches
-        Decoding sequences, shape (batches,).
-    context
-        Tokens each of them holds, on average.
-    decode_steps
-        Iterations until the next encoding.
+    profile: As a configuration runs it (:func:`profile_of_run`); without ``start`` and ``warming`` it is
+        nothing.
+    batches: Decoding sequences, shape (batches,).
+    context: Tokens each of them holds, on average.
+    decode_steps: Iterations until the next encoding.
     """
     start, warming = profile.operation("start"), profile.operation("warming")
     if start is None or warming is None:

@@ -16,12 +16,8 @@ def saving(at: FloatArray, values: FloatArray) -> FloatArray:
     """
     Return the largest values below the given ones whose share of each unit of ``at`` never rises.
 
-    Parameters
-    ----------
-    at
-        Ascending, shape (points,); the share at 0 counts as the largest.
-    values
-        Shape (points, ...).
+    at: Ascending, shape (points,); the share at 0 counts as the largest.
+    values: Shape (points, ...).
     """
     units = at.reshape(-1, *(1,) * (values.ndim - 1))
     shares = np.where(units > 0, values / np.where(units > 0, units, 1.0), np.inf)
@@ -42,12 +38,8 @@ class SecondsTable:
     the sequences grow, and one whose seconds a sequence never rise. What larger batches take at least follows
     from the first, what smaller ones save at most from the second, however uneven the measured seconds are.
 
-    Parameters
-    ----------
-    sequences, contexts
-        The knots, ascending; outside of them the seconds of the nearest ones hold.
-    seconds
-        Shape (sequences, contexts).
+    sequences, contexts: The knots, ascending; outside of them the seconds of the nearest ones hold.
+    seconds: Shape (sequences, contexts).
     """
 
     EXACT, RISING, SAVING = 0, 1, 2

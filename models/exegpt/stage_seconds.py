@@ -38,13 +38,9 @@ class Encoding:
     """
     Seconds of a stage for each encoding batch from none on, and the two bounds below them.
 
-    Parameters
-    ----------
-    mean
-        On average, shape (3, batches): the seconds, what larger batches take at least, what smaller ones save
-        at most (see :class:`.SecondsTable`).
-    slowest
-        Of the slowest of as many encodings as there are stages, shape (3, batches).
+    mean: On average, shape (3, batches): the seconds, what larger batches take at least, what smaller ones
+        save at most (see :class:`.SecondsTable`).
+    slowest: Of the slowest of as many encodings as there are stages, shape (3, batches).
     """
 
     mean: FloatArray
@@ -64,23 +60,13 @@ class StageSeconds:
     The shares may be fractional (as the paper's :math:`E / N`); the embedding and the output head count as
     the layers they are worth.
 
-    Parameters
-    ----------
-    costs
-        Of the model's layers, by tensor-parallel degree.
-    cluster
-        Links between the devices.
-    lengths
-        Of the requests.
-    devices
-        Of the pipeline.
-    degree, groups
-        Groups of ``degree`` devices that share each of their layers; every other device is a stage itself.
-
-    Raises
-    ------
-    ValueError
-        If there is no cost at a degree that is needed.
+    costs: Of the model's layers, by tensor-parallel degree.
+    cluster: Links between the devices.
+    lengths: Of the requests.
+    devices: Of the pipeline.
+    degree, groups: Groups of ``degree`` devices that share each of their layers; every other device is a
+        stage itself.
+    Raises ValueError if there is no cost at a degree that is needed.
     """
 
     def __init__(
@@ -167,12 +153,8 @@ class StageSeconds:
         """
         Return the seconds in which a stage decodes a token of each sequence, shape (batches,).
 
-        Parameters
-        ----------
-        sequences
-            Of each batch; for less than one, that share of the seconds of one.
-        contexts
-            Tokens each sequence of it holds.
+        sequences: Of each batch; for less than one, that share of the seconds of one.
+        contexts: Tokens each sequence of it holds.
         """
         return self.table(sequences, contexts)
 

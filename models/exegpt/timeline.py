@@ -26,12 +26,8 @@ class Timeline:
     """
     The execution timeline of one model on one cluster, for one pair of length distributions.
 
-    Parameters
-    ----------
-    costs
-        Of the model's layers, by tensor-parallel degree.
-    lengths
-        Of the requests; outputs are decode iterations.
+    costs: Of the model's layers, by tensor-parallel degree.
+    lengths: Of the requests; outputs are decode iterations.
     """
 
     def __init__(self, costs: Mapping[int, LayerCost], cluster: Cluster, lengths: LengthPair) -> None:
@@ -55,17 +51,8 @@ class Timeline:
         """
         Return the configurations that differ from one in the encoding batch alone.
 
-        Parameters
-        ----------
-        config
-            The configuration; under WAA its allocation of the devices holds for the whole row.
-        most
-            The largest encoding batch of the row.
-
-        Returns
-        -------
-        RoundRobinRow | WorkloadAwareRow | None
-            None for WAA on fewer than two devices.
+        config: The configuration; under WAA its allocation of the devices holds for the whole row.
+        most: The largest encoding batch of the row.
         """
         return (self.rra_row if config.strategy is Strategy.RRA else self.waa_row)(config, most)
 
@@ -120,12 +107,8 @@ class Timeline:
         The paper's WAA-C steps both shares down, which may leave a device idle or a side without one; here
         the encoders' share is rounded, and each side has at least one.
 
-        Parameters
-        ----------
-        strategy
-            WAA-C or WAA-M.
-        encode_batches
-            Prompts of an encoding batch.
+        strategy: WAA-C or WAA-M.
+        encode_batches: Prompts of an encoding batch.
         """
         devices, occupancy = self.cluster.devices, self.occupancy(1)
         batches = encode_batches.astype(np.float64)

@@ -28,14 +28,9 @@ class _Balance:
     """
     What encoders and decoders settle at, shape (batches,).
 
-    Parameters
-    ----------
-    size
-        Requests of a decode batch, on average.
-    decode, slot
-        Seconds of a decode stage, and those between encoded batches.
-    ahead
-        Share of iterations in which the decoders, or the link to them, are slower than the encoders.
+    size: Requests of a decode batch, on average.
+    decode, slot: Seconds of a decode stage, and those between encoded batches.
+    ahead: Share of iterations in which the decoders, or the link to them, are slower than the encoders.
     """
 
     size: FloatArray
@@ -48,16 +43,10 @@ class WorkloadAwareRow:
     """
     WAA configurations of one number of micro-batches and one allocation of the devices.
 
-    Parameters
-    ----------
-    timeline
-        Costs, cluster and lengths.
-    config
-        Any of the row.
-    encoders
-        Devices that encode.
-    most
-        The largest encoding batch of the row.
+    timeline: Costs, cluster and lengths.
+    config: Any of the row.
+    encoders: Devices that encode.
+    most: The largest encoding batch of the row.
     """
 
     def __init__(self, timeline: Timeline, config: ExecConfig, encoders: int, most: int) -> None:

@@ -43,10 +43,7 @@ def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
     """
     Return levels whose token caps double, eight at most; the largest holds all prompts, or the problem's cap.
 
-    Parameters
-    ----------
-    problem
-        For the prompts and the cost of a prefill stage.
+    problem: For the prompts and the cost of a prefill stage.
     """
     largest = int(problem.prompt_tokens.sum())
     if problem.prefill_token_cap is not None:
@@ -78,19 +75,11 @@ def literal_model(
     before its prefill and two may share a client's decode stage. It charges empty bins, and takes parts of
     decode steps. Read :math:`T^d` in (8) as seconds per decode step (29 ms + 0.21 ms for each of J slots).
 
-    Parameters
-    ----------
-    problem
-        The KV capacity, the arrivals and the cost per KV token have no equation in the paper.
-    bins
-        :math:`K`; by default as many as a schedule can need.
-    levels
-        The prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has what the model cannot say, or the model would be too large to build.
+    problem: The KV capacity, the arrivals and the cost per KV token have no equation in the paper.
+    bins: :math:`K`; by default as many as a schedule can need.
+    levels: The prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
+    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
+        large to build.
     """
     bins = bins or bins_needed(problem)
     refuse_literal(problem, bins)
@@ -125,15 +114,9 @@ def repaired_model(problem: Problem) -> FullModel:
     cost model says, without levels; (10)-(11) need no big-M; requests, slots and bins that could trade places
     are put in order; the numbers of stages and decode steps are bounded by what the slots can do.
 
-    Parameters
-    ----------
-    problem
-        Without arrivals and KV capacity, which have no equation.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has what the model cannot say, or the model would be too large to build.
+    problem: Without arrivals and KV capacity, which have no equation.
+    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
+        large to build.
     """
     refuse_repaired(problem)
     rows = FullRows(problem, bins_needed(problem))
@@ -187,10 +170,7 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
     Requests that could trade places are put in the model's order, so the schedule need not be read back the
     same; its makespan is.
 
-    Raises
-    ------
-    ValueError
-        If the schedule prefills in more bins than the model has.
+    Raises ValueError if the schedule prefills in more bins than the model has.
     """
     columns, problem = full.columns, full.problem
     assert columns.z is not None
@@ -238,10 +218,7 @@ def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArra
     """
     Return the bins and decode steps of the schedule with each bin that prefills nothing joined to the last.
 
-    Raises
-    ------
-    ValueError
-        If it prefills in more than ``most`` bins.
+    Raises ValueError if it prefills in more than ``most`` bins.
     """
     used, bin_of = np.unique(schedule.bin_of, return_inverse=True)
     if len(used) > most:
@@ -273,10 +250,7 @@ def refuse_literal(problem: Problem, bins: int | None = None) -> None:
     """
     Refuse what :func:`literal_model` cannot say or build.
 
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem is that.
+    Raises UnsupportedProblemError if the problem is that.
     """
     refuse_unsaid(problem)
     # A line that is steep from the first token on bends nowhere.
@@ -294,10 +268,7 @@ def refuse_repaired(problem: Problem) -> None:
     """
     Refuse what :func:`repaired_model` cannot say or build.
 
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem is that.
+    Raises UnsupportedProblemError if the problem is that.
     """
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * problem.slots * bins_needed(problem))
@@ -326,10 +297,8 @@ def refuse_large(columns: int, coefficients: int = 0) -> None:
     """
     Refuse a model that no solver of it could hold.
 
-    Raises
-    ------
-    UnsupportedProblemError
-        If it has more than :data:`MOST_COLUMNS` columns or :data:`MOST_COEFFICIENTS` coefficients.
+    Raises UnsupportedProblemError if it has more than :data:`MOST_COLUMNS` columns or
+        :data:`MOST_COEFFICIENTS` coefficients.
     """
     for what, size, most in (
         ("columns", columns, MOST_COLUMNS),

@@ -17,12 +17,8 @@ class PrefillLevel:
     r"""
     One size of prefill stage the literal model may choose.
 
-    Parameters
-    ----------
-    tokens
-        Most prompt tokens, :math:`N^{cap}_l`.
-    seconds
-        What the stage takes, however few tokens it has, :math:`T^p_l`.
+    tokens: Most prompt tokens, :math:`N^{cap}_l`.
+    seconds: What the stage takes, however few tokens it has, :math:`T^p_l`.
     """
 
     tokens: int
@@ -34,19 +30,13 @@ class FullColumns:
     r"""
     Where the columns of a full model stand.
 
-    Parameters
-    ----------
-    x
-        :math:`x_{ij}`: the request is on the client; shape (requests, clients).
-    p, d, w
-        :math:`p_{ijk}`, :math:`d_{ijk}`, :math:`w_{ijk}`: it is prefilled, held, decoded (what share of it)
-        there in the bin; shape (requests, clients, bins).
-    prefill_start, prefill_time, decode_start, decode_time
-        :math:`t^{s,p}_k, n^p_k, t^{s,d}_k, n^d_k`, seconds; shape (bins,).
-    end
-        :math:`t^{max}`, seconds; shape ().
-    z, decode_steps
-        The bin prefills something; its decode steps. Shape (bins,); None in the literal model.
+    x: :math:`x_{ij}`: the request is on the client; shape (requests, clients).
+    p, d, w: :math:`p_{ijk}`, :math:`d_{ijk}`, :math:`w_{ijk}`: it is prefilled, held, decoded (what share of
+        it) there in the bin; shape (requests, clients, bins).
+    prefill_start, prefill_time, decode_start, decode_time: :math:`t^{s,p}_k, n^p_k, t^{s,d}_k, n^d_k`,
+        seconds; shape (bins,).
+    end: :math:`t^{max}`, seconds; shape ().
+    z, decode_steps: The bin prefills something; its decode steps. Shape (bins,); None in the literal model.
     """
 
     x: IntArray
@@ -66,10 +56,7 @@ class FullRows:
     """
     A full model under construction: its columns (19)-(25), and a method for each family of rows.
 
-    Parameters
-    ----------
-    bins
-        The paper's :math:`K`.
+    bins: The paper's :math:`K`.
     """
 
     def __init__(self, problem: Problem, bins: int) -> None:

@@ -16,10 +16,7 @@ def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
     """
     Write the model as a free MPS file.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+    Raises InputError if the file cannot be written.
     """
     _write(path, _mps_lines(model))
 
@@ -99,10 +96,7 @@ def read_mps(path: str | os.PathLike[str]) -> LinearModel:
     A model to be maximised comes back with its objective negated: ours are minimised. An integer column
     without bounds is taken as zero or one, as SCIP and OR-Tools take it.
 
-    Raises
-    ------
-    InputError
-        If the file is unreadable or not MPS, naming the line.
+    Raises InputError if the file is unreadable or not MPS, naming the line.
     """
     reader = _MpsReader(os.fspath(path))
     for number, line in enumerate(read_text(path).splitlines(), start=1):

@@ -27,27 +27,15 @@ class LinearModel:
 
     Some columns are whole numbers. The arrays are read-only.
 
-    Parameters
-    ----------
-    objective
-        The costs :math:`c`, shape (columns,).
-    matrix
-        The rows :math:`A`, sparse, shape (rows, columns).
-    row_lower, row_upper
-        Infinite where a row has no such side, shape (rows,).
-    lower, upper
-        Infinite where a column has no such bound, shape (columns,).
-    integer
-        Which columns are whole numbers, shape (columns,).
-    column_names, row_names
-        Unique, without blanks.
-    offset
-        The constant :math:`c_0`.
-
-    Raises
-    ------
-    ValueError
-        If the shapes disagree, a cost, coefficient or bound is not a number, or a name has a blank.
+    objective: The costs :math:`c`, shape (columns,).
+    matrix: The rows :math:`A`, sparse, shape (rows, columns).
+    row_lower, row_upper: Infinite where a row has no such side, shape (rows,).
+    lower, upper: Infinite where a column has no such bound, shape (columns,).
+    integer: Which columns are whole numbers, shape (columns,).
+    column_names, row_names: Unique, without blanks.
+    offset: The constant :math:`c_0`.
+    Raises ValueError if the shapes disagree, a cost, coefficient or bound is not a number, or a name has a
+        blank.
     """
 
     objective: FloatArray
@@ -134,10 +122,7 @@ class LinearModel:
 
         Our own check, that no solver's word replaces.
 
-        Parameters
-        ----------
-        values
-            Shape (columns,). The integer columns must be whole exactly: see :meth:`rounded`.
+        values: Shape (columns,). The integer columns must be whole exactly: see :meth:`rounded`.
         """
         point = np.asarray(values, dtype=np.float64)
         if point.shape != (self.columns,):
@@ -214,21 +199,11 @@ class ModelBuilder:
         """
         Add a block of columns.
 
-        Parameters
-        ----------
-        name
-            The block's name; its columns are called ``name[0,1]`` and so on.
-        shape
-            Of the block; empty for a single column.
-        lower, upper, cost
-            Broadcast to ``shape``.
-        integer
-            Whether the columns are whole numbers.
-
-        Returns
-        -------
-        IntArray
-            The columns' positions in the model, of the given shape.
+        name: The block's name; its columns are called ``name[0,1]`` and so on.
+        shape: Of the block; empty for a single column.
+        lower, upper, cost: Broadcast to ``shape``.
+        integer: Whether the columns are whole numbers.
+        Returns: The columns' positions in the model, of the given shape.
         """
         size = math.prod(shape)
         for store, value in ((self._lower, lower), (self._upper, upper), (self._costs, cost)):
@@ -250,15 +225,10 @@ class ModelBuilder:
         """
         Add a family of rows, each the sum of its terms.
 
-        Parameters
-        ----------
-        name
-            The family's name; its rows are called ``name[0]`` and so on.
-        terms
-            Coefficients and columns. The columns of a term have the shape (rows,), or (rows, entries) where
-            a row holds several; the coefficients broadcast to it.
-        lower, upper
-            Broadcast to (rows,).
+        name: The family's name; its rows are called ``name[0]`` and so on.
+        terms: Coefficients and columns. The columns of a term have the shape (rows,), or (rows, entries)
+            where a row holds several; the coefficients broadcast to it.
+        lower, upper: Broadcast to (rows,).
         """
         count = len(terms[0][1])
         if count == 0:
@@ -277,10 +247,7 @@ class ModelBuilder:
         """
         Return the model.
 
-        Parameters
-        ----------
-        offset
-            The objective's constant.
+        offset: The objective's constant.
         """
         from scipy.sparse import coo_array
 

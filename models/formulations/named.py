@@ -17,11 +17,8 @@ def packing_model(problem: Problem) -> LinearModel:
 
     Its optimum is the least number of decode steps that any schedule needs, in steps and not in seconds.
 
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has a KV capacity or a token cap, which the packing knows nothing of, or the model
-        would be too large to build.
+    Raises UnsupportedProblemError if the problem has a KV capacity or a token cap, which the packing knows
+        nothing of, or the model would be too large to build.
     """
     if problem.kv_capacity is not None or problem.prefill_token_cap is not None:
         raise UnsupportedProblemError("the packing has no row for a KV capacity or a token cap")

@@ -21,16 +21,10 @@ class PartitionModel:
     """
     The literal model and where its columns stand.
 
-    Parameters
-    ----------
-    model
-        Its objective is the largest load.
-    x
-        Columns "item on machine", shape (items, machines).
-    loads
-        Columns of the machines' loads, shape (machines,).
-    largest
-        The column of the largest load, shape ().
+    model: Its objective is the largest load.
+    x: Columns "item on machine", shape (items, machines).
+    loads: Columns of the machines' loads, shape (machines,).
+    largest: The column of the largest load, shape ().
     """
 
     model: LinearModel
@@ -43,12 +37,8 @@ def partition_model(weights: npt.ArrayLike, machines: int) -> PartitionModel:
     r"""
     Return the model (26)-(30) as printed, the maximum in (26) a column :math:`t^{max} \ge t_j`.
 
-    Parameters
-    ----------
-    weights
-        The paper's :math:`T_i`, shape (items,). Whole weights make the times whole columns, too.
-    machines
-        The paper's clients :math:`J`.
+    weights: The paper's :math:`T_i`, shape (items,). Whole weights make the times whole columns, too.
+    machines: The paper's clients :math:`J`.
     """
     sizes = np.asarray(weights, dtype=np.float64)
     whole = bool((sizes == np.round(sizes)).all())

@@ -36,17 +36,11 @@ class SlotFreeModel:
     """
     The slot-free model as a linear one, and where its columns stand.
 
-    Parameters
-    ----------
-    model
-        Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
-    p, d, v
-        The request is prefilled in the bin; holds a slot there; decodes so many decode steps there. Shape
-        (requests, bins).
-    z, decode_steps
-        The bin prefills something; its decode steps. Shape (bins,).
-    floor
-        Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
+    model: Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
+    p, d, v: The request is prefilled in the bin; holds a slot there; decodes so many decode steps there.
+        Shape (requests, bins).
+    z, decode_steps: The bin prefills something; its decode steps. Shape (bins,).
+    floor: Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
     """
 
     problem: Problem
@@ -63,15 +57,9 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     """
     Return the slot-free model as a mixed-integer linear one.
 
-    Parameters
-    ----------
-    problem
-        Without arrivals and KV capacity, which it has no rows for.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has what the model cannot say, or the model would be too large to build.
+    problem: Without arrivals and KV capacity, which it has no rows for.
+    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
+        large to build.
     """
     refuse_slot_free(problem)
     count = bins_needed(problem)
@@ -115,10 +103,7 @@ def refuse_slot_free(problem: Problem) -> None:
     """
     Refuse what :func:`slot_free_model` cannot say or build.
 
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem is that.
+    Raises UnsupportedProblemError if the problem is that.
     """
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * bins_needed(problem))
@@ -151,14 +136,7 @@ def floor_binds(problem: Problem) -> bool:
 
 
 def steps_by_stages(problem: Problem, stages: int) -> IntArray:
-    """
-    Return how many decode steps so many prefill stages at most take at least, by the difference-set argument.
-
-    Returns
-    -------
-    IntArray
-        Shape (stages + 1,); never increasing.
-    """
+    """Return how many decode steps so many prefill stages at most take at least, by the difference-set argument."""
     lengths, numbers = np.unique(problem.decode_steps[problem.decode_steps > 0], return_counts=True)
     fewest = least_steps(problem)
     least = np.full(stages + 1, fewest)
@@ -176,10 +154,7 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
     """
     Return the seconds that every schedule takes: for active slots, KV tokens and prompt tokens.
 
-    Parameters
-    ----------
-    tokens
-        Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
+    tokens: Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
     """
     cost = problem.cost
     seconds = cost.decode_per_slot * int(problem.decode_steps.sum())
@@ -205,10 +180,7 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
     """
     Return the solution that a schedule means, up to requests that trade places: a point to start from.
 
-    Raises
-    ------
-    ValueError
-        If the schedule prefills in more bins than the model has.
+    Raises ValueError if the schedule prefills in more bins than the model has.
     """
     problem = model.problem
     bin_of, decode_steps = without_empty_bins(schedule, len(model.z))
@@ -240,32 +212,19 @@ class IntervalModel:
     costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays
     one.
 
-    Parameters
-    ----------
-    lengths
-        Decode steps of each request, at least 1, shape (requests,).
-    prompts
-        Prompt tokens, shape (requests,).
-    kv_at_start
-        KV tokens in a request's first decode step; each decode step adds one. Shape (requests,).
-    slots, token_cap, kv_capacity
-        Limits; the last two may be None.
-    affine
-        Whether stages are; if so, the constant has their tokens' seconds.
-    stage_cost, token_cost, beyond_cost, stage_floor, round_cost
-        In units. ``token_cost``, ``beyond_cost`` and ``stage_floor`` are 0 where stages are affine.
-    bend
-        Tokens of a stage beyond which each costs ``beyond_cost`` more.
-    unit
-        Seconds.
-    constant
-        Seconds that every schedule takes on top.
-    stages, horizon
-        Stages and decode steps at most.
-    least_rounds
-        Decode steps that so many stages take at least, shape (stages + 1,).
-    groups
-        Requests that can trade places.
+    lengths: Decode steps of each request, at least 1, shape (requests,).
+    prompts: Prompt tokens, shape (requests,).
+    kv_at_start: KV tokens in a request's first decode step; each decode step adds one. Shape (requests,).
+    slots, token_cap, kv_capacity: Limits; the last two may be None.
+    affine: Whether stages are; if so, the constant has their tokens' seconds.
+    stage_cost, token_cost, beyond_cost, stage_floor, round_cost: In units. ``token_cost``, ``beyond_cost``
+        and ``stage_floor`` are 0 where stages are affine.
+    bend: Tokens of a stage beyond which each costs ``beyond_cost`` more.
+    unit: Seconds.
+    constant: Seconds that every schedule takes on top.
+    stages, horizon: Stages and decode steps at most.
+    least_rounds: Decode steps that so many stages take at least, shape (stages + 1,).
+    groups: Requests that can trade places.
     """
 
     lengths: IntArray
@@ -293,17 +252,10 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     """
     Return the problem as intervals.
 
-    Parameters
-    ----------
-    problem
-        Without arrivals; each request decodes at least one decode step.
-    start
-        A schedule that no better one need be longer than, or None.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has what the model cannot say, or the model would be too large to build.
+    problem: Without arrivals; each request decodes at least one decode step.
+    start: A schedule that no better one need be longer than, or None.
+    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
+        large to build.
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times")
@@ -360,12 +312,8 @@ def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | No
     """
     Return the schedule in which each request starts at a decode step.
 
-    Parameters
-    ----------
-    starts
-        The decode step each request starts at, shape (requests,).
-    stages
-        Of those that start in the same step, which are prefilled together: those with the same number. By
+    starts: The decode step each request starts at, shape (requests,).
+    stages: Of those that start in the same step, which are prefilled together: those with the same number. By
         default all of them.
     """
     keys = np.stack((starts, np.zeros_like(starts) if stages is None else stages))

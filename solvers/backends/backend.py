@@ -24,18 +24,11 @@ class Answer:
     """
     What a backend says about a model, not yet checked.
 
-    Parameters
-    ----------
-    proof
-        OPTIMAL, INFEASIBLE or UNBOUNDED where proven; None where nothing is.
-    limit
-        What stopped it where nothing is proven.
-    values
-        Its best solution, shape (columns,), or None.
-    bound
-        Its lower bound on the objective, the offset included, or None.
-    infeasible_or_unbounded
-        One of the two is proven, but not which.
+    proof: OPTIMAL, INFEASIBLE or UNBOUNDED where proven; None where nothing is.
+    limit: What stopped it where nothing is proven.
+    values: Its best solution, shape (columns,), or None.
+    bound: Its lower bound on the objective, the offset included, or None.
+    infeasible_or_unbounded: One of the two is proven, but not which.
     """
 
     proof: Status | None
@@ -74,20 +67,12 @@ class Backend:
     """
     A row of the capability table.
 
-    Parameters
-    ----------
-    name
-        What the user calls it.
-    module
-        The module that drives it (a :class:`BackendModule`).
-    imports
-        What that module imports.
-    distribution
-        The package that the library comes in, for its version.
-    whole_numbers_only
-        Whether it solves only models whose columns and coefficients are all whole.
-    threads
-        Whether it can use several threads.
+    name: What the user calls it.
+    module: The module that drives it (a :class:`BackendModule`).
+    imports: What that module imports.
+    distribution: The package that the library comes in, for its version.
+    whole_numbers_only: Whether it solves only models whose columns and coefficients are all whole.
+    threads: Whether it can use several threads.
     """
 
     name: str

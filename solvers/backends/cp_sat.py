@@ -42,21 +42,12 @@ def solve_intervals(
     """
     Return CP-SAT's answer to the slot-free problem, not yet checked.
 
-    Parameters
-    ----------
-    limits
-        Work is in milliseconds of deterministic time.
-    start
-        A schedule to begin from, or None: the decode step at which each request starts, and which of several
-        prefill stages, shape (2, requests).
-    desk
-        Where better solutions and bounds go.
-
-    Returns
-    -------
-    dict
-        ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective in
-        the model's units; ``limit``: what stopped it, if nothing is proven.
+    limits: Work is in milliseconds of deterministic time.
+    start: A schedule to begin from, or None: the decode step at which each request starts, and which of
+        several prefill stages, shape (2, requests).
+    desk: Where better solutions and bounds go.
+    Returns: ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective
+        in the model's units; ``limit``: what stopped it, if nothing is proven.
     """
     desk.ready()
     cp = cp_model.CpModel()

@@ -39,12 +39,8 @@ class Solved:
     """
     What a backend found out about a formulation, without the columns' values.
 
-    Parameters
-    ----------
-    found
-        The backend's result.
-    schedule
-        What its solution means; no referee has seen it.
+    found: The backend's result.
+    schedule: What its solution means; no referee has seen it.
     """
 
     found: LinearResult
@@ -57,18 +53,11 @@ def solve_formulation(
     """
     Return what a backend finds out about a formulation, or why it cannot be trusted with the model.
 
-    Parameters
-    ----------
-    problem
-        One that the formulation does not refuse.
-    formulation
-        ``literal``, ``repaired`` or ``slot-free``.
-    backend, limits
-        As of :func:`~.linear.solve_linear`.
-    start
-        A schedule to start from, or None; the literal model takes none.
-    desk
-        Where it is told that the model is ``built``, and schedules go as they are found.
+    problem: One that the formulation does not refuse.
+    formulation: ``literal``, ``repaired`` or ``slot-free``.
+    backend, limits: As of :func:`~.linear.solve_linear`.
+    start: A schedule to start from, or None; the literal model takes none.
+    desk: Where it is told that the model is ``built``, and schedules go as they are found.
     """
     begun = time.monotonic()
     importlib.import_module(backend.imports)

@@ -25,24 +25,14 @@ class LinearResult:
     """
     What is known about a linear model.
 
-    Parameters
-    ----------
-    status
-        What is in hand and what is proven.
-    stopped_by
-        Why the backend stopped.
-    values
-        The best solution, checked against the model's rows and bounds by us; shape (columns,), or None.
-    objective
-        The model's objective at ``values``, computed by us, or None.
-    bound
-        A proven lower bound on the objective, or None if the backend has none.
-    seconds
-        Wall-clock seconds, the worker's start included.
-    backend, version
-        Who solved it.
-    message
-        What else a person should know; empty if nothing.
+    status: What is in hand and what is proven.
+    stopped_by: Why the backend stopped.
+    values: The best solution, checked against the model's rows and bounds by us; shape (columns,), or None.
+    objective: The model's objective at ``values``, computed by us, or None.
+    bound: A proven lower bound on the objective, or None if the backend has none.
+    seconds: Wall-clock seconds, the worker's start included.
+    backend, version: Who solved it.
+    message: What else a person should know; empty if nothing.
     """
 
     status: Status
@@ -66,25 +56,14 @@ def solve_linear(
     returns the best solution so far. The solution is made exactly whole where it has to be and checked
     against the model; the start is returned if nothing better comes.
 
-    Parameters
-    ----------
-    backend
-        A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
-    limits
-        The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic time;
-        seconds count from the call on, the worker's start among them. Threads and seed are ignored by a
+    backend: A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
+    limits: The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic
+        time; seconds count from the call on, the worker's start among them. Threads and seed are ignored by a
         backend that has no such setting.
-    start
-        A solution to start from, shape (columns,), or None.
-
-    Raises
-    ------
-    BackendError
-        If there is no such backend, or it can't be trusted with this model.
-    ImportError
-        If the backend's library is not installed.
-    ValueError
-        If ``start`` is not a solution.
+    start: A solution to start from, shape (columns,), or None.
+    Raises BackendError if there is no such backend, or it can't be trusted with this model.
+    Raises ImportError if the backend's library is not installed.
+    Raises ValueError if ``start`` is not a solution.
     """
     chosen = find_backend(backend)
     limits = limits or Limits()
@@ -106,12 +85,8 @@ def find_backend(name: str) -> Backend:
     """
     Return the backend of this name, whose library is installed.
 
-    Raises
-    ------
-    BackendError
-        If there is none.
-    ImportError
-        If its library is missing.
+    Raises BackendError if there is none.
+    Raises ImportError if its library is missing.
     """
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}")
@@ -127,16 +102,10 @@ def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outc
     """
     Return the best of the points that stand our check, and the proof as far as it fits them.
 
-    Parameters
-    ----------
-    model
-        What was solved.
-    backend
-        By whom.
-    start
-        A solution that it was given, or None.
-    outcome
-        What became of the task, with an :class:`Answer` if it came to its end.
+    model: What was solved.
+    backend: By whom.
+    start: A solution that it was given, or None.
+    outcome: What became of the task, with an :class:`Answer` if it came to its end.
     """
     answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
     points = (answer.values, outcome.reports.get("incumbent"), start)
@@ -185,14 +154,9 @@ def _believed(
     """
     Return what is left of a backend's claim and bound beside a checked solution, and what is wrong with them.
 
-    Parameters
-    ----------
-    claim
-        Optimal, infeasible, unbounded, or None.
-    bound
-        Below every solution, as the backend has it.
-    objective
-        Of the best checked solution; None if there is none.
+    claim: Optimal, infeasible, unbounded, or None.
+    bound: Below every solution, as the backend has it.
+    objective: Of the best checked solution; None if there is none.
     """
     if claim is Status.INFEASIBLE and objective is not None:
         return None, None, "the backend calls the model infeasible, which has a checked solution"

@@ -52,18 +52,11 @@ class Outcome:
     """
     What became of a task.
 
-    Parameters
-    ----------
-    answer
-        What the task returned, or None if it did not get to the end.
-    reports
-        The last value reported under each name.
-    stopped_by
-        None if the task ended of its own accord, else what ended it.
-    seconds
-        Wall-clock seconds, the worker's start included.
-    message
-        The error of a crash; empty if there was none.
+    answer: What the task returned, or None if it did not get to the end.
+    reports: The last value reported under each name.
+    stopped_by: None if the task ended of its own accord, else what ended it.
+    seconds: Wall-clock seconds, the worker's start included.
+    message: The error of a crash; empty if there was none.
     """
 
     answer: object
@@ -78,12 +71,8 @@ class Desk:
     """
     Where a task in a worker hands over what it finds, and learns when to stop.
 
-    Parameters
-    ----------
-    send
-        Carries a message to the parent.
-    deadline
-        The monotonic clock's reading at which the task has to be done, or None.
+    send: Carries a message to the parent.
+    deadline: The monotonic clock's reading at which the task has to be done, or None.
     """
 
     send: Callable[[tuple[str, object]], None]
@@ -125,10 +114,7 @@ class Desk:
         """
         Return which limit stopped a solver that does not say.
 
-        Parameters
-        ----------
-        work
-            Its work limit. Without one it was the seconds, be they not quite up: CP-SAT stops early.
+        work: Its work limit. Without one it was the seconds, be they not quite up: CP-SAT stops early.
         """
         if self.stopping:
             return StoppedBy.INTERRUPT
@@ -155,21 +141,11 @@ def run_in_worker(
     """
     Call a function in a process of its own and return what became of it.
 
-    Parameters
-    ----------
-    module, function
-        The function's name; it is called with the task's entries and a :class:`Desk`.
-    task
-        What it is called with; anything that can be pickled.
-    seconds
-        Wall-clock limit, which the start of the process and the library's import are part of, or None.
-    meanwhile
-        Called here while the worker begins: loading a library takes up to a second.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If Ctrl-C is pressed a second time while the task is handing over.
+    module, function: The function's name; it is called with the task's entries and a :class:`Desk`.
+    task: What it is called with; anything that can be pickled.
+    seconds: Wall-clock limit, which the start of the process and the library's import are part of, or None.
+    meanwhile: Called here while the worker begins: loading a library takes up to a second.
+    Raises KeyboardInterrupt if Ctrl-C is pressed a second time while the task is handing over.
     """
     begun = time.monotonic()
     here, there = Pipe()

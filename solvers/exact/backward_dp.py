@@ -57,12 +57,8 @@ def can_search_backward(problem: Problem, seconds: float | None = None) -> bool:
     """
     Return whether memory can run out, decode steps cost something, each request takes one, and they are few.
 
-    Parameters
-    ----------
-    problem
-        The problem.
-    seconds
-        Time that there is, in which all sets have to be listed; None for no limit.
+    problem: The problem.
+    seconds: Time that there is, in which all sets have to be listed; None for no limit.
     """
     return (
         len(problem) <= MOST_REQUESTS
@@ -79,7 +75,7 @@ def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> Ex
     r"""
     Return an optimal schedule, or the best one found; ``GAVE_UP`` where a relaxation is not tight.
 
-    Decode steps are counted back from the end. There a request begins with all its tokens and only shrinks, so one
+    Steps are counted back from the end. There a request begins with all its tokens and only shrinks, so one
     that fits in a step fits in the next ones, and what it holds in step u follows from the step in which
     it is over (where its prefill stage is): :math:`a + \tau - 1 - u`. A group is requests of one stage time.
 
@@ -113,14 +109,9 @@ def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> Ex
     *Passes.* A beam looks for a schedule to beat. Where it misses the best, many states look better than it:
     the next passes follow those with the least bounds first, more in each, until none is left out.
 
-    Parameters
-    ----------
-    problem
-        One that :func:`can_search_backward` accepts.
-    limits
-        Work is in states.
-    start
-        A schedule to beat.
+    problem: One that :func:`can_search_backward` accepts.
+    limits: Work is in states.
+    start: A schedule to beat.
     """
     deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
     try:
@@ -146,18 +137,11 @@ class _Begins(Columns):
     """
     Requests that may begin next, as columns.
 
-    Parameters
-    ----------
-    row, request
-        In which state, and which request, shape (begins,).
-    slot
-        The slot whose group it joins, -1 for none, shape (begins,).
-    kept
-        The slots whose groups would be over and are due instead, a bit each, shape (begins,).
-    begin
-        The decode step in which it begins, shape (begins,).
-    stages
-        The least seconds of all stages then, shape (begins,).
+    row, request: In which state, and which request, shape (begins,).
+    slot: The slot whose group it joins, -1 for none, shape (begins,).
+    kept: The slots whose groups would be over and are due instead, a bit each, shape (begins,).
+    begin: The decode step in which it begins, shape (begins,).
+    stages: The least seconds of all stages then, shape (begins,).
     """
 
     row: IntArray
@@ -514,12 +498,8 @@ class _Block:
         """
         Return where groups are due when requests begin, and for how many steps at least they go on then.
 
-        Returns
-        -------
-        some
-            The begins that have such a group, shape (some,).
-        due, still
-            Whether each slot serves one, and those decode steps, else 0, shape (slots, some).
+        Returns some: The begins that have such a group, shape (some,).
+        Returns due, still: Whether each slot serves one, and those decode steps, else 0, shape (slots, some).
         """
         some = np.flatnonzero(self.some_due[begins.row] | (begins.kept > 0))
         row, slot, kept = begins.row[some], begins.slot[some], begins.kept[some]

@@ -65,25 +65,17 @@ class EndStates(Columns):
     """
     States right after a request begins, back from the end, as columns.
 
-    Parameters
-    ----------
-    waiting
-        The requests that wait, a bit each, shape (states,).
-    now
-        The decode step in which the last one begins, shape (states,).
-    spent, stages, least
-        Seconds of the stages of what is over, the least seconds of all stages, and those of any schedule,
-        shape (states,).
-    soonest
-        The step from which on each request fits beside those under way, at the soonest, 0 for one that does
-        not wait, shape (requests, states).
-    slots
-        Of each request under way, the latest over first: the step back at which it is over, its number,
+    waiting: The requests that wait, a bit each, shape (states,).
+    now: The decode step in which the last one begins, shape (states,).
+    spent, stages, least: Seconds of the stages of what is over, the least seconds of all stages, and those of
+        any schedule, shape (states,).
+    soonest: The step from which on each request fits beside those under way, at the soonest, 0 for one that
+        does not wait, shape (requests, states).
+    slots: Of each request under way, the latest over first: the step back at which it is over, its number,
         whether another has to join its group, and the bits of its group, as :func:`packed`. Shape (slots,
         states).
-    parent, request, joined
-        The state it came from (a row of the layer before), what begins, and the group it joins or 0,
-        shape (states,).
+    parent, request, joined: The state it came from (a row of the layer before), what begins, and the group it
+        joins or 0, shape (states,).
     """
 
     waiting: IntArray
@@ -128,12 +120,8 @@ class Dominance:
     stages are convex in their tokens, so A has to be cheaper by those. A group of A that has to be joined
     must have to be in B.
 
-    Parameters
-    ----------
-    sets, shapes
-        The requests.
-    seconds_per_round
-        Seconds of a decode step.
+    sets, shapes: The requests.
+    seconds_per_round: Seconds of a decode step.
     """
 
     def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_step: float) -> None:
@@ -190,17 +178,12 @@ class _Compared:
     """
     What states are compared by, as columns.
 
-    Parameters
-    ----------
-    waiting, cost
-        The requests that wait, a bit each, and the seconds so far, with the stages of what is under way,
-        shape (states,).
-    left, first, group
-        Of each slot, the steps left, the tokens held in its first decode step and the requests of its group,
-        shape (slots, states).
-    heads, open, due
-        Whether it serves the first request of its group, such that another may, and whether one has to join,
-        shape (slots, states).
+    waiting, cost: The requests that wait, a bit each, and the seconds so far, with the stages of what is
+        under way, shape (states,).
+    left, first, group: Of each slot, the steps left, the tokens held in its first decode step and the
+        requests of its group, shape (slots, states).
+    heads, open, due: Whether it serves the first request of its group, such that another may, and whether one
+        has to join, shape (slots, states).
     """
 
     waiting: IntArray
@@ -229,12 +212,8 @@ def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then:
     What they use more is most right before one of them is over: of slots, as long as it is not, the others
     only become fewer, and of tokens, with no more slots, they hold ever less than the others.
 
-    Parameters
-    ----------
-    left, until
-        Decode steps left of each, 0 for none, and of the others, shape (slots, pairs).
-    first, first_then
-        Tokens that each holds in its first decode step, shape (slots, pairs).
+    left, until: Decode steps left of each, 0 for none, and of the others, shape (slots, pairs).
+    first, first_then: Tokens that each holds in its first decode step, shape (slots, pairs).
     """
     fits = np.ones(left.shape[1], dtype=np.bool_)
     begun, begun_then = left + first, until + first_then

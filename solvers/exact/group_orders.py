@@ -19,10 +19,7 @@ class GroupOrders:
     """
     The cost of orders and groups when each request begins, back from the end, as early as it can.
 
-    Parameters
-    ----------
-    tick
-        Counts the steps of a search, and raises at its limits.
+    tick: Counts the steps of a search, and raises at its limits.
     """
 
     def __init__(

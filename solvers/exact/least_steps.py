@@ -32,12 +32,9 @@ class Shapes:
     """
     Requests of a step at least as they look back from the end: largest first, then a token less a step.
 
-    Parameters
-    ----------
-    decode_steps, first
-        Decode steps of each, and tokens of keys and values held in the first one, shape (requests,).
-    slots, capacity
-        Requests and tokens that there is room for at a time.
+    decode_steps, first: Decode steps of each, and tokens of keys and values held in the first one, shape
+        (requests,).
+    slots, capacity: Requests and tokens that there is room for at a time.
     """
 
     decode_steps: IntArray
@@ -62,18 +59,12 @@ def earliest(
     """
     Return the first step back from which another request fits, :data:`NEVER` for none; shape (states,).
 
-    Parameters
-    ----------
-    start
-        Decode steps from which on it may be, shape (states,).
-    over
-        The decode step back at which each request under way is over, the latest first, -1 for none, shape
+    start: Decode steps from which on it may be, shape (states,).
+    over: The decode step back at which each request under way is over, the latest first, -1 for none, shape
         (slots, states).
-    sizes
-        The tokens that each would hold in step 0 if it held a token more in each step before, 0 for those
+    sizes: The tokens that each would hold in step 0 if it held a token more in each step before, 0 for those
         that are counted in ``room`` and ``free``, shape (slots, states).
-    room, free
-        Tokens that the others may hold, and how many of them there may be, shape (states,).
+    room, free: Tokens that the others may hold, and how many of them there may be, shape (states,).
     """
     live = over > start
     held = np.cumsum(np.where(live, sizes, 0), axis=0, dtype=over.dtype)
@@ -107,17 +98,8 @@ def least_steps(shapes: Shapes, tick: Callable[[int], None] = no_limit) -> IntAr
     request begins no later, and slot by slot it is over no later and holds no more until then. Larger sets
     take at least the decode steps of those they contain.
 
-    Parameters
-    ----------
-    shapes
-        The requests.
-    tick
-        Called again and again with no steps; raises LimitReachedError where there is no time left.
-
-    Returns
-    -------
-    IntArray
-        Shape (2 ** requests,).
+    shapes: The requests.
+    tick: Called again and again with no steps; raises LimitReachedError where there is no time left.
     """
     count, columns = len(shapes.decode_steps), shapes.columns
     sets = np.arange(1 << count)

@@ -45,7 +45,7 @@ class RequestSets:
     decode_steps, least, tokens_read
         Decode steps, the fewest decode steps, and tokens of keys and values read in them, shape (sets,).
     fewest
-        Decode steps of its shortest request, :data:`~batchbound.solvers.exact.least_rounds.NEVER` of none, shape
+        Steps of its shortest request, :data:`~batchbound.solvers.exact.least_steps.NEVER` of none, shape
         (sets,).
     joining
         The requests that may join a set that shares a stage, a bit each, shape (sets,).

@@ -21,10 +21,7 @@ class SlotLoads:
     """
     Loads of slots that serve requests one after the other, by their decode steps alone.
 
-    Parameters
-    ----------
-    decode_steps
-        Decode steps of each request, shape (requests,).
+    decode_steps: Decode steps of each request, shape (requests,).
     """
 
     def __init__(self, decode_steps: IntArray) -> None:
@@ -46,12 +43,8 @@ class SlotLoads:
         """
         Return whether requests may fit into slots; a no is certain.
 
-        Parameters
-        ----------
-        waiting
-            The requests, a bit each, shape (states,).
-        rooms
-            Decode steps that each slot has for them, shape (slots, states).
+        waiting: The requests, a bit each, shape (states,).
+        rooms: Decode steps that each slot has for them, shape (slots, states).
         """
         fits: BoolArray = np.ones(len(waiting), dtype=np.bool_)
         rows = np.flatnonzero(self._small[waiting])

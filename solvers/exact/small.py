@@ -35,17 +35,10 @@ def solve_small(
     :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem, and where memory
     is scarce :func:`~batchbound.solvers.exact.backward_dp.best_by_backward_dp` goes before it.
 
-    Parameters
-    ----------
-    limits
-        Work is in states.
-    start
-        A schedule to beat; by default what a short search finds.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If the problem has arrival times, shared prompts or too many requests for its slots.
+    limits: Work is in states.
+    start: A schedule to beat; by default what a short search finds.
+    Raises UnsupportedProblemError if the problem has arrival times, shared prompts or too many requests for
+        its slots.
     """
     if not can_solve_exactly(problem):
         raise UnsupportedProblemError(f"the exact search cannot take {_unsupported(problem)}")

@@ -73,14 +73,9 @@ def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOu
     - A stage that leaves a slot free while a request waits, if stages cost the same however full they are and
       nothing but slots is scarce: a request that waits could start then instead of later.
 
-    Parameters
-    ----------
-    problem
-        One that :func:`can_list_states` accepts.
-    limits
-        Work is in states.
-    start
-        A schedule to beat.
+    problem: One that :func:`can_list_states` accepts.
+    limits: Work is in states.
+    start: A schedule to beat.
     """
     begun = time.monotonic()
     deadline = None if limits.seconds is None else begun + limits.seconds
@@ -100,18 +95,13 @@ class _States(Columns):
     """
     States right before a prefill stage, as columns.
 
-    Parameters
-    ----------
-    waiting
-        The requests that wait, a bit each, shape (states,).
-    left, held
-        Decode steps left of what each slot serves, and its tokens of keys and values in the next one; those with
-        the most decode steps left first, 0 for a free slot. Shape (slots, states).
-    spent, least
-        Seconds so far, with those that every schedule takes, and the least to the end, shape (states,).
-    layer, parent, stage, decode_steps
-        The state it came from (layer and row), the requests of the stage in between and the steps after it,
-        shape (states,).
+    waiting: The requests that wait, a bit each, shape (states,).
+    left, held: Decode steps left of what each slot serves, and its tokens of keys and values in the next one;
+        those with the most decode steps left first, 0 for a free slot. Shape (slots, states).
+    spent, least: Seconds so far, with those that every schedule takes, and the least to the end, shape
+        (states,).
+    layer, parent, stage, decode_steps: The state it came from (layer and row), the requests of the stage in
+        between and the steps after it, shape (states,).
     """
 
     waiting: IntArray
@@ -130,14 +120,9 @@ class _Choice:
     """
     All sets of some size that a stage can start.
 
-    Parameters
-    ----------
-    members
-        The requests, shape (size, sets).
-    bits
-        The same, a bit each, shape (sets,).
-    tokens, seconds
-        Prompt tokens and seconds of the stage, shape (sets,).
+    members: The requests, shape (size, sets).
+    bits: The same, a bit each, shape (sets,).
+    tokens, seconds: Prompt tokens and seconds of the stage, shape (sets,).
     """
 
     members: IntArray
@@ -151,16 +136,10 @@ class _Facts:
     """
     What is known of sets of waiting requests.
 
-    Parameters
-    ----------
-    decode_steps, tokens_read
-        Their decode steps, and the tokens of keys and values read in them.
-    longest, shortest, smallest
-        The most and the fewest decode steps of one, and the fewest prompt tokens.
-    prefill
-        The least seconds of their prefill stages.
-    peaks
-        The most tokens that so many of them can hold together, shape (slots + 1, sets).
+    decode_steps, tokens_read: Their decode steps, and the tokens of keys and values read in them.
+    longest, shortest, smallest: The most and the fewest decode steps of one, and the fewest prompt tokens.
+    prefill: The least seconds of their prefill stages.
+    peaks: The most tokens that so many of them can hold together, shape (slots + 1, sets).
     """
 
     decode_steps: IntArray

@@ -20,19 +20,10 @@ class Variable:
     """
     One whole-number control variable.
 
-    Parameters
-    ----------
-    name
-        What it controls.
-    low, high
-        Its range, both included.
-    rises
-        Whether latency and throughput rise with it, or fall.
-
-    Raises
-    ------
-    ValueError
-        If the range is empty.
+    name: What it controls.
+    low, high: Its range, both included.
+    rises: Whether latency and throughput rise with it, or fall.
+    Raises ValueError if the range is empty.
     """
 
     name: str
@@ -54,14 +45,9 @@ class Violations:
     """
     Where latency or throughput falls though every variable moves to raise it, among the evaluated points.
 
-    Parameters
-    ----------
-    pairs
-        Pairs of points of which one lies beyond the other in every variable.
-    latency, throughput
-        Of them, those whose latency or throughput falls by more than the tolerance.
-    worst_latency, worst_throughput
-        The largest fall, as a fraction.
+    pairs: Pairs of points of which one lies beyond the other in every variable.
+    latency, throughput: Of them, those whose latency or throughput falls by more than the tolerance.
+    worst_latency, worst_throughput: The largest fall, as a fraction.
     """
 
     pairs: int
@@ -76,17 +62,11 @@ class SearchResult:
     """
     What a configuration search found.
 
-    Parameters
-    ----------
-    best
-        Values of the variables; None if no configuration meets the bound. It is within the gap of every
+    best: Values of the variables; None if no configuration meets the bound. It is within the gap of every
         configuration of the grid *if* latency and throughput are monotone up to the tolerances.
-    throughput
-        Of the best.
-    evaluated
-        Configurations looked at.
-    violations
-        Of monotonicity, among the evaluated points.
+    throughput: Of the best.
+    evaluated: Configurations looked at.
+    violations: Of monotonicity, among the evaluated points.
     """
 
     best: Point | None
@@ -116,19 +96,12 @@ def branch_and_bound(
     Our addition, exact under the same assumption: what bisection along each side shows to be too slow is cut
     off before a block is split, which saves evaluations where the bound runs across a long block.
 
-    Parameters
-    ----------
-    evaluate
-        Simulates a configuration; asked once for each.
-    latency_bound
-        :math:`L_b`, seconds.
-    gap
-        Of throughput, as a fraction: no better configuration is looked for that is better by less.
-    throughput_tolerance, latency_tolerance
-        :math:`\epsilon_T` and :math:`\epsilon_L` as fractions of the best throughput and of the bound: blocks
-        are kept although they seem worse, or too slow, by so much.
-    at_least
-        Throughput already reached elsewhere: nothing that is no better is looked for.
+    evaluate: Simulates a configuration; asked once for each.
+    latency_bound: :math:`L_b`, seconds.
+    gap: Of throughput, as a fraction: no better configuration is looked for that is better by less.
+    throughput_tolerance, latency_tolerance: :math:`\epsilon_T` and :math:`\epsilon_L` as fractions of the
+        best throughput and of the bound: blocks are kept although they seem worse, or too slow, by so much.
+    at_least: Throughput already reached elsewhere: nothing that is no better is looked for.
     """
     tolerances = (throughput_tolerance, latency_tolerance)
     return _Search(evaluate, variables, latency_bound, gap, tolerances, at_least).run()

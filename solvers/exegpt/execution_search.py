@@ -34,12 +34,8 @@ class Space:
     the workload-aware allocation moves a device. So there is one space for each number of groups and each
     range of batches with the same allocation.
 
-    Parameters
-    ----------
-    tensor_degree, tensor_groups
-        Of the configurations.
-    variables
-        ``encode_batch``, and ``decode_steps`` (RRA) or ``micro_batches`` (WAA).
+    tensor_degree, tensor_groups: Of the configurations.
+    variables: ``encode_batch``, and ``decode_steps`` (RRA) or ``micro_batches`` (WAA).
     """
 
     strategy: Strategy
@@ -90,16 +86,10 @@ class Found:
     """
     The best configuration of a strategy at one tensor-parallel degree.
 
-    Parameters
-    ----------
-    strategy, tensor_degree
-        Where it was searched.
-    config, performance
-        The best; None if no configuration meets the bound.
-    evaluated, grid
-        Configurations looked at, and in all.
-    results
-        Of the spaces searched.
+    strategy, tensor_degree: Where it was searched.
+    config, performance: The best; None if no configuration meets the bound.
+    evaluated, grid: Configurations looked at, and in all.
+    results: Of the spaces searched.
     """
 
     strategy: Strategy
@@ -122,12 +112,9 @@ def spaces(
     """
     Yield the spaces of a strategy at a tensor-parallel degree; none where the devices are too few.
 
-    Parameters
-    ----------
-    encode_batches
-        Range of :math:`B_E`.
-    decode_steps
-        Range of :math:`N_D`; by default from 1 to the longest completion, beyond which it changes nothing.
+    encode_batches: Range of :math:`B_E`.
+    decode_steps: Range of :math:`N_D`; by default from 1 to the longest completion, beyond which it changes
+        nothing.
     """
     devices, shared = timeline.cluster.devices, tensor_degree > 1
     decode_steps = decode_steps or (1, timeline.lengths.outputs.high)
@@ -166,17 +153,10 @@ def whole_grid(
     """
     Return latency and throughput of every configuration: what :func:`search` is judged by.
 
-    Parameters
-    ----------
-    timeline, strategy, tensor_degree, encode_batches, decode_steps
-        As in :func:`spaces`.
-    targets
-        The latency of what misses one is infinite.
-
-    Returns
-    -------
-    tuple
-        Seconds (infinite where a configuration does not fit) and requests a second, shape (configurations,).
+    timeline, strategy, tensor_degree, encode_batches, decode_steps: As in :func:`spaces`.
+    targets: The latency of what misses one is infinite.
+    Returns: Seconds (infinite where a configuration does not fit) and requests a second, shape
+        (configurations,).
     """
     parts = [(np.zeros(0), np.zeros(0))]
     for space in spaces(
@@ -198,12 +178,9 @@ def whole_frontier(
     """
     Return latency and throughput of the configurations that no other beats in both, by rising latency.
 
-    Parameters
-    ----------
-    timeline, strategies, encode_batches, decode_steps
-        As in :func:`search_all`; every configuration of theirs is simulated.
-    targets
-        Those that miss one are left out.
+    timeline, strategies, encode_batches, decode_steps: As in :func:`search_all`; every configuration of
+        theirs is simulated.
+    targets: Those that miss one are left out.
     """
     degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
     grids = [

@@ -18,14 +18,9 @@ class Replan:
     """
     What to run from now on.
 
-    Parameters
-    ----------
-    config, performance
-        The new configuration; None if none of those within reach meets the latency bound.
-    unchanged
-        What the old one reaches with the lengths observed.
-    reload_seconds
-        In which the devices load their new layers before it runs; 0 if each keeps its own.
+    config, performance: The new configuration; None if none of those within reach meets the latency bound.
+    unchanged: What the old one reaches with the lengths observed.
+    reload_seconds: In which the devices load their new layers before it runs; 0 if each keeps its own.
     """
 
     config: ExecConfig | None
@@ -48,16 +43,10 @@ def replan(
     RRA changes its decode iterations alone, which no device notices; WAA shares out the devices anew, and
     those load other layers from the host's memory (Table 4).
 
-    Parameters
-    ----------
-    planned, observed
-        Simulate a configuration with the lengths it was chosen for, and with those observed.
-    config
-        The running one.
-    latency_bound
-        Seconds for a completion of the 99th-percentile length observed.
-    encode_batches
-        Of the search for a WAA configuration (see :func:`.search`).
+    planned, observed: Simulate a configuration with the lengths it was chosen for, and with those observed.
+    config: The running one.
+    latency_bound: Seconds for a completion of the 99th-percentile length observed.
+    encode_batches: Of the search for a WAA configuration (see :func:`.search`).
     """
     unchanged = on_planned_devices(planned, observed, config)
     if config.strategy is Strategy.RRA:

@@ -29,14 +29,9 @@ class RowBest:
     """
     The best configuration of some rows.
 
-    Parameters
-    ----------
-    row, batch
-        Number of the row, and encoding batch; None if nothing is better than what was known.
-    throughput
-        Of the best, or what was known.
-    evaluated
-        Configurations looked at.
+    row, batch: Number of the row, and encoding batch; None if nothing is better than what was known.
+    throughput: Of the best, or what was known.
+    evaluated: Configurations looked at.
     """
 
     row: int | None
@@ -61,18 +56,11 @@ def best_of_rows(
     their throughput is no better than the best known, and the larger ones if that on their latency is too
     slow. In most rows one look excludes both: where it is taken follows from the rows before.
 
-    Parameters
-    ----------
-    ranges
-        The rows, like ones next to each other.
-    latency_bound
-        Seconds.
-    first, guess
-        The row to begin with, and an encoding batch of it: those of a good configuration.
-    at_least
-        Throughput already reached: nothing that is no better is looked for.
-    gap
-        Nothing better by a smaller fraction is looked for.
+    ranges: The rows, like ones next to each other.
+    latency_bound: Seconds.
+    first, guess: The row to begin with, and an encoding batch of it: those of a good configuration.
+    at_least: Throughput already reached: nothing that is no better is looked for.
+    gap: Nothing better by a smaller fraction is looked for.
     """
     search = _Rows(ranges, latency_bound, at_least, 1 + gap)
     begin = search.look(first, guess)

@@ -37,18 +37,11 @@ class _Settings:
     """
     What decides a construction.
 
-    Parameters
-    ----------
-    weight
-        Decode steps of full memory that the first of all requests may waste more than the last.
-    shares
-        Of length, memory at the end and prompt in a request's rank, shape (3,).
-    noise
-        Added to the rank, in decode steps, shape (requests,).
-    end
-        Decode steps aimed at, in the fewest there could be.
-    stage
-        Price of a stage, in times of its own.
+    weight: Decode steps of full memory that the first of all requests may waste more than the last.
+    shares: Of length, memory at the end and prompt in a request's rank, shape (3,).
+    noise: Added to the rank, in decode steps, shape (requests,).
+    end: Decode steps aimed at, in the fewest there could be.
+    stage: Price of a stage, in times of its own.
     """
 
     weight: float
@@ -77,12 +70,8 @@ class BackwardSearch:
     """
     Searches the settings of backward constructions by random changes.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled, with a KV capacity; requests of no decode step go last.
-    rng
-        Draws the changes.
+    problem: The problem scheduled, with a KV capacity; requests of no decode step go last.
+    rng: Draws the changes.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
@@ -131,12 +120,8 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
     """
     Return the schedule in which requests start some steps before the end, all others in stages behind them.
 
-    Parameters
-    ----------
-    running
-        The requests that take a decode step at least, shape (running,).
-    back
-        Decode steps from the start of each to the end of them all, counted back, shape (running,).
+    running: The requests that take a decode step at least, shape (running,).
+    back: Decode steps from the start of each to the end of them all, counted back, shape (running,).
     """
     start = int(back.max()) - back
     times, stage = np.unique(start, return_inverse=True)
@@ -175,14 +160,10 @@ class _Construction:
     """
     One construction, in decode steps counted back from the end.
 
-    Parameters
-    ----------
-    requests
-        Those to serve, each of a decode step at least.
-    keys
-        Decode steps of full memory that each may waste, to go before those that waste less, shape (requests,).
-    end
-        Decode steps aimed at: requests that would need more if they began any later go first.
+    requests: Those to serve, each of a decode step at least.
+    keys: Decode steps of full memory that each may waste, to go before those that waste less, shape
+        (requests,).
+    end: Decode steps aimed at: requests that would need more if they began any later go first.
     """
 
     def __init__(self, problem: Problem, requests: IntArray, keys: FloatArray, end: int) -> None:
@@ -209,12 +190,8 @@ class _Construction:
         """
         Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
 
-        Parameters
-        ----------
-        stage_price
-            What a stage more costs, in times of its own cost.
-        late
-            Whether there is no time left, asked before each request; then None is returned.
+        stage_price: What a stage more costs, in times of its own cost.
+        late: Whether there is no time left, asked before each request; then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)

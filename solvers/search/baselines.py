@@ -65,12 +65,8 @@ def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline
     come, first served with several patiences of the ski-rental rule. Where shared prompts cannot all be kept,
     passes take one group after another, the one with the longest request first.
 
-    Parameters
-    ----------
-    problem
-        The problem, every request there at the start.
-    late
-        Whether there is no time left; asked with each stage of a simulation or a pass.
+    problem: The problem, every request there at the start.
+    late: Whether there is no time left; asked with each stage of a simulation or a pass.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
@@ -114,16 +110,10 @@ def simulated_schedule(
     """
     Return the schedule of a policy in the simulator, or None if it evicts or takes ``least`` seconds or more.
 
-    Parameters
-    ----------
-    policy
-        Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
-    least
-        The makespan to beat, seconds.
-    late
-        Whether there is no time left.
-    met
-        Keys of the policies simulated so far, to which this one is added unless it is late. Policies of one
+    policy: Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
+    least: The makespan to beat, seconds.
+    late: Whether there is no time left.
+    met: Keys of the policies simulated so far, to which this one is added unless it is late. Policies of one
         key have the same schedule where lengths are known, and None is returned for a later one.
     """
     policy_made = policy_named(policy, problem)

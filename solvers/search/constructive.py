@@ -30,16 +30,10 @@ def ski_rental_schedule(
     cap lets no other request join it, when no others are left, or when nothing runs. A request joins only
     if the KV capacity holds to the end of everything that runs, which known lengths tell.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled. Arrival times are not looked at.
-    order
-        The requests in the order they are taken, shape (requests,); longest first if left out.
-    patience
-        Stage openings' worth of idle rounds to wait for; 0 never waits.
-    burst
-        Most requests a stage starts, or None for no limit. Requests that start together also hold most
+    problem: The problem scheduled. Arrival times are not looked at.
+    order: The requests in the order they are taken, shape (requests,); longest first if left out.
+    patience: Stage openings' worth of idle rounds to wait for; 0 never waits.
+    burst: Most requests a stage starts, or None for no limit. Requests that start together also hold most
         tokens together, so a tight KV capacity is better used by small bursts.
     """
     schedule = ski_rental_in_time(problem, lambda: False, order=order, patience=patience, burst=burst)
@@ -170,12 +164,8 @@ class Memory:
     What is held only grows between two finishes, so the capacity holds at every step if it holds in the
     last decode step of every running request.
 
-    Parameters
-    ----------
-    problem
-        Its requests' prompts and decode steps are read.
-    capacity
-        Most tokens held at any moment.
+    problem: Its requests' prompts and decode steps are read.
+    capacity: Most tokens held at any moment.
     """
 
     def __init__(self, problem: Problem, capacity: int) -> None:

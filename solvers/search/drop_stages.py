@@ -26,15 +26,10 @@ def drop_stages(
     """
     Return a schedule of no more decode steps, with stages of few requests given up where that is possible.
 
-    Parameters
-    ----------
-    schedule
-        It keeps every rule, and has no idle steps. With several stages in one decode step, or requests of no
-        round, it is returned as it is.
-    late
-        Whether there is no time left, asked before each stage.
-    wide
-        Whether more of them are tried, and farther.
+    schedule: It keeps every rule, and has no idle steps. With several stages in one decode step, or requests
+        of no round, it is returned as it is.
+    late: Whether there is no time left, asked before each stage.
+    wide: Whether more of them are tried, and farther.
     """
     if not schedule.decode_steps.all() or not problem.decode_steps.all():
         return schedule

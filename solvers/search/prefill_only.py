@@ -31,14 +31,9 @@ def evenly_packed(problem: Problem, rng: np.random.Generator, seconds: float) ->
     Even stages keep a token cap and a KV capacity if any of so many do, and pay least beyond a bend of the
     prefill cost. A schedule may break a limit of tokens where so few stages have no room for whole prompts.
 
-    Parameters
-    ----------
-    problem
-        A problem whose requests have no decode step and share no prompts.
-    rng
-        Draws the moves of the packing.
-    seconds
-        After which a packing is taken as it is.
+    problem: A problem whose requests have no decode step and share no prompts.
+    rng: Draws the moves of the packing.
+    seconds: After which a packing is taken as it is.
     """
     prompts = problem.prompt_tokens
     least = least_counts(problem).stages

@@ -73,21 +73,13 @@ class _State:
     """
     Where requests start, and what every decode step holds.
 
-    Parameters
-    ----------
-    start
-        The decode step before which each is prefilled, -1 for those left out, shape (requests,).
-    held, active
-        Tokens held and requests under way in each decode step, shape (decode_steps,).
-    height
-        What is held more than at the first step if all that is new comes from growing: what is held and the
-        number of the decode step, :data:`FULL` where no slot is free, shape (decode_steps,).
-    stage, tokens
-        Requests and prompt tokens prefilled before each decode step, shape (decode_steps + 1,).
-    begin, end
-        Nothing runs before the one and from the other on.
-    shared
-        Tokens of shared prompts computed, each once in every stage that needs it.
+    start: The decode step before which each is prefilled, -1 for those left out, shape (requests,).
+    held, active: Tokens held and requests under way in each decode step, shape (decode_steps,).
+    height: What is held more than at the first step if all that is new comes from growing: what is held and
+        the number of the decode step, :data:`FULL` where no slot is free, shape (decode_steps,).
+    stage, tokens: Requests and prompt tokens prefilled before each decode step, shape (decode_steps + 1,).
+    begin, end: Nothing runs before the one and from the other on.
+    shared: Tokens of shared prompts computed, each once in every stage that needs it.
     """
 
     start: IntArray
@@ -118,15 +110,10 @@ class RuinRecreate:
     """
     An annealing walk over schedules, each a few requests away from the last.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled, whose decode steps cost something.
-    rng
-        Draws what is taken out, and where it goes.
-    schedule
-        The schedule to begin with; requests of no step go last. Some of those are left out at first without
-        which it would keep the KV capacity.
+    problem: The problem scheduled, whose decode steps cost something.
+    rng: Draws what is taken out, and where it goes.
+    schedule: The schedule to begin with; requests of no step go last. Some of those are left out at first
+        without which it would keep the KV capacity.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator, schedule: Schedule) -> None:
@@ -164,10 +151,7 @@ class RuinRecreate:
         """
         Change the schedule, and return it if nothing is left out and it is the best one met so far.
 
-        Parameters
-        ----------
-        done
-            The share of the walk that is over, 0 to 1.
+        done: The share of the walk that is over, 0 to 1.
         """
         rng, cost = self._rng, self._problem.cost
         self._weight = LEFT_OUT[0] * (LEFT_OUT[1] / LEFT_OUT[0]) ** done

@@ -74,15 +74,10 @@ class SlotSequences:
     """
     An annealing walk over which requests follow one another in each slot, for few stages and decode steps.
 
-    Parameters
-    ----------
-    problem
-        A problem for which :func:`packing_pays`. A token cap and a KV capacity are left out of account: the
-        caller checks that a schedule keeps them.
-    rng
-        Draws the changes.
-    seconds
-        Seconds that packing the slots may take.
+    problem: A problem for which :func:`packing_pays`. A token cap and a KV capacity are left out of account:
+        the caller checks that a schedule keeps them.
+    rng: Draws the changes.
+    seconds: Seconds that packing the slots may take.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator, seconds: float) -> None:
@@ -103,10 +98,7 @@ class SlotSequences:
         """
         Try some changes, and return the schedule they lead to if it is the best one met so far.
 
-        Parameters
-        ----------
-        done
-            The share of the walk that is over, 0 to 1.
+        done: The share of the walk that is over, 0 to 1.
         """
         phase = min(int(PHASES * done), PHASES - 1)
         if phase > self._phase and self._found:
@@ -160,16 +152,10 @@ class _Chains:
     """
     The requests of each slot one after the other, and the stages that they start at.
 
-    Parameters
-    ----------
-    decode_steps
-        Decode steps of each request, positive.
-    chains
-        The requests of each slot, in order.
-    limit
-        Decode steps within which all end.
-    random
-        Draws the changes.
+    decode_steps: Decode steps of each request, positive.
+    chains: The requests of each slot, in order.
+    limit: Decode steps within which all end.
+    random: Draws the changes.
     """
 
     def __init__(self, decode_steps: list[int], chains: list[list[int]], limit: int, random: Random) -> None:

@@ -20,12 +20,8 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
     Return the schedule with prefill stages made as several, one right after another, where that takes less.
 
-    Parameters
-    ----------
-    problem
-        What is scheduled; where no stage can reach beyond the bend, the schedule stays as it is.
-    schedule
-        It keeps its slots and decode steps.
+    problem: What is scheduled; where no stage can reach beyond the bend, the schedule stays as it is.
+    schedule: It keeps its slots and decode steps.
     """
     if not problem.reaches_bend:
         return schedule
@@ -38,12 +34,8 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
     """
     Return the schedule with prefill stages made as several, one right after another, to keep the token cap.
 
-    Parameters
-    ----------
-    problem
-        What is scheduled, with a token cap or without.
-    schedule
-        It may break the cap; its slots and decode steps stay as they are.
+    problem: What is scheduled, with a token cap or without.
+    schedule: It may break the cap; its slots and decode steps stay as they are.
     """
     cap = problem.prefill_token_cap
     if cap is None:
@@ -90,10 +82,7 @@ class _Units:
     """
     What a stage can be divided into, stage by stage: requests, those that share a prompt together.
 
-    Parameters
-    ----------
-    together
-        Whether those that share a prompt are together; else each counts with the whole of it.
+    together: Whether those that share a prompt are together; else each counts with the whole of it.
     """
 
     def __init__(self, problem: Problem, *, together: bool = True) -> None:

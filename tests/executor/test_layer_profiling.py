@@ -244,7 +244,7 @@ def test_medians_of_passes_are_scaled_to_what_all_points_take_on_average(
 def test_what_a_job_takes_longer_than_calls_in_a_row_is_shared_out_over_its_calls(
     profiled: tuple[LayerProfile, dict[str, Any]],
 ) -> None:
-    # Decode steps of a second, calls that take two as a request is done in each, and half a second for its leaving;
+    # Steps of a second, calls that take two as a request is done in each, and half a second for its leaving;
     # encodings leave nothing behind.
     calls = {"decode": 1.0, "change": 2.5, "start": 3.0, "warming": 14.0, "warm": 6.0}
     calls |= {"decode_layers": 0.5, "decode_attention": 0.25}

@@ -24,7 +24,7 @@ from batchbound.solvers.search.constructive import ski_rental_schedule
 
 
 def test_shorter_rows_are_padded_to_the_longest() -> None:
-    # Decode steps 1 and 2: rows of 3 and 7, then 4 and 8 tokens, padded to 7 and 8; then the long one is alone.
+    # Steps 1 and 2: rows of 3 and 7, then 4 and 8 tokens, padded to 7 and 8; then the long one is alone.
     problem = Problem(Workload.from_lengths([3, 7], [2, 5]), CostModel.paper(), slots=2)
     assert padding_tokens(problem, ski_rental_schedule(problem)) == 4 + 4
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,13 +105,13 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     memory = name != "core_spans" and problem.kv_capacity is not None
     job = CompiledJob(problem, memory=memory)
     parameters = CoreParameters()
-    values = {
+    values: dict[str, Any] = {
         "core_spans": parameters.spans,
         "core_events": parameters.events,
         "core_ruin_recreate": parameters.ruin,
-    }[name]
+    }
     start = ski_rental_schedule(problem).without_idle_steps(problem)
-    made = job.schedule(job.search(name, values, Allowance(moves=500), start))
+    made = job.schedule(job.search(name, values[name], Allowance(moves=500), start))
     assert made is not None
     violation = made.check(problem)
     # Spans know no memory here; caps with kept prompts are mended by the caller, which splits stages.

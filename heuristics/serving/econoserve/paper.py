@@ -32,17 +32,11 @@ class EconoServe:
     would be zero), at least a block; when everything left has paused so, the one that holds most is moved to
     the host.
 
-    Parameters
-    ----------
-    sizes
-        What is kept free.
-    synced
-        Whether completions of equal predicted length are started as a group, and the queue is looked at only
-        when a group is done (``-SD``); if not, at every iteration (``-D``).
-    ordered
-        Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
-    lending
-        Whether promised and unused memory is lent to completions whose prompt is computed (the full
+    sizes: What is kept free.
+    synced: Whether completions of equal predicted length are started as a group, and the queue is looked at
+        only when a group is done (``-SD``); if not, at every iteration (``-D``).
+    ordered: Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    lending: Whether promised and unused memory is lent to completions whose prompt is computed (the full
         EconoServe).
     """
 

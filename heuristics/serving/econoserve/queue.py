@@ -84,18 +84,11 @@ class TaskQueue:
         """
         Add a task.
 
-        Parameters
-        ----------
-        task
-            Not in the queue.
-        length
-            Tokens of the prompt, or of the completion yet to come.
-        deadline
-            Seconds after the start; infinite for none.
-        memory
-            Tokens of keys and values it occupies while it waits.
-        again
-            Whether it ran before: in order of arrival it goes to the front.
+        task: Not in the queue.
+        length: Tokens of the prompt, or of the completion yet to come.
+        deadline: Seconds after the start; infinite for none.
+        memory: Tokens of keys and values it occupies while it waits.
+        again: Whether it ran before: in order of arrival it goes to the front.
         """
         self._turn += 1
         if not self._ordered:

@@ -30,10 +30,7 @@ class PromptReserve:
         """
         Return the free blocks, less what of the reserve is not in use.
 
-        Parameters
-        ----------
-        leaving
-            A request whose blocks count no more.
+        leaving: A request whose blocks count no more.
         """
         kept = int(self._share * ledger.blocks) - self._taken
         kept += 0 if leaving is None else self._blocks.get(leaving, 0)

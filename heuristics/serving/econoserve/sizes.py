@@ -11,21 +11,13 @@ class EconoServeSizes:
     """
     EconoServe's sizes, which the pipelined scheduler of this project shares.
 
-    Parameters
-    ----------
-    padding
-        Share by which predicted lengths are raised.
-    reserved
-        Share of the memory kept for prompts, and for completions longer than predicted.
-    buffer
-        Share of a predicted length by which a guest may overstay before its place is needed (the paper's b).
-    forward_size
-        Tokens of an iteration to aim at (TFS).
-
-    Raises
-    ------
-    ValueError
-        If a share is negative, not finite, or (but for the padding) not below 1, or the forward size is none.
+    padding: Share by which predicted lengths are raised.
+    reserved: Share of the memory kept for prompts, and for completions longer than predicted.
+    buffer: Share of a predicted length by which a guest may overstay before its place is needed (the paper's
+        b).
+    forward_size: Tokens of an iteration to aim at (TFS).
+    Raises ValueError if a share is negative, not finite, or (but for the padding) not below 1, or the forward
+        size is none.
     """
 
     padding: float = 0.1

@@ -82,16 +82,10 @@ class _Grid:
     """
     What values, and gains of starts and ends, are straight lines between.
 
-    Parameters
-    ----------
-    numbers
-        Parts that the numbers of running requests are divided into, from one to all slots.
-    finer
-        What the finest distance of the first grid is divided by.
-    alike
-        Points of each distance, which doubles from level to level, the finest at the capacity.
-    classes
-        Lengths of starts, and of ends, to the programme; what is proven takes each length as it is.
+    numbers: Parts that the numbers of running requests are divided into, from one to all slots.
+    finer: What the finest distance of the first grid is divided by.
+    alike: Points of each distance, which doubles from level to level, the finest at the capacity.
+    classes: Lengths of starts, and of ends, to the programme; what is proven takes each length as it is.
     """
 
     numbers: int
@@ -250,14 +244,9 @@ class _Programme:
     """
     A linear programme for the most steps, and stages at a price, that values between points prove.
 
-    Parameters
-    ----------
-    states
-        Of the problem.
-    stage
-        Steps that a stage counts for.
-    grid
-        Between what values are straight lines.
+    states: Of the problem.
+    stage: Steps that a stage counts for.
+    grid: Between what values are straight lines.
     """
 
     def __init__(self, states: GrowthStates, stage: float, grid: _Grid) -> None:

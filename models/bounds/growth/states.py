@@ -52,19 +52,12 @@ class Transition:
     """
     A step, stage, start or end, and the states it leads from.
 
-    Parameters
-    ----------
-    active
-        Running requests before.
-    more
-        Requests that start or, negative, end.
-    before, after
-        Sides of the state.
-    tokens
-        Tokens that each request adds which may start or end, negative for an end, or all requests in a step,
-        shape (n,).
-    span
-        Tokens held before, at least and at most, each of shape (n,).
+    active: Running requests before.
+    more: Requests that start or, negative, end.
+    before, after: Sides of the state.
+    tokens: Tokens that each request adds which may start or end, negative for an end, or all requests in a
+        step, shape (n,).
+    span: Tokens held before, at least and at most, each of shape (n,).
     """
 
     active: int
@@ -85,21 +78,14 @@ class GrowthPrices:
     """
     Values of tokens read and of states: whole parts for a proof, parts of a step during the search.
 
-    Parameters
-    ----------
-    active
-        Numbers of running requests between which values are straight lines, from 0 and 1 on, ascending,
+    active: Numbers of running requests between which values are straight lines, from 0 and 1 on, ascending,
         shape (numbers,). The last is no less than the slots.
-    points
-        Tokens between which they are, ascending, shape (points,). The first is at most 0, the last no less
-        than the capacity and the slots.
-    token
-        Of each token read in a step, not negative.
-    values
-        Of a state, divided by ``scale``: for closed and for open ones, shape (2, numbers, points). Those of
-        numbers between are whole where they are.
-    end
-        Value of the state with no request running at the end, divided by ``scale``.
+    points: Tokens between which they are, ascending, shape (points,). The first is at most 0, the last no
+        less than the capacity and the slots.
+    token: Of each token read in a step, not negative.
+    values: Of a state, divided by ``scale``: for closed and for open ones, shape (2, numbers, points). Those
+        of numbers between are whole where they are.
+    end: Value of the state with no request running at the end, divided by ``scale``.
     """
 
     active: IntArray
@@ -169,18 +155,11 @@ class GrowthStates:
     """
     The states that a job's requests can be in.
 
-    Parameters
-    ----------
-    capacity
-        Most tokens in the KV cache.
-    first, last
-        Tokens that requests read in their first step, and hold after their last: the different ones.
-    starts, ends
-        How many requests have each of them.
-    least, most
-        Tokens that so many requests read at least and at most, shape (slots + 1,).
-    tokens
-        Read over the whole job.
+    capacity: Most tokens in the KV cache.
+    first, last: Tokens that requests read in their first step, and hold after their last: the different ones.
+    starts, ends: How many requests have each of them.
+    least, most: Tokens that so many requests read at least and at most, shape (slots + 1,).
+    tokens: Read over the whole job.
     """
 
     capacity: int
@@ -271,10 +250,7 @@ class GrowthProof:
     """
     Numbers of any schedule: steps times ``step`` and stages times ``stage`` are ``worth`` at least.
 
-    Parameters
-    ----------
-    worth, step, stage
-        In the same parts, the last two not negative.
+    worth, step, stage: In the same parts, the last two not negative.
     """
 
     worth: int

@@ -52,18 +52,11 @@ class Resplit:
     subsets of sum x are a subset of sum a of the first and x - a of the second; the sums of a machine are
     symmetric (a subset's complement is a subset), so what a can be is one shift and one AND of two integers.
 
-    Parameters
-    ----------
-    weights
-        Weight of each item, shape (n,).
-    assignment
-        Machine of each item to start from, shape (n,).
-    machines
-        Number of machines.
-    target
-        Makespan asked for.
-    rng
-        Source of every random choice.
+    weights: Weight of each item, shape (n,).
+    assignment: Machine of each item to start from, shape (n,).
+    machines: Number of machines.
+    target: Makespan asked for.
+    rng: Source of every random choice.
     """
 
     def __init__(

@@ -18,14 +18,9 @@ class PartitionBound:
     """
     A proven lower bound on the largest machine load.
 
-    Parameters
-    ----------
-    value
-        No assignment has a smaller makespan.
-    source
-        Which argument proves it.
-    witness
-        What a checker needs to repeat the argument: ``kind`` and its numbers, JSON-able.
+    value: No assignment has a smaller makespan.
+    source: Which argument proves it.
+    witness: What a checker needs to repeat the argument: ``kind`` and its numbers, JSON-able.
     """
 
     value: int

@@ -37,20 +37,12 @@ class PartitionResult:
     """
     An assignment of items to machines and what is proven about it.
 
-    Parameters
-    ----------
-    assignment
-        Machine of each item, int64, shape (n,).
-    makespan
-        Largest machine load.
-    bound
-        No assignment has a smaller makespan.
-    source
-        Which argument proves the bound.
-    witness
-        What a checker needs to repeat that argument, JSON-able.
-    seconds
-        Seconds spent.
+    assignment: Machine of each item, int64, shape (n,).
+    makespan: Largest machine load.
+    bound: No assignment has a smaller makespan.
+    source: Which argument proves the bound.
+    witness: What a checker needs to repeat that argument, JSON-able.
+    seconds: Seconds spent.
     """
 
     assignment: IntArray

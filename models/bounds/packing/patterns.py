@@ -28,14 +28,10 @@ class PatternMaster:
     The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item.
     If it exceeds the machines, its prices refute the capacity.
 
-    Parameters
-    ----------
-    weights
-        Weight of each item, at most ``capacity``, shape (n,). Items of no weight are left to any machine.
-    machines
-        Number of machines.
-    capacity
-        Largest load allowed on a machine.
+    weights: Weight of each item, at most ``capacity``, shape (n,). Items of no weight are left to any
+        machine.
+    machines: Number of machines.
+    capacity: Largest load allowed on a machine.
     """
 
     def __init__(self, weights: IntArray, machines: int, capacity: int) -> None:

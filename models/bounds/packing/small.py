@@ -21,10 +21,7 @@ class Settled:
     """
     Whether items fit.
 
-    Parameters
-    ----------
-    assignment
-        The machine of each item, shape (items,), or None if they do not fit.
+    assignment: The machine of each item, shape (items,), or None if they do not fit.
     """
 
     assignment: IntArray | None

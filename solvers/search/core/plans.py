@@ -16,10 +16,7 @@ class CompiledJob:
     """
     A problem's requests with decode steps as C arrays; the others are added to schedules afterwards.
 
-    Parameters
-    ----------
-    problem
-        The problem; without its KV capacity if ``memory`` is false.
+    problem: The problem; without its KV capacity if ``memory`` is false.
     """
 
     def __init__(self, problem: Problem, *, memory: bool) -> None:

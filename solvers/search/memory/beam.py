@@ -60,16 +60,10 @@ class _Guide:
     """
     What says which schedules are kept.
 
-    Parameters
-    ----------
-    memory
-        What a decode step of all memory is worth; a decode step of all slots is worth the rest to 1.
-    loss
-        What requests that are yet to be put are expected to leave idle, as a share of what they hold.
-    power
-        How much more of it a large one leaves, as a power of what it holds.
-    noise
-        Added to its logarithm, shape (requests,).
+    memory: What a decode step of all memory is worth; a decode step of all slots is worth the rest to 1.
+    loss: What requests that are yet to be put are expected to leave idle, as a share of what they hold.
+    power: How much more of it a large one leaves, as a power of what it holds.
+    noise: Added to its logarithm, shape (requests,).
     """
 
     memory: float
@@ -104,27 +98,16 @@ class _Nodes:
     """
     Schedules of so many requests each, in decode steps counted back from the end.
 
-    Parameters
-    ----------
-    now
-        The decode step at which the last one put ends, shape (nodes,).
-    begin
-        The decode steps before which those that run there begin, rising, :data:`FAR` for free slots,
-        shape (nodes, slots).
-    offset
-        What each of them would hold at round 0, shape (nodes, slots).
-    prompt
-        The tokens of their prompts, shape (nodes, slots).
-    left
-        Requests to be put, the longest last, shape (nodes, left).
-    idle
-        Decode steps of memory and slots left idle up to now, with those that prefill stages are worth.
-    ahead
-        What the requests to be put are expected to leave idle, in times of the loss.
-    name
-        The same for the same requests.
-    far
-        The decode step before which the first of all begins.
+    now: The decode step at which the last one put ends, shape (nodes,).
+    begin: The decode steps before which those that run there begin, rising, :data:`FAR` for free slots, shape
+        (nodes, slots).
+    offset: What each of them would hold at round 0, shape (nodes, slots).
+    prompt: The tokens of their prompts, shape (nodes, slots).
+    left: Requests to be put, the longest last, shape (nodes, left).
+    idle: Decode steps of memory and slots left idle up to now, with those that prefill stages are worth.
+    ahead: What the requests to be put are expected to leave idle, in times of the loss.
+    name: The same for the same requests.
+    far: The decode step before which the first of all begins.
     """
 
     now: IntArray
@@ -142,14 +125,9 @@ class _Beside:
     """
     What runs beside the next request of each node, in the spans from one's beginning to the next one's.
 
-    Parameters
-    ----------
-    nodes
-        The nodes.
-    capacity, slots
-        Tokens and requests that there is room for.
-    memory
-        What a decode step of all memory is worth.
+    nodes: The nodes.
+    capacity, slots: Tokens and requests that there is room for.
+    memory: What a decode step of all memory is worth.
     """
 
     def __init__(self, nodes: _Nodes, capacity: int, slots: int, memory: float) -> None:
@@ -197,12 +175,8 @@ class BeamSearch:
     """
     Beam searches one after another, each with a guide near the best so far.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled, whose decode steps cost something, some request taking one.
-    rng
-        Draws the guides.
+    problem: The problem scheduled, whose decode steps cost something, some request taking one.
+    rng: Draws the guides.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:

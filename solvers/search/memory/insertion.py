@@ -28,7 +28,7 @@ STARTED = 0.5
 """The share of the cooling that is over where it begins with a schedule."""
 
 REACHES = (0, 4, 16, 64, 10**9)
-"""Decode steps by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
+"""Steps by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
 
 NEAR, DISTANCE = 0.5, 5.0
 """How often a request goes to, or is swapped with, a place near its own, and how far from it on average."""
@@ -47,14 +47,9 @@ class InsertionAnnealing:
     """
     An annealing walk over the orders in which requests are put.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled, with a KV capacity, whose decode steps cost something.
-    rng
-        Draws the moves.
-    start
-        A schedule whose order it begins with, half cooled down; longest first without one.
+    problem: The problem scheduled, with a KV capacity, whose decode steps cost something.
+    rng: Draws the moves.
+    start: A schedule whose order it begins with, half cooled down; longest first without one.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator, start: Schedule | None = None) -> None:
@@ -78,10 +73,7 @@ class InsertionAnnealing:
         """
         Try a changed order, and return its schedule if that is the best one met so far.
 
-        Parameters
-        ----------
-        done
-            The share of the walk that is over, 0 to 1.
+        done: The share of the walk that is over, 0 to 1.
         """
         begins = np.isinf(self._now)
         order, since, last = (self._order, 0, len(self._order)) if begins else self._changed()

@@ -106,12 +106,9 @@ class RequestProfile:
         """
         Put a request where it first fits, or further back to share a stage, and return the step of its end.
 
-        Parameters
-        ----------
-        decode_steps, peak, prompt
-            Decode steps it takes, tokens it holds in the last of them, and tokens of its prompt.
-        reach
-            Decode steps by which it may be put further back.
+        decode_steps, peak, prompt: Decode steps it takes, tokens it holds in the last of them, and tokens of
+            its prompt.
+        reach: Decode steps by which it may be put further back.
         """
         end = self._first_fit(0, decode_steps, peak)
         if reach:

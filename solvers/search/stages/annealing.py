@@ -46,14 +46,9 @@ class StageAnnealing:
     """
     A walk over stage times that cools down once.
 
-    Parameters
-    ----------
-    rng
-        Draws the moves.
-    split
-        The problem's full levels and the rest, whose stage times are annealed.
-    start
-        Stage times of the rest at which the walk starts.
+    rng: Draws the moves.
+    split: The problem's full levels and the rest, whose stage times are annealed.
+    start: Stage times of the rest at which the walk starts.
     """
 
     def __init__(
@@ -82,12 +77,8 @@ class StageAnnealing:
         """
         Return an annealing from the cheapest of several starts, or None if all have too many stages.
 
-        Parameters
-        ----------
-        late
-            Whether no further start may be tried.
-        most_spans
-            Spans between unevenly spread stages, about, and the most that any start may have.
+        late: Whether no further start may be tried.
+        most_spans: Spans between unevenly spread stages, about, and the most that any start may have.
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.decode_steps)
@@ -101,12 +92,8 @@ class StageAnnealing:
         """
         Take a step of the walk.
 
-        Parameters
-        ----------
-        done
-            Share of the annealing that is over, 0 to 1.
-        late
-            Whether the step has to end at once.
+        done: Share of the annealing that is over, 0 to 1.
+        late: Whether the step has to end at once.
         """
         self._steps += 1
         if self._steps == TIMED and not self._few:

@@ -36,14 +36,9 @@ def initial_times(
     With S stages there are some S² / 2 spans between them, so that a request finds one hardly longer than
     itself, if no two spans are alike: evenly spread stages would have only S different ones.
 
-    Parameters
-    ----------
-    costs
-        What a stage and a decode step cost, and the slots.
-    rng
-        Draws the times.
-    most_spans
-        Spans between stages from which on no more stages are tried.
+    costs: What a stage and a decode step cost, and the slots.
+    rng: Draws the times.
+    most_spans: Spans between stages from which on no more stages are tried.
     """
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))

@@ -23,14 +23,9 @@ def reuse_times(problem: Problem, other: Schedule, seconds: float) -> Schedule |
     """
     Return a schedule at about the stages of another, or None if there is none or limits are in its way.
 
-    Parameters
-    ----------
-    problem
-        What is scheduled, every request of a decode step at least.
-    other
-        A schedule of other requests on as many slots.
-    seconds
-        Time allowed for linear programmes: each has what is left of it.
+    problem: What is scheduled, every request of a decode step at least.
+    other: A schedule of other requests on as many slots.
+    seconds: Time allowed for linear programmes: each has what is left of it.
     """
     began = time.perf_counter()
     if problem.memory_can_run_out or problem.prefill_token_cap is not None or not problem.decode_steps.all():

@@ -35,14 +35,10 @@ class HeldTokens:
     """
     Tokens of the KV cache that what passes through each span holds as a stage comes.
 
-    Parameters
-    ----------
-    capacity
-        Tokens there is room for.
-    stage, span
-        The stage (or the end) before which, and the span in which, ascending by stage, shape (entries,).
-    tokens
-        Held there by one request, shape (entries,).
+    capacity: Tokens there is room for.
+    stage, span: The stage (or the end) before which, and the span in which, ascending by stage, shape
+        (entries,).
+    tokens: Held there by one request, shape (entries,).
     """
 
     capacity: int
@@ -67,18 +63,11 @@ def round_flow(
     shorter span, and what it lacks there is what CP-SAT minimises: the times are stretched for it afterwards
     (:func:`shift_times`). A flow that lacks nothing often does not exist, and is long to find where it does.
 
-    Parameters
-    ----------
-    spans, profile, slots
-        What the flow passes through, what it serves, and how many slots there are.
-    stages
-        Number of stages.
-    flow
-        The fractional flow, shape (spans,).
-    seconds
-        Time allowed.
-    held
-        What the spans hold, if memory can run out: what it is short of counts, too.
+    spans, profile, slots: What the flow passes through, what it serves, and how many slots there are.
+    stages: Number of stages.
+    flow: The fractional flow, shape (spans,).
+    seconds: Time allowed.
+    held: What the spans hold, if memory can run out: what it is short of counts, too.
     """
     below = np.floor(flow + WHOLE).astype(np.int64)
     open_spans = np.flatnonzero(flow - below > WHOLE)
@@ -166,12 +155,8 @@ def shift_times(
     no fewer spans than requests have it or more, so a step between two stages can go where that stays true
     of the spans across it, each a decode step shorter.
 
-    Parameters
-    ----------
-    times
-        The decode steps of the stages and the end, shape (stages + 1,).
-    spans, used
-        The spans, and the slots in each, shape (spans,), no fewer than there are requests.
+    times: The decode steps of the stages and the end, shape (stages + 1,).
+    spans, used: The spans, and the slots in each, shape (spans,), no fewer than there are requests.
     """
     longest_first = np.argsort(-(times[spans.last] - times[spans.first]), kind="stable")
     taken = np.repeat(longest_first, used[longest_first])[: profile.requests]

@@ -63,12 +63,8 @@ class Spans:
     """
     The spans between two stages in which a request can run: the arcs of the slot flow.
 
-    Parameters
-    ----------
-    first, last
-        The stage that opens each span and the one (or the end) that closes it, shape (spans,).
-    decode_steps
-        Decode steps of each span, cut at the longest request, shape (spans,).
+    first, last: The stage that opens each span and the one (or the end) that closes it, shape (spans,).
+    decode_steps: Decode steps of each span, cut at the longest request, shape (spans,).
     """
 
     first: IntArray
@@ -80,10 +76,7 @@ class Spans:
         """
         Return the spans worth using: no shorter than any request, none that a shorter one replaces.
 
-        Parameters
-        ----------
-        times
-            The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
+        times: The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
         """
         begin, count = cls._reach(times, profile)
         first = np.repeat(np.arange(len(times)), count)
@@ -114,12 +107,8 @@ class Spans:
         A request of any length between two ranks needs a span of the upper one, so only the spans' own
         lengths matter.
 
-        Returns
-        -------
-        rank
-            Shape (spans,), 0 for the shortest.
-        at_least
-            Requests that only spans of this rank or above can hold, shape (ranks,).
+        Returns rank: Shape (spans,), 0 for the shortest.
+        Returns at_least: Requests that only spans of this rank or above can hold, shape (ranks,).
         """
         lengths, rank = np.unique(self.decode_steps, return_inverse=True)
         below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
@@ -133,12 +122,8 @@ class Spans:
         """
         Return the span of each request, shape (requests,): the longest requests take the longest spans.
 
-        Parameters
-        ----------
-        used
-            Slots in each span, shape (spans,), no fewer than there are requests.
-        decode_steps
-            Decode steps each request needs, shape (requests,).
+        used: Slots in each span, shape (spans,), no fewer than there are requests.
+        decode_steps: Decode steps each request needs, shape (requests,).
         """
         longest_first = np.argsort(-self.decode_steps, kind="stable")
         span = np.empty(len(decode_steps), dtype=np.int64)
@@ -153,10 +138,7 @@ class Spans:
         Columns are slots in the spans, slots that wait from a stage to the next, and spans of each rank or
         above. Rows: what leaves each stage has entered it, shape (stages + 1,); spans of a rank or above.
 
-        Parameters
-        ----------
-        rank, ranks
-            Of the spans, by :meth:`demand`, and how many there are.
+        rank, ranks: Of the spans, by :meth:`demand`, and how many there are.
         """
         column, point, level = np.arange(len(self)), np.arange(stages), np.arange(ranks)
         idle, held = len(self) + point, len(self) + stages + level
@@ -187,17 +169,9 @@ def whole_slots(
     If they are many, or that finds none, some of the spans may be a little shorter than what they are for:
     the times then have to be shifted (:func:`~batchbound.solvers.search.stages.rounding.shift_times`).
 
-    Parameters
-    ----------
-    times
-        Decode steps of the stages and the end, not decreasing, shape (stages + 1,).
-    seconds
-        Time allowed for all of that.
-
-    Returns
-    -------
-    tuple or None
-        The spans, and the slots in each, shape (spans,).
+    times: Decode steps of the stages and the end, not decreasing, shape (stages + 1,).
+    seconds: Time allowed for all of that.
+    Returns tuple or None: The spans, and the slots in each, shape (spans,).
     """
     from .rounding import round_flow
 

@@ -63,12 +63,8 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
     Any prices bound any stage times: each request pays at least the cheapest span that holds it. The bound
     is infinite where some request fits into no span.
 
-    Parameters
-    ----------
-    times
-        Shape (candidates, stages + 1); no row decreases.
-    values
-        Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1).
+    times: Shape (candidates, stages + 1); no row decreases.
+    values: Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1).
     """
     first, last = pairs(times.shape[1])
     held = times[:, last] - times[:, first]
@@ -99,11 +95,8 @@ def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
 
     It is the bound of prices that rise evenly with time, and takes a hundredth of the time of a price.
 
-    Parameters
-    ----------
-    times
-        Shape (candidates, stages + 1); no row decreases. The result has shape (candidates,), infinite where
-        some request fits into no span.
+    times: Shape (candidates, stages + 1); no row decreases. The result has shape (candidates,), infinite
+        where some request fits into no span.
     """
     first, last = pairs(times.shape[1])
     spans = np.sort(times[:, last] - times[:, first], axis=1)

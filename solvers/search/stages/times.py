@@ -83,14 +83,9 @@ class StageCosts:
         """
         Return the penalised cost: the seconds, and slots lacking or to spare priced in decode steps.
 
-        Parameters
-        ----------
-        times
-            Shape (..., stages + 1).
-        slots
-            Slots needed, shape (...).
-        kink
-            How much more than its share of all decode steps a lacking slot costs, and how much less a spare
+        times: Shape (..., stages + 1).
+        slots: Slots needed, shape (...).
+        kink: How much more than its share of all decode steps a lacking slot costs, and how much less a spare
             one is worth, 0 to 1: a larger one draws the walk to the given number of slots.
         """
         # At least one step, so that infinitely many slots have an infinite price.
@@ -148,14 +143,9 @@ class StageTimesSearch:
         """
         Screen candidates in the order drawn and move to the first one accepted, if any is.
 
-        Parameters
-        ----------
-        temperature
-            Seconds of cost that a step typically may lose.
-        kink
-            How slots lacking or to spare are priced (:meth:`StageCosts.guide`).
-        out_of_time
-            Asked before every linear programme.
+        temperature: Seconds of cost that a step typically may lose.
+        kink: How slots lacking or to spare are priced (:meth:`StageCosts.guide`).
+        out_of_time: Asked before every linear programme.
         """
         neighbours = self._neighbours()
         times = neighbours.times
@@ -250,14 +240,9 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     Most stretch or shrink one span to the decode steps of a request a little longer or shorter, since nothing
     changes between these. The others shift one stage, a run of stages or all stages from one on a little.
 
-    Parameters
-    ----------
-    times
-        Decode steps of the stages and the end, shape (stages + 1,).
-    rng
-        Draws the moves.
-    count
-        Neighbours drawn; those out of order are left out.
+    times: Decode steps of the stages and the end, shape (stages + 1,).
+    rng: Draws the moves.
+    count: Neighbours drawn; those out of order are left out.
     """
     stretched = int(STRETCHED * count)
     shifted = _shifted(times, rng, count - stretched)

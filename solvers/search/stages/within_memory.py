@@ -53,21 +53,11 @@ def served_within_memory(
     line in the length, must fit the capacity, or costs. Where memory is then still short, as single requests
     hold more, they change places with others of a like length that hold less.
 
-    Parameters
-    ----------
-    problem
-        One whose memory can run out.
-    times
-        The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
-    seconds
-        Time allowed.
-    rng
-        Draws what is tried for an exchange.
-
-    Returns
-    -------
-    Schedule or None
-        It may break the KV capacity or the token cap.
+    problem: One whose memory can run out.
+    times: The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
+    seconds: Time allowed.
+    rng: Draws what is tried for an exchange.
+    Returns: It may break the KV capacity or the token cap.
     """
     running = np.flatnonzero(problem.decode_steps > 0)
     decode_steps, first = problem.decode_steps[running], problem.kv_at_start[running]
@@ -100,16 +90,10 @@ class _Flow:
     """
     Slots between stages, in fractions.
 
-    Parameters
-    ----------
-    times
-        The decode steps of the stages and the end, shape (stages + 1,).
-    spans
-        The spans between two of the times.
-    held
-        What they hold, and what they may.
-    slots
-        The slots in each span, shape (spans,).
+    times: The decode steps of the stages and the end, shape (stages + 1,).
+    spans: The spans between two of the times.
+    held: What they hold, and what they may.
+    slots: The slots in each span, shape (spans,).
     """
 
     times: IntArray
@@ -203,14 +187,10 @@ class _Exchanges:
     """
     Two requests at a time that change places, as long as memory is short of fewer tokens then.
 
-    Parameters
-    ----------
-    start, room
-        The decode step before which each request starts, and the rounds it has a slot for, shape (requests,).
-    decode_steps, first
-        What each needs, and the tokens it holds in its first one, shape (requests,).
-    capacity
-        Tokens there is room for.
+    start, room: The decode step before which each request starts, and the rounds it has a slot for, shape
+        (requests,).
+    decode_steps, first: What each needs, and the tokens it holds in its first one, shape (requests,).
+    capacity: Tokens there is room for.
     """
 
     def __init__(
