@@ -99,19 +99,14 @@ class ScheduleSearch:
         self._params = SearchParams() if params is None else params
         _refuse_unknown(self._params)
         self.incumbent = Incumbent(problem, seconds, iterations, stop)
-        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._subsearch)
+        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed))
         self._problem = problem
         self._untried: list[Callable[[float], Schedule | None]] = []
         self._late_at = math.inf
 
-    def begin(self, start: Schedule | None = None, *, every_baseline: bool = True) -> None:
+    def begin(self, start: Schedule | None = None) -> None:
         """
         Offer the given schedule and the baselines: every built-in rule, then others in a share of the limits.
-
-        Parameters
-        ----------
-        every_baseline
-            Whether the rules of a job that is not large are all tried, whatever the limit.
 
         Raises
         ------
@@ -124,7 +119,7 @@ class ScheduleSearch:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
         rules, others = baselines(self._problem, lambda: best.elapsed > self._late_at)
-        if every_baseline and len(self._problem) <= self._params.baseline_requests:
+        if len(self._problem) <= self._params.baseline_requests:
             self._untried = rules
             self._try(math.inf)
             self._untried = others
@@ -166,20 +161,6 @@ class ScheduleSearch:
 
     def _is_on(self, phase: Phase) -> bool:
         return phase.name not in self._params.off and phase.applies(self._problem)
-
-    def _subsearch(self, problem: Problem, budget: Budget, start: Schedule | None) -> Schedule:
-        """Return what a search of another problem finds with a budget; its steps count here."""
-        best = self.incumbent
-        seconds = None if math.isinf(budget.left) else max(BASELINE_SECONDS, budget.left)
-        seed = int(self._run.rng.integers(2**31))
-        search = ScheduleSearch(
-            problem, seconds=seconds, iterations=budget.steps_left, seed=seed, params=self._params
-        )
-        search.begin(start, every_baseline=False)
-        search.improve(best.bound)
-        found = search.outcome()
-        best.steps += found.iterations
-        return found.schedule
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""
