@@ -14,7 +14,7 @@ setup(
             depends=[str(path) for path in sorted(CORE.glob("*.hpp"))],
             language="c++",
             # Without contracted products a plan is the same on every processor.
-            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden"],
             optional=True,  # without a compiler plans come from baselines and the searches in Python
         )
     ]

@@ -67,9 +67,11 @@ ROOMS = {
         "heuristics",
         "heuristics.queues",
         "solvers",
+        "solvers.search.core",
         "solvers.search.memory",
         "solvers.search.stages",
     },
+    "solvers.search.core": {"data", "solvers.search"},
     "solvers.search.memory": {"data", "models", "solvers.search"},
     "solvers.search.stages": {"data", "models", "solvers.search"},
     "solvers.backends": {"data", "models", "models.formulations", "solvers"},
@@ -103,7 +105,7 @@ STUDIES = ("exegpt", "serving")
 CORE = (
     "data", "models.bounds", "models.bounds.growth", "models.bounds.packing", "models.certificates",
     "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.memory",
+    "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.core", "solvers.search.memory",
     "solvers.search.stages", "solvers.exact", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,91 +21,8 @@ from ...models.bounds.least_counts import least_counts
 NEAREST = 4
 """Requests looked at for each prefill stage that there is: the longest ones that fit before it."""
 
-FIRST = ((3.0, 1.0, 1.0), (3.0, 1.0, 0.0), (1.0, 1.0, 1.0), (3.0, 0.5, 1.0), (1.0, 1.0, 0.0), (8.0, 1.0, 1.0))
-"""Settings tried first: weight, and shares in it of length and of memory."""
-
-FIRST_OF_SLOTS = (10.0, 1.0, 0.0)
-"""The very first where slots are scarcer than memory."""
-
-STEP, END_STEP, STAGE_STEP = 0.3, 0.005, 0.3
-"""How far a change moves the shares, the end aimed at and the price of a stage."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Settings:
-    """
-    What decides a construction.
-
-    weight: Decode steps of full memory that the first of all requests may waste more than the last.
-    shares: Of length, memory at the end and prompt in a request's rank, shape (3,).
-    noise: Added to the rank, in decode steps, shape (requests,).
-    end: Decode steps aimed at, in the fewest there could be.
-    stage: Price of a stage, in times of its own.
-    """
-
-    weight: float
-    shares: FloatArray
-    noise: FloatArray
-    end: float
-    stage: float
-
-    def changed(self, rng: np.random.Generator) -> _Settings:
-        """Return them with a few changed a little."""
-        kind, changed = rng.random(), self
-        if kind < 0.5:
-            weight = self.weight * float(np.exp(STEP * rng.normal()))
-            end = max(0.9, self.end + END_STEP * rng.normal())
-            stage = self.stage * float(np.exp(STAGE_STEP * rng.normal()))
-            changed = _Settings(weight, self.shares + STEP * rng.normal(size=3), self.noise, end, stage)
-        if kind > 0.3:
-            count = len(self.noise)
-            touched = rng.random(count) < rng.choice([2 / count, 0.05, 0.3, 1.0])
-            by = rng.choice([0.1, 0.3, 1.0]) * rng.normal(size=count)
-            changed = replace(changed, noise=np.where(touched, self.noise + by, self.noise))
-        return changed
-
-
-class BackwardSearch:
-    """
-    Searches the settings of backward constructions by random changes.
-
-    problem: The problem scheduled, with a KV capacity; requests of no decode step go last.
-    rng: Draws the changes.
-    """
-
-    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
-        self._problem, self._rng = problem, rng
-        self._running = np.flatnonzero(problem.decode_steps > 0)
-        decode_steps, peak = problem.decode_steps[self._running], problem.kv_peak[self._running]
-        prompts = problem.prompt_tokens[self._running]
-        self._rank = np.stack((decode_steps / decode_steps.max(), peak / peak.max(), prompts / peak.max()))
-        self._fewest = least_counts(problem).decode_steps
-        nothing = np.zeros(len(decode_steps))
-        first = (FIRST_OF_SLOTS, *FIRST) if slots_are_scarcer(problem) else FIRST
-        self._first = [
-            _Settings(weight, np.array([*shares, 0.0]), nothing, 1.0, 1.0) for weight, *shares in first
-        ]
-        self._best, self._least, self._steps = self._first[0], np.inf, 0
-
-    def step(self, late: Callable[[], bool] = lambda: False) -> Schedule | None:
-        """Return the schedule of the next settings, or None once it is late, asked before each request."""
-        begins = self._steps < len(self._first)
-        settings = self._first[self._steps] if begins else self._best.changed(self._rng)
-        self._steps += 1
-        schedule = self._schedule(settings, late)
-        if schedule is None:
-            return None
-        makespan = schedule.makespan(self._problem)
-        if makespan <= self._least:
-            self._best, self._least = settings, makespan
-        return schedule
-
-    def _schedule(self, settings: _Settings, late: Callable[[], bool]) -> Schedule | None:
-        problem, running = self._problem, self._running
-        keys = settings.weight * (settings.shares @ self._rank) + settings.noise
-        construction = _Construction(problem, running, keys, round(settings.end * self._fewest))
-        back = construction.ends(settings.stage, late)
-        return None if back is None else schedule_backwards(problem, running, back)
+WEIGHT, WEIGHT_OF_SLOTS = 3.0, 10.0
+"""Steps of full memory that the first request may waste more than the last; where slots are scarcer."""
 
 
 def slots_are_scarcer(problem: Problem) -> bool:
@@ -120,8 +36,12 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
     """
     Return the schedule in which requests start some steps before the end, all others in stages behind them.
 
-    running: The requests that take a decode step at least, shape (running,).
-    back: Decode steps from the start of each to the end of them all, counted back, shape (running,).
+    Parameters
+    ----------
+    running
+        The requests that take a decode step at least, shape (running,).
+    back
+        Decode steps from the start of each to the end of them all, counted back, shape (running,).
     """
     start = int(back.max()) - back
     times, stage = np.unique(start, return_inverse=True)
@@ -136,11 +56,17 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
     return Schedule.from_bins(problem, bin_of, bursts)
 
 
-def backward_schedule(problem: Problem) -> Schedule | None:
-    """Return the schedule of the settings that are mostly best, or None where no request takes a step."""
-    if not (problem.decode_steps > 0).any():
+def backward_schedule(problem: Problem, late: Callable[[], bool] = lambda: False) -> Schedule | None:
+    """Return the schedule built backward; None where no request decodes, or once it is late."""
+    running = np.flatnonzero(problem.decode_steps > 0)
+    if not len(running):
         return None
-    return BackwardSearch(problem, np.random.default_rng(0)).step()
+    decode_steps, peak = problem.decode_steps[running], problem.kv_peak[running]
+    keys = WEIGHT * (decode_steps / decode_steps.max() + peak / peak.max())
+    if slots_are_scarcer(problem):
+        keys = WEIGHT_OF_SLOTS * (decode_steps / decode_steps.max())
+    back = _Construction(problem, running, keys, least_counts(problem).decode_steps).ends(1.0, late)
+    return None if back is None else schedule_backwards(problem, running, back)
 
 
 def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
@@ -160,10 +86,14 @@ class _Construction:
     """
     One construction, in decode steps counted back from the end.
 
-    requests: Those to serve, each of a decode step at least.
-    keys: Decode steps of full memory that each may waste, to go before those that waste less, shape
-        (requests,).
-    end: Decode steps aimed at: requests that would need more if they began any later go first.
+    Parameters
+    ----------
+    requests
+        Those to serve, each of a decode step at least.
+    keys
+        Decode steps of full memory that each may waste, to go before those that waste less, shape (requests,).
+    end
+        Decode steps aimed at: requests that would need more if they began any later go first.
     """
 
     def __init__(self, problem: Problem, requests: IntArray, keys: FloatArray, end: int) -> None:
@@ -190,8 +120,12 @@ class _Construction:
         """
         Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
 
-        stage_price: What a stage more costs, in times of its own cost.
-        late: Whether there is no time left, asked before each request; then None is returned.
+        Parameters
+        ----------
+        stage_price
+            What a stage more costs, in times of its own cost.
+        late
+            Whether there is no time left, asked before each request; then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +114,11 @@ class Incumbent:
         return bool(self.trace) and self.elapsed - self.trace[-1].seconds > self._stop.stalled
 
     @property
+    def enough(self) -> float:
+        """Seconds of a makespan at which the search ends."""
+        return self.bound * (1.0 + self._stop.gap)
+
+    @property
     def patience(self) -> float:
         """Seconds without a better schedule until the search ends, at least 0."""
         since = self.trace[-1].seconds if self.trace else self.elapsed
@@ -188,10 +193,6 @@ class SearchRun:
     problem: Problem
     best: Incumbent
     rng: np.random.Generator
-    subsearch: Callable[[Problem, Budget, Schedule | None], Schedule]
-    """Searches another problem with a budget, from a schedule or none, and returns the best schedule."""
-    notes: dict[str, Schedule] = field(default_factory=dict)
-    """Schedules that a phase leaves to a later one, by the name of the phase."""
 
     def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
         """Offer what steps make, given the share of the budget used up, until it is over."""

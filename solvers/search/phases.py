@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ...models.bounds.least_counts import least_counts
-from .backward import BackwardSearch
 from .core import phases as core
 from .drop_stages import drop_stages
 from .incumbent import Budget, SearchRun
 from .memory.beam import BeamSearch, beam_pays
-from .memory.insertion import MOST_REQUESTS, InsertionAnnealing
 from .prefill_only import StageExchange, evenly_packed
-from .relaxed import relax_cap, relax_memory, serve_within_memory, slots_bind
-from .ruin_recreate import MOST_STEPS, RuinRecreate
 from .slot_sequences import SlotSequences, packing_pays, requests_are_few
 from .stages.search import anneal_stage_times, can_anneal_stage_times
 
@@ -24,7 +19,10 @@ BEAM_SLOTS = 6
 """Slots up to which beams are searched where memory is enough."""
 
 FEW = 40
-"""Requests up to which no backward constructions are searched: beams and insertion do better."""
+"""Requests up to which beams are searched there only if a stage costs more than a decode step."""
+
+MOST_UNDER_MEMORY = 130
+"""Requests up to which beams are searched under scarce memory."""
 
 MOST_PACKED = 20_000
 """Requests up to which prefill stages are packed evenly: of more, one packing takes half a second."""
@@ -74,14 +72,6 @@ def _decodes(problem: Problem) -> bool:
     return bool(problem.decode_steps.any())
 
 
-def _is_scarce(problem: Problem) -> bool:
-    return _decodes(problem) and problem.memory_can_run_out
-
-
-def _few_under_memory(problem: Problem) -> bool:
-    return _is_scarce(problem) and problem.cost.decode_base > 0 and len(problem) <= MOST_REQUESTS
-
-
 def _without_stages(run: SearchRun, schedule: Schedule | None) -> Schedule | None:
     """Return a schedule without the prefill stages that it can do without."""
     if schedule is None or run.best.left <= 0:
@@ -90,29 +80,11 @@ def _without_stages(run: SearchRun, schedule: Schedule | None) -> Schedule | Non
     return drop_stages(run.problem, schedule.without_idle_steps(run.problem), late)
 
 
-def _search_backward(run: SearchRun, budget: Budget) -> None:
-    """Construct schedules back from their end with changing settings."""
-    backward = BackwardSearch(run.problem, run.rng)
-
-    def step(_: float) -> Schedule | None:
-        schedule = backward.step(lambda: run.best.left <= 0)
-        if schedule is None or schedule.makespan(run.problem) >= run.best.makespan:
-            return schedule
-        return _without_stages(run, schedule)
-
-    run.repeat(budget, step)
-
-
-def _drop_stages(run: SearchRun, budget: Budget) -> None:
-    """Remove prefill stages of the best schedule, looking far for other places."""
-    run.best.offer(drop_stages(run.problem, run.best.schedule, lambda: budget.over, wide=True))
-
-
 def _beam_applies(problem: Problem) -> bool:
     if not _decodes(problem) or problem.cost.decode_base == 0 or not beam_pays(problem):
         return False
     if problem.memory_can_run_out:
-        return _few_under_memory(problem)
+        return len(problem) <= MOST_UNDER_MEMORY
     dear = max(problem.cost.prefill_base, problem.cost.prefill_floor) >= problem.cost.decode_base
     return problem.slots <= BEAM_SLOTS and (len(problem) > FEW or dear)
 
@@ -121,13 +93,6 @@ def _search_beams(run: SearchRun, budget: Budget) -> None:
     """Search beams of schedules that requests are put into one by one."""
     beams = BeamSearch(run.problem, run.rng)
     run.repeat(budget, lambda done: _without_stages(run, beams.step(done)))
-
-
-def _anneal_insertion(run: SearchRun, budget: Budget) -> None:
-    """Anneal over the orders in which few requests are put one by one."""
-    start = run.best.schedule if beam_pays(run.problem) else None
-    walk = InsertionAnnealing(run.problem, run.rng, start)
-    run.repeat(budget, lambda done: _without_stages(run, walk.step(done)))
 
 
 def _slots_alone_bind(problem: Problem) -> bool:
@@ -139,46 +104,15 @@ def _orders_slots(problem: Problem) -> bool:
 
 
 def _order_slots(run: SearchRun, budget: Budget) -> None:
-    """Pack the slots full, and anneal over which requests follow one another if they are few."""
+    """Pack the slots full, and anneal over which requests follow one another."""
     problem, best = run.problem, run.best
     if PLACED_SECONDS * len(problem) ** 2 / problem.slots > best.left:
         return
-    walk = SlotSequences(problem, run.rng, PACKING_SHARE * best.left)
-    if requests_are_few(problem):
-        run.repeat(budget, walk.step)
-    else:
-        best.offer(walk.schedule())
+    run.repeat(budget, SlotSequences(problem, run.rng, PACKING_SHARE * best.left).step)
 
 
 def _anneals_stages(problem: Problem) -> bool:
     return _slots_alone_bind(problem) and can_anneal_stage_times(problem)
-
-
-def _is_capped_alone(problem: Problem) -> bool:
-    return _decodes(problem) and not problem.memory_can_run_out and problem.prefill_token_cap is not None
-
-
-def _repairs(problem: Problem) -> bool:
-    computes_again = len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
-    if not _decodes(problem) or problem.cost.decode_base == 0:
-        return False
-    return (_is_scarce(problem) or computes_again) and least_counts(problem).decode_steps <= MOST_STEPS
-
-
-def _ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
-    """Remove requests of the best schedule and insert them elsewhere."""
-    schedule = run.best.schedule
-    if 0 < schedule.decode_steps.sum() <= MOST_STEPS:
-        run.repeat(budget, RuinRecreate(run.problem, run.rng, schedule).step)
-
-
-def _slots_bind_under_memory(problem: Problem) -> bool:
-    return _is_scarce(problem) and slots_bind(problem)
-
-
-def _in_python(applies: Callable[[Problem], bool]) -> Callable[[Problem], bool]:
-    """Return whether a phase applies where the compiled ones do not."""
-    return lambda job: not core.is_compiled(job) and applies(job)
 
 
 def _has_few_stages(problem: Problem) -> bool:
@@ -189,23 +123,12 @@ def _has_few_stages(problem: Problem) -> bool:
 PHASES = (
     Phase("pack_stages", lambda job: _only_prefills(job) and len(job) <= MOST_PACKED, _pack_stages),
     Phase("exchange_stages", _only_prefills, _exchange_stages),
-    Phase("relax_memory", _in_python(_slots_bind_under_memory), relax_memory),
-    Phase(
-        "serve_within_memory",
-        _in_python(lambda job: _slots_bind_under_memory(job) and not _few_under_memory(job)),
-        serve_within_memory,
-    ),
-    Phase("backward", _in_python(lambda job: _is_scarce(job) and len(job) > FEW), _search_backward),
-    Phase("drop_stages", _in_python(lambda job: _is_scarce(job) and len(job) > FEW), _drop_stages),
     Phase("beam", _beam_applies, _search_beams),
-    Phase("insertion", _in_python(_few_under_memory), _anneal_insertion),
     Phase("slot_sequences", _orders_slots, _order_slots),
     Phase("stage_times", _has_few_stages, anneal_stage_times),
-    Phase("relax_cap", _in_python(_is_capped_alone), relax_cap),
-    Phase("python_ruin_recreate", _in_python(_repairs), _ruin_and_recreate),
     Phase("spans", core.only_slots_bind, core.anneal_spans),
     Phase("orders", core.few_under_memory, core.anneal_orders, share=0.6),
     Phase("spans_within_memory", core.slots_bind_under_memory, core.anneal_spans_within_memory, share=0.8),
-    Phase("ruin_recreate", lambda job: core.is_compiled(job) and _is_scarce(job), core.ruin_and_recreate),
+    Phase("ruin_recreate", core.memory_binds, core.ruin_and_recreate),
 )
 """All phases. Each gets a share of the time left; the last one that applies gets all of it."""

@@ -50,11 +50,21 @@ def search_schedule(
     """
     Return the best schedule found, never worse than ``start``: a :class:`ScheduleSearch` from begin to end.
 
-    problem: The problem scheduled. Arrival times count in the makespan but do not steer the search.
-    seconds: Wall-clock limit; None for no limit.
-    iterations: Steps of the search; with this limit and no other the outcome is the same for the same seed.
-    enough: Seconds, such as a proven bound, at which the search ends.
-    Raises ValueError if no limit is given, or ``start`` breaks a rule of the problem.
+    Parameters
+    ----------
+    problem
+        The problem scheduled. Arrival times count in the makespan but do not steer the search.
+    seconds
+        Wall-clock limit; None for no limit.
+    iterations
+        Steps of the search; with this limit and no other the outcome is the same for the same seed.
+    enough
+        Seconds, such as a proven bound, at which the search ends.
+
+    Raises
+    ------
+    ValueError
+        If no limit is given, or ``start`` breaks a rule of the problem.
     """
     search = ScheduleSearch(problem, seconds=seconds, iterations=iterations, seed=seed, params=params)
     search.begin(start)
@@ -68,7 +78,10 @@ class ScheduleSearch:
 
     Between the two there is time to prove a bound.
 
-    Raises ValueError if no limit is given, or the parameters name a phase that does not exist.
+    Raises
+    ------
+    ValueError
+        If no limit is given, or the parameters name a phase that does not exist.
     """
 
     def __init__(
@@ -86,17 +99,19 @@ class ScheduleSearch:
         self._params = SearchParams() if params is None else params
         _refuse_unknown(self._params)
         self.incumbent = Incumbent(problem, seconds, iterations, stop)
-        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._subsearch)
+        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed))
         self._problem = problem
         self._untried: list[Callable[[float], Schedule | None]] = []
         self._late_at = math.inf
 
-    def begin(self, start: Schedule | None = None, *, every_baseline: bool = True) -> None:
+    def begin(self, start: Schedule | None = None) -> None:
         """
         Offer the given schedule and the baselines: every built-in rule, then others in a share of the limits.
 
-        every_baseline: Whether the rules of a job that is not large are all tried, whatever the limit.
-        Raises ValueError if ``start`` breaks a rule of the problem.
+        Raises
+        ------
+        ValueError
+            If ``start`` breaks a rule of the problem.
         """
         best = self.incumbent
         if start is not None:
@@ -104,7 +119,7 @@ class ScheduleSearch:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
         rules, others = baselines(self._problem, lambda: best.elapsed > self._late_at)
-        if every_baseline and len(self._problem) <= self._params.baseline_requests:
+        if len(self._problem) <= self._params.baseline_requests:
             self._untried = rules
             self._try(math.inf)
             self._untried = others
@@ -146,20 +161,6 @@ class ScheduleSearch:
 
     def _is_on(self, phase: Phase) -> bool:
         return phase.name not in self._params.off and phase.applies(self._problem)
-
-    def _subsearch(self, problem: Problem, budget: Budget, start: Schedule | None) -> Schedule:
-        """Return what a search of another problem finds with a budget; its steps count here."""
-        best = self.incumbent
-        seconds = None if math.isinf(budget.left) else max(BASELINE_SECONDS, budget.left)
-        seed = int(self._run.rng.integers(2**31))
-        search = ScheduleSearch(
-            problem, seconds=seconds, iterations=budget.steps_left, seed=seed, params=self._params
-        )
-        search.begin(start, every_baseline=False)
-        search.improve(best.bound)
-        found = search.outcome()
-        best.steps += found.iterations
-        return found.schedule
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""

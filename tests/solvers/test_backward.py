@@ -11,7 +11,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
-from batchbound.solvers.search.backward import BackwardSearch, backward_schedule
+from batchbound.solvers.search.backward import backward_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 
@@ -48,11 +48,9 @@ def test_every_schedule_keeps_every_rule(
     if not problem.decode_steps.any():
         assert backward_schedule(problem) is None
         return
-    search = BackwardSearch(problem, np.random.default_rng(seed))
-    for _ in range(8):
-        schedule = search.step()
-        assert schedule is not None
-        assert schedule.without_idle_steps(problem).check(problem) is None
+    schedule = backward_schedule(problem)
+    assert schedule is not None
+    assert schedule.without_idle_steps(problem).check(problem) is None
 
 
 def test_what_frees_memory_step_by_step_lets_the_next_one_in() -> None:
@@ -78,16 +76,6 @@ def test_scarce_memory_is_filled_better_than_forwards(seed: int) -> None:
     assert gap < bound.gap(ski_rental_schedule(problem).makespan(problem))
 
 
-def test_the_same_seed_searches_the_same_schedules() -> None:
-    problem = scarce(40, 4, 0)
-    one, other = (BackwardSearch(problem, np.random.default_rng(5)) for _ in range(2))
-    for _ in range(10):
-        made, again = one.step(), other.step()
-        assert made is not None
-        assert again is not None
-        assert made.bin_of.tolist() == again.bin_of.tolist()
-
-
 def test_a_construction_ends_with_the_time() -> None:
     asked = list[int]()
 
@@ -95,5 +83,5 @@ def test_a_construction_ends_with_the_time() -> None:
         asked.append(1)
         return len(asked) == 3
 
-    assert BackwardSearch(scarce(40, 4, 0), np.random.default_rng(5)).step(late_at_third_request) is None
+    assert backward_schedule(scarce(40, 4, 0), late_at_third_request) is None
     assert len(asked) == 3

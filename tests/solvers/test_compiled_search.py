@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from batchbound.data.workload import Workload
 from batchbound.solvers import Limits, solve
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.core import library as core_library
-from batchbound.solvers.search.core.library import Allowance, library
+from batchbound.solvers.search.core.library import Allowance, Parameters, library
 from batchbound.solvers.search.core.parameters import CoreParameters
 from batchbound.solvers.search.core.phases import is_compiled
 from batchbound.solvers.search.core.plans import CompiledJob
@@ -69,11 +68,7 @@ def started(problem: Problem, work: int | None = 2) -> Incumbent:
 def improve(incumbent: Incumbent, seed: int) -> None:
     """Run the compiled phases one after another."""
     problem = incumbent.problem
-
-    def subsearch(relaxed: Problem, budget: Budget, start: Schedule | None) -> Schedule:
-        raise AssertionError("compiled phases search the problem itself")
-
-    run = SearchRun(problem, incumbent, np.random.default_rng(seed), subsearch)
+    run = SearchRun(problem, incumbent, np.random.default_rng(seed))
     for phase in PHASES:
         if phase.name in COMPILED and phase.applies(problem):
             phase.improve(run, Budget(incumbent, 0.5))
@@ -105,13 +100,11 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     memory = name != "core_spans" and problem.kv_capacity is not None
     job = CompiledJob(problem, memory=memory)
     parameters = CoreParameters()
-    values: dict[str, Any] = {
-        "core_spans": parameters.spans,
-        "core_events": parameters.events,
-        "core_ruin_recreate": parameters.ruin,
-    }
+    values: Parameters = parameters.ruin
+    if name != "core_ruin_recreate":
+        values = parameters.spans if name == "core_spans" else parameters.events
     start = ski_rental_schedule(problem).without_idle_steps(problem)
-    made = job.schedule(job.search(name, values[name], Allowance(moves=500), start))
+    made = job.schedule(job.search(name, values, Allowance(moves=500), start))
     assert made is not None
     violation = made.check(problem)
     # Spans know no memory here; caps with kept prompts are mended by the caller, which splits stages.

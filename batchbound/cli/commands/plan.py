@@ -128,10 +128,7 @@ def run(args: argparse.Namespace) -> int:
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
-    if plan.maker.message:
-        note(f"{plan.maker.solver}: {plan.maker.message}")
-    for place in _beyond(plan):
-        note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
+    _note_limitations(plan)
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
@@ -146,8 +143,6 @@ def _note_missing(solver: str) -> None:
         return
     if not can_round():
         note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
-    if library() is None:
-        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
 
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
@@ -167,6 +162,16 @@ def _limits(args: argparse.Namespace) -> Limits:
     """Return when to stop; without any limit given, after the default seconds."""
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
+
+
+def _note_limitations(plan: Plan) -> None:
+    """Say what a plan suffers from: no compiled search, a solver's message, costs that were not measured."""
+    if plan.maker.solver == DEFAULT_SOLVER and library() is None:
+        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
+    if plan.maker.message:
+        note(f"{plan.maker.solver}: {plan.maker.message}")
+    for place in _beyond(plan):
+        note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:

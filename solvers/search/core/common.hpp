@@ -41,13 +41,13 @@ constexpr double kTie = 1e-9;  // Costs that differ by less are equal.
 struct Job {
   int32_t requests;
   int32_t slots;
-  int64_t kv_capacity;     // tokens; 0: no limit
-  int64_t token_cap;       // prompt tokens of a stage; 0: no limit
-  const int32_t* steps;    // decode steps of each request
-  const int32_t* tokens;   // prompt tokens of each that no other shares
-  const int32_t* held;     // KV tokens in its first decode step
-  const int32_t* group;    // shared prompt of each, computed once in each stage that needs it; -1: none
-  const int32_t* shared;   // tokens of each shared prompt
+  int64_t kv_capacity;    // tokens; 0: no limit
+  int64_t token_cap;      // prompt tokens of a stage; 0: no limit
+  const int32_t* steps;   // decode steps of each request
+  const int32_t* tokens;  // prompt tokens of each that no other shares
+  const int32_t* held;    // KV tokens in its first decode step
+  const int32_t* group;   // shared prompt of each, computed once in each stage that needs it; -1: none
+  const int32_t* shared;  // tokens of each shared prompt
   int32_t groups;
   double stage_base, stage_floor, per_token, bend, per_token_beyond;  // seconds of a stage
   double step;                                                        // seconds of a decode step
@@ -73,11 +73,11 @@ struct Plan {
 
 // Seconds, moves, or both; another thread may set `stop`.
 struct Limits {
-  double seconds;               // infinite: no limit
-  double enough;                // decode steps, a bound say: a plan of this cost ends the search
-  int64_t moves;                // 0: no limit
-  const volatile int32_t* stop; // not 0: end with the best so far
-  int32_t cpu_seconds;          // not 0: seconds of the process's CPU time, else of a clock on the wall
+  double seconds;                // infinite: no limit
+  double enough;                 // decode steps, a bound say: a plan of this cost ends the search
+  int64_t moves;                 // 0: no limit
+  const volatile int32_t* stop;  // not 0: end with the best so far
+  int32_t cpu_seconds;           // not 0: seconds of the process's CPU time, else of a clock on the wall
   int32_t unused;
 };
 
@@ -171,6 +171,8 @@ class Random {
 };
 
 // A temperature that falls from hot to cold as `done` goes from 0 to 1.
-inline double cooled(double hot, double cold, double done) { return hot * std::pow(cold / hot, done); }
+inline double cooled(double hot, double cold, double done) {
+  return hot * std::pow(cold / hot, done);
+}
 
 }  // namespace core

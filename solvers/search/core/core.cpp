@@ -17,13 +17,14 @@ using namespace core;
 
 // Bytes of each structure, by which Python sees that its own ones are the same.
 CORE_API int32_t core_bytes(int32_t structure) {
-  const size_t bytes[] = {sizeof(Job), sizeof(Plan), sizeof(Limits), sizeof(SpanParameters), sizeof(EventParameters),
-                          sizeof(RuinParameters)};
+  const size_t bytes[] = {
+      sizeof(Job),           sizeof(Plan), sizeof(Limits), sizeof(SpanParameters), sizeof(EventParameters),
+      sizeof(RuinParameters)};
   return static_cast<int32_t>(bytes[structure]);
 }
 
-// Each search reads the plan that it begins with and overwrites it with the best one. It returns the cost of that
-// in decode steps, infinite if it found none, and sets the moves it made.
+// Each search reads the plan that it begins with and overwrites it with the best one. It returns the cost of
+// that in decode steps, infinite if it found none, and sets the moves it made.
 
 // No exception may leave a C function: without memory there is no schedule.
 template <typename Search>
@@ -33,8 +34,8 @@ double best_of(Search& search, Plan& plan, int64_t& moves) {
   return search.best(plan);
 }
 
-CORE_API double core_spans(const Job* job, const SpanParameters* parameters, const Limits* limits, uint64_t seed,
-                           int32_t end, Plan* plan, int64_t* moves) try {
+CORE_API double core_spans(const Job* job, const SpanParameters* parameters, const Limits* limits,
+                           uint64_t seed, int32_t end, Plan* plan, int64_t* moves) try {
   SpanSearch search(*job, *parameters, *limits, seed);
   if (job->has_memory()) search.hold_memory(parameters->memory_share);
   search.load(plan->start, plan->slot, end);
@@ -43,8 +44,8 @@ CORE_API double core_spans(const Job* job, const SpanParameters* parameters, con
   return kNever;
 }
 
-CORE_API double core_events(const Job* job, const EventParameters* parameters, const Limits* limits, uint64_t seed,
-                            int32_t, Plan* plan, int64_t* moves) try {
+CORE_API double core_events(const Job* job, const EventParameters* parameters, const Limits* limits,
+                            uint64_t seed, int32_t, Plan* plan, int64_t* moves) try {
   EventOrders search(*job, *parameters, *limits, seed);
   search.load(plan->start);
   return best_of(search, *plan, *moves);

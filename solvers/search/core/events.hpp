@@ -1,9 +1,9 @@
 // Orders placed backward: the search for few requests under a KV capacity.
 //
-// Requests are placed one after another in some order, counted back from the end of the job: each ends as late
-// as it fits. Backward a request frees a token a step, so one that fits at its end fits in all of its steps
-// unless others end there. Only events matter, the steps at which a request begins or ends; the search anneals
-// over the order, and over how much earlier a request may start to share a stage that there is.
+// Requests are placed one after another in some order, counted back from the end of the job: each ends as
+// late as it fits. Backward a request frees a token a step, so one that fits at its end fits in all of its
+// steps unless others end there. Only events matter, the steps at which a request begins or ends; the search
+// anneals over the order, and over how much earlier a request may start to share a stage that there is.
 #pragma once
 
 #include <array>
@@ -41,7 +41,9 @@ class Profile {
     return size == other.size && equal(time, other.time) && equal(held, other.held) &&
            equal(tokens, other.tokens);
   }
-  int first_at(int at) const { return static_cast<int>(std::lower_bound(time.begin(), time.begin() + size, at) - time.begin()); }
+  int first_at(int at) const {
+    return static_cast<int>(std::lower_bound(time.begin(), time.begin() + size, at) - time.begin());
+  }
   int end() const { return time[size - 1]; }
 
   std::vector<int> time, held, active;
@@ -74,8 +76,8 @@ class EventOrders {
 
  private:
   struct Move {
-    int first, last;          // places in the order that change
-    int request = -1;         // whose reach changed, or -1
+    int first, last;   // places in the order that change
+    int request = -1;  // whose reach changed, or -1
     double old_reach = 0;
   };
 
@@ -96,10 +98,10 @@ class EventOrders {
   Random random_;
   int count_, capacity_, longest_ = 0;
   bool groups_ = false;
-  std::vector<int> peak_;          // tokens that each request holds in its last step
-  std::vector<int> order_, trial_; // requests, the one placed first first
-  std::vector<double> reach_;      // steps that each may start earlier to join a stage
-  std::vector<int> back_, trial_back_;  // steps between the end of each request and of the job
+  std::vector<int> peak_;                     // tokens that each request holds in its last step
+  std::vector<int> order_, trial_;            // requests, the one placed first first
+  std::vector<double> reach_;                 // steps that each may start earlier to join a stage
+  std::vector<int> back_, trial_back_;        // steps between the end of each request and of the job
   std::vector<Profile> after_, trial_after_;  // the profile before each place of the order, and at last
   double now_ = 0, heat_ = 1;
   double best_cost_ = kNever;
@@ -109,9 +111,18 @@ class EventOrders {
 
 inline EventOrders::EventOrders(const Job& job, const EventParameters& parameters, const Limits& limits,
                                 uint64_t seed)
-    : job_(job), p_(parameters), budget_(limits), random_(seed), count_(job.requests),
-      capacity_(job.has_memory() ? static_cast<int>(job.kv_capacity) : Profile::kFull / 2), order_(count_),
-      reach_(count_, 0.0), back_(count_), trial_back_(count_), after_(count_ + 1), trial_after_(count_ + 1) {
+    : job_(job),
+      p_(parameters),
+      budget_(limits),
+      random_(seed),
+      count_(job.requests),
+      capacity_(job.has_memory() ? static_cast<int>(job.kv_capacity) : Profile::kFull / 2),
+      order_(count_),
+      reach_(count_, 0.0),
+      back_(count_),
+      trial_back_(count_),
+      after_(count_ + 1),
+      trial_after_(count_ + 1) {
   for (int i = 0; i < count_; i++) {
     peak_.push_back(job.held[i] + job.steps[i] - 1);
     longest_ = std::max(longest_, job.steps[i]);
@@ -182,7 +193,8 @@ inline int EventOrders::place(Profile& profile, int request) {
   const int steps = job_.steps[request], tokens = job_.tokens[request];
   int at = fit(profile, 0, request);
   if (reach_[request] > 0)
-    for (int k = profile.first_at(at + steps); k < profile.size && profile.time[k] <= at + steps + reach_[request]; k++) {
+    for (int k = profile.first_at(at + steps);
+         k < profile.size && profile.time[k] <= at + steps + reach_[request]; k++) {
       const int end = profile.time[k] - steps;
       if (!profile.tokens[k] || !job_.within_cap(profile.tokens[k] + tokens)) continue;
       if (fit(profile, end, request) != end) continue;
@@ -247,7 +259,8 @@ inline bool EventOrders::draw(Move& move) {
     if (draw < p_.reach_none)
       reach = 0;
     else
-      reach = random_.exponential() * (draw < p_.reach_none + p_.reach_short ? p_.short_reach : p_.long_reach * longest_);
+      reach = random_.exponential() *
+              (draw < p_.reach_none + p_.reach_short ? p_.short_reach : p_.long_reach * longest_);
     move.first = move.last = a;
     trial_ = order_;
     return reach != move.old_reach;
@@ -271,7 +284,8 @@ inline bool EventOrders::draw(Move& move) {
   return true;
 }
 
-// Places again from the first change on, up to where the profile is as it was, and accepts what is good enough.
+// Places again from the first change on, up to where the profile is as it was, and accepts what is good
+// enough.
 inline void EventOrders::attempt(const Move& move) {
   const double most = now_ + heat_ * random_.exponential();
   int done = count_;
@@ -354,7 +368,8 @@ inline double EventOrders::best(Plan& plan) const {
   std::sort(times.begin(), times.end());
   times.erase(std::unique(times.begin(), times.end()), times.end());
   for (int i = 0; i < count_; i++)
-    plan.stage[i] = static_cast<int>(std::lower_bound(times.begin(), times.end(), plan.start[i]) - times.begin());
+    plan.stage[i] =
+        static_cast<int>(std::lower_bound(times.begin(), times.end(), plan.start[i]) - times.begin());
   return best_cost_;
 }
 

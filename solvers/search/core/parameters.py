@@ -45,6 +45,8 @@ class SpanParameters:
     """Share of the KV capacity up to which requests trade spans."""
     balance_swaps: float = 200.0
     """Most trades tried a request."""
+    balance_points: float = 2048.0
+    """Evenly spaced points at which trades look at memory, besides the stages."""
     swap_tails: float = 0.43
     """Share of moves that swap the tails of two paths."""
     relocate: float = 0.37
@@ -202,6 +204,8 @@ class CoreParameters:
     """Share of the time for spans where slots bind."""
     spans_curved_share: float = 0.6
     """That share with a token cap or a bend, where prompts differ."""
+    spans_groups_share: float = 0.3
+    """That share where stages compute shared prompts again, which spans do not know."""
     spans_memory_shares: tuple[float, ...] = (0.45, 0.5)
     """Shares of what is left for spans under memory; each attempt fills less of it."""
     memory_step: float = 0.06

@@ -29,6 +29,11 @@ def only_slots_bind(problem: Problem) -> bool:
     return is_compiled(problem) and not problem.memory_can_run_out
 
 
+def memory_binds(problem: Problem) -> bool:
+    """Return whether memory can run out before slots do."""
+    return is_compiled(problem) and problem.memory_can_run_out
+
+
 def few_under_memory(problem: Problem) -> bool:
     """Return whether orders are searched: few requests under scarce memory."""
     few = len(problem) <= CORE.events_requests
@@ -44,6 +49,8 @@ def slots_bind_under_memory(problem: Problem) -> bool:
 def anneal_spans(run: SearchRun, budget: Budget) -> None:
     """Anneal stage times and the spans between them."""
     share = CORE.spans_curved_share if _is_curved(run.problem) else CORE.spans_share
+    if _computes_again(run.problem):
+        share = CORE.spans_groups_share
     _spans(run, budget.part(share), run.best.schedule)
     ruin_and_recreate(run, budget, CORE.ruin_improves)
 
@@ -73,8 +80,12 @@ def ruin_and_recreate(run: SearchRun, budget: Budget, parameters: RuinParameters
 
 def _is_curved(problem: Problem) -> bool:
     """Return whether what a stage costs depends on which prompts are in it."""
-    computes_again = len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
-    return problem.prefill_token_cap is not None or problem.reaches_bend or computes_again
+    return problem.prefill_token_cap is not None or problem.reaches_bend or _computes_again(problem)
+
+
+def _computes_again(problem: Problem) -> bool:
+    """Return whether several stages may compute a shared prompt."""
+    return len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
 
 
 def _spans(
@@ -105,12 +116,12 @@ def _allowance(run: SearchRun, budget: Budget, moves_per_work: int) -> Allowance
     """Return the limits of one search, whose steps count at once."""
     best, seed = run.best, int(run.rng.integers(2**31))
     if budget.over:
-        return Allowance(0.0, None, best.bound, seed)
+        return Allowance(0.0, None, best.enough, seed)
     seconds, steps = min(budget.left, best.patience), budget.steps_left
     if steps is None:
-        return Allowance(seconds, None, best.bound, seed)
+        return Allowance(seconds, None, best.enough, seed)
     best.steps += steps
-    return Allowance(seconds, steps * moves_per_work, best.bound, seed)
+    return Allowance(seconds, steps * moves_per_work, best.enough, seed)
 
 
 def _run(

@@ -33,7 +33,7 @@ class CompiledJob:
         self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
         self.job = Job(
             len(self.members),
-            problem.slots,
+            min(problem.slots, len(self.members)),  # more are never used
             (problem.kv_capacity or 0) if memory else 0,
             problem.prefill_token_cap or 0,
             *map(pointer, self._columns),
@@ -50,7 +50,8 @@ class CompiledJob:
         """Run a search from a schedule."""
         starts = schedule.starts
         stage = schedule.bin_of[self.members]
-        plan = (starts[stage], stage, schedule.slot_of[self.members])
+        slot = np.unique(schedule.slot_of[self.members], return_inverse=True)[1]
+        plan = (starts[stage], stage, slot)
         end = int((starts[stage] + self.problem.decode_steps[self.members]).max())
         allowance = replace(allowance, enough=self._steps(allowance.enough, schedule))
         return call(name, self.job, parameters, allowance, plan, end)
@@ -60,7 +61,8 @@ class CompiledJob:
         problem, cost = self.problem, self.problem.cost
         _, decode = schedule.stage_seconds(problem)
         fixed = float(decode.sum()) - cost.decode_base * len(decode)
-        fixed += cost.prefill_per_token * float(problem.prompt_pieces.sum())
+        once = problem.prompt_pieces if problem.keeps_every_prefix else problem.own_tokens
+        fixed += cost.prefill_per_token * float(once.sum())
         return (seconds - fixed) / cost.decode_base
 
     def schedule(self, found: Found) -> Schedule | None:

@@ -1,8 +1,8 @@
 // Ruin and recreate on start times: the search under a KV capacity, token caps and bends.
 //
 // Requests lie in stages, stages at decode steps. A ruin takes some requests out, mostly near one time; the
-// recreation puts each into a stage where slots, KV capacity and cap allow it, or into a new one. Requests that
-// fit nowhere stay out at a charge that rises, so that walks cross incomplete schedules.
+// recreation puts each into a stage where slots, KV capacity and cap allow it, or into a new one. Requests
+// that fit nowhere stay out at a charge that rises, so that walks cross incomplete schedules.
 #pragma once
 
 #include "common.hpp"
@@ -22,7 +22,7 @@ class Timeline {
  public:
   struct Stage {
     int time = 0;
-    int64_t own = 0, shared = 0;              // prompt tokens
+    int64_t own = 0, shared = 0;  // prompt tokens
     std::vector<int> members;
     std::vector<std::pair<int, int>> groups;  // shared prompt, and members that begin with it
     bool open = false;
@@ -52,8 +52,9 @@ class Timeline {
   }
 
   double price(const Stage& s) const {
-    return s.members.empty() ? 0.0
-                             : job_.stage_price(static_cast<double>(s.computed()), static_cast<double>(s.own)) / job_.step;
+    return s.members.empty()
+               ? 0.0
+               : job_.stage_price(static_cast<double>(s.computed()), static_cast<double>(s.own)) / job_.step;
   }
   // Tokens that a stage computes more with a request, and what it costs more, in decode steps.
   int64_t tokens_more(const Stage& s, int request) const;
@@ -121,7 +122,10 @@ class Timeline {
 };
 
 inline Timeline::Timeline(const Job& job, int steps)
-    : job_(job), memory_(job.has_memory()), missing_(job.requests), stage_of_(job.requests, -1),
+    : job_(job),
+      memory_(job.has_memory()),
+      missing_(job.requests),
+      stage_of_(job.requests, -1),
       place_of_(job.requests, 0) {
   grow(steps);
 }
@@ -259,7 +263,8 @@ inline void Timeline::place(int request, int id) {
   s.own += job_.tokens[request];
   s.shared += more - job_.tokens[request];
   if (const int group = job_.group[request]; group >= 0) {
-    auto it = std::find_if(s.groups.begin(), s.groups.end(), [&](const auto& entry) { return entry.first == group; });
+    auto it = std::find_if(s.groups.begin(), s.groups.end(),
+                           [&](const auto& entry) { return entry.first == group; });
     if (it == s.groups.end())
       s.groups.push_back({group, 1});
     else
@@ -282,7 +287,8 @@ inline void Timeline::remove(int request) {
   stage_cost_ -= price(s);
   s.own -= job_.tokens[request];
   if (const int group = job_.group[request]; group >= 0) {
-    auto it = std::find_if(s.groups.begin(), s.groups.end(), [&](const auto& entry) { return entry.first == group; });
+    auto it = std::find_if(s.groups.begin(), s.groups.end(),
+                           [&](const auto& entry) { return entry.first == group; });
     if (--it->second == 0) {
       s.shared -= job_.shared[group];
       *it = s.groups.back();
@@ -391,7 +397,8 @@ inline void Timeline::check() const {
 
 class RuinRecreate {
  public:
-  RuinRecreate(const Job& job, const RuinParameters& parameters, const Limits& limits, uint64_t seed, int steps);
+  RuinRecreate(const Job& job, const RuinParameters& parameters, const Limits& limits, uint64_t seed,
+               int steps);
 
   // Begins with a schedule, which may break limits: requests that are too many are taken out.
   void load(const int32_t* start, const int32_t* stage);
@@ -447,8 +454,8 @@ class RuinRecreate {
   std::vector<int> running_, todo_;
   std::vector<std::pair<double, int>> keys_;
   double charge_price_ = 1, heat_ = 1, accepted_ = 0, last_whole_ = 0, least_completed_ = kNever;
-  int near_ = -1;               // the time of the ruin, or -1
-  int end_ = 0;                 // no recreated request ends later
+  int near_ = -1;  // the time of the ruin, or -1
+  int end_ = 0;    // no recreated request ends later
   Kept best_;
 };
 
@@ -586,7 +593,8 @@ inline void RuinRecreate::shift_stage() {
 // Some requests are taken out, mostly of stages near one time.
 inline void RuinRecreate::take_out_near() {
   if (line_.stages() == 0) return;
-  const int length = std::max(1, end_ - line_.begin()), count = 1 + random_.below(static_cast<int>(p_.most_out));
+  const int length = std::max(1, end_ - line_.begin()),
+            count = 1 + random_.below(static_cast<int>(p_.most_out));
   const bool drawn = ruined_.empty() || line_.is_out(ruined_[0]);
   near_ = drawn ? line_.begin() + random_.below(length) : line_.stage(line_.stage_of(ruined_[0])).time;
   if (random_.chance(p_.scattered)) {
@@ -628,7 +636,8 @@ inline bool RuinRecreate::insert(int request, int end, Range range, bool whateve
   const int steps = job_.steps[request];
   const double draw = whatever_it_costs ? p_.best_fit : random_.uniform(), alone = line_.price_alone(request);
   const int last = std::min(range.last, line_.stages());
-  if (!whatever_it_costs && random_.chance(p_.new_stage)) return insert_in_new_stage(request, end, range, false);
+  if (!whatever_it_costs && random_.chance(p_.new_stage))
+    return insert_in_new_stage(request, end, range, false);
   int chosen = -1, skip = -1;
   double least = kNever, least_price = kNever;
   for (int k = std::max(0, range.first); k < last; k++) {
@@ -648,7 +657,8 @@ inline bool RuinRecreate::insert(int request, int end, Range range, bool whateve
     double score;
     if (draw < p_.best_fit) {
       const int next = line_.first_at(at + steps);
-      score = job_.has_memory() ? limit - most : (next < line_.stages() ? line_.time_at(next) : end) - at - steps;
+      score =
+          job_.has_memory() ? limit - most : (next < line_.stages() ? line_.time_at(next) : end) - at - steps;
       score += 1e-3 * random_.uniform();
     } else {
       score = draw < p_.best_fit + p_.late_fit ? -k : random_.uniform();
@@ -701,17 +711,20 @@ inline bool RuinRecreate::insert_in_new_stage(int request, int end, Range range,
   return true;
 }
 
-// Puts in what was taken out and some of what was left out, in a drawn order, near the ruin for the most part.
+// Puts in what was taken out and some of what was left out, in a drawn order, near the ruin for the most
+// part.
 inline void RuinRecreate::recreate() {
   todo_ = ruined_;
   const int tried = static_cast<int>(p_.tried_out), left = static_cast<int>(out_.size());
-  for (int k = 0; k < std::min(tried, left); k++) todo_.push_back(left <= tried ? out_[k] : out_[random_.below(left)]);
+  for (int k = 0; k < std::min(tried, left); k++)
+    todo_.push_back(left <= tried ? out_[k] : out_[random_.below(left)]);
   std::sort(todo_.begin(), todo_.end());
   todo_.erase(std::unique(todo_.begin(), todo_.end()), todo_.end());
   Range range = {0, std::numeric_limits<int>::max()};
   if (line_.stages() > p_.windowed_stages && near_ >= 0 && random_.chance(p_.windowed)) {
     const double width = p_.window * mean_steps_ * (0.5 + random_.uniform());
-    range = {line_.first_at(static_cast<int>(near_ - width)), line_.first_at(static_cast<int>(near_ + width)) + 1};
+    range = {line_.first_at(static_cast<int>(near_ - width)),
+             line_.first_at(static_cast<int>(near_ + width)) + 1};
   }
   keys_.clear();
   const double kind = random_.uniform();

@@ -21,7 +21,8 @@ namespace core {
 struct SpanParameters {
   double first_share, moves_per_request, coldest, hot_steps, hot_stages, full_heat_moves;
   double price_start, price_end_slots, price_end_least, price_end_most, price_growth, price_slack;
-  double stage_bias, settle_share, settle_after, memory_share, balance_share, balance_swaps;
+  double stage_bias, settle_share, settle_after;
+  double memory_share, balance_share, balance_swaps, balance_points;
   double swap_tails, relocate, shift, add, restructure, restructure_slots;
   double swap_ends, new_stage, reach_swap, reach_relocate, later_stages, later_stages_requests, shift_spread;
   double widest_close, focus_width, focus_moves_least, focus_moves_most, focus_close, focus_open;
@@ -52,7 +53,12 @@ CORE_CLONES inline int64_t lower_lacking(int32_t* __restrict lacking, const int3
 class SpanSearch {
  public:
   SpanSearch(const Job& job, const SpanParameters& parameters, const Limits& limits, uint64_t seed)
-      : job_(job), p_(parameters), limits_(limits), budget_(limits), random_(seed), slots_(job.slots),
+      : job_(job),
+        p_(parameters),
+        limits_(limits),
+        budget_(limits),
+        random_(seed),
+        slots_(job.slots),
         count_(job.requests) {
     rank_lengths();
     price_stages();
@@ -81,9 +87,9 @@ class SpanSearch {
   struct Stage {
     int time = 0;
     std::vector<int> nodes;
-    int place = 0;         // in order of time
-    int64_t held = 0;      // KV tokens of the spans that cross it
-    int crossing = 0;      // and their number
+    int place = 0;     // in order of time
+    int64_t held = 0;  // KV tokens of the spans that cross it
+    int crossing = 0;  // and their number
   };
   struct Energy {
     double stages;
@@ -269,7 +275,8 @@ inline void SpanSearch::price_stages() {
   }
 }
 
-// ---- KV tokens ----------------------------------------------------------------------------------------------
+// ---- KV tokens
+// ----------------------------------------------------------------------------------------------
 
 inline void SpanSearch::hold_span(int from, int to, int sign) {
   if (!memory_) return;
@@ -322,7 +329,8 @@ inline void SpanSearch::shift_held(int stage, int by) {
       add_held(s_.stages[s_.order[k]], -by, 0);
 }
 
-// ---- Stages and nodes ---------------------------------------------------------------------------------------
+// ---- Stages and nodes
+// ---------------------------------------------------------------------------------------
 
 inline void SpanSearch::sort_in(int stage) {
   int k = s_.stages[stage].place;
@@ -491,7 +499,8 @@ inline void SpanSearch::load(const int32_t* start, const int32_t* slot, int end)
   check();
 }
 
-// ---- Moves --------------------------------------------------------------------------------------------------
+// ---- Moves
+// --------------------------------------------------------------------------------------------------
 
 //  *-----u---v---*        *-----u   v---*      Two paths exchange what follows a node of each, where both
 //  *---x---y-----*   ->   *---x---y \---*      nodes lie near each other: u goes on to y and x to v.
@@ -533,7 +542,8 @@ inline void SpanSearch::relocate() {
   int to;
   bool fresh = false;
   if (random_.chance(p_.new_stage / 2)) {
-    int at = time(from) + random_.sign() * (1 + static_cast<int>(std::exp(p_.shift_spread * random_.normal() + 1)));
+    int at = time(from) +
+             random_.sign() * (1 + static_cast<int>(std::exp(p_.shift_spread * random_.normal() + 1)));
     if (random_.chance(0.5)) {
       const int length = any_length();
       at = random_.chance(0.5) ? time(before) + length : time(after) - length;
@@ -631,7 +641,8 @@ inline void SpanSearch::shift_later(int place, int by) {
 
 //  *-----------*   ->   *----n------*      A span becomes two, at a stage within it or at a new one.
 inline void SpanSearch::add_node() {
-  const bool at_begin = s_.inner.empty() || random_.chance(static_cast<double>(slots_) / (slots_ + s_.inner.size()));
+  const bool at_begin =
+      s_.inner.empty() || random_.chance(static_cast<double>(slots_) / (slots_ + s_.inner.size()));
   const int u = at_begin ? s_.stages[kBegin].nodes[random_.below(slots_)] : pick_node();
   const int v = s_.next[u], from = s_.stage_of[u], to = s_.stage_of[v];
   const int first = s_.stages[from].place, last = s_.stages[to].place;
@@ -767,7 +778,8 @@ inline void SpanSearch::open_stage() {
   drop_stage(stage);
 }
 
-// ---- Schedules ----------------------------------------------------------------------------------------------
+// ---- Schedules
+// ----------------------------------------------------------------------------------------------
 
 // The schedule of the present spans: the longest request in the longest span, all stages as early as can be.
 inline SpanSearch::Settled SpanSearch::settle() const {
@@ -826,13 +838,13 @@ inline double SpanSearch::best(Plan& plan) const {
 inline void SpanSearch::balance() {
   if (!memory_ || best_.start.empty()) return;
   auto& start = best_.start;
-  std::vector<int> times(start);
-  for (int i = 0; i < count_; i++) times.push_back(start[i] + job_.steps[i]);
-  std::sort(times.begin(), times.end());
-  times.erase(std::unique(times.begin(), times.end()), times.end());
-  // Only stages and the end are looked at: between them requests only leave or grow.
+  // Memory is looked at before each stage and at points between, where requests end while others grow.
   std::vector<int> looked(start);
-  looked.push_back(times.back());
+  int last = 0;
+  for (int i = 0; i < count_; i++) last = std::max(last, start[i] + job_.steps[i]);
+  const int points = static_cast<int>(p_.balance_points);
+  for (int k = 1; k <= points; k++)
+    looked.push_back(static_cast<int>(static_cast<int64_t>(last) * k / points));
   std::sort(looked.begin(), looked.end());
   looked.erase(std::unique(looked.begin(), looked.end()), looked.end());
   const double most = static_cast<double>(job_.kv_capacity) * p_.balance_share;
@@ -851,7 +863,8 @@ inline void SpanSearch::balance() {
     const int a = random_.below(count_), b = a + 1 + random_.below(1 + count_ / 8);
     if (b >= count_) continue;
     const int i = by_length_[a], j = by_length_[b];
-    if (start[i] == start[j] || job_.steps[i] > best_.end[j] - start[j] || job_.steps[j] > best_.end[i] - start[i])
+    if (start[i] == start[j] || job_.steps[i] > best_.end[j] - start[j] ||
+        job_.steps[j] > best_.end[i] - start[i])
       continue;
     const double before = excess;
     auto swap_starts = [&] {
@@ -868,7 +881,8 @@ inline void SpanSearch::balance() {
   }
 }
 
-// ---- The walk -----------------------------------------------------------------------------------------------
+// ---- The walk
+// -----------------------------------------------------------------------------------------------
 
 // How much longer the job must be than its work over the slots.
 inline double SpanSearch::relative_length() const {
@@ -1002,7 +1016,8 @@ inline void SpanSearch::check() const {
     int64_t held = 0;
     for (size_t q = 0; q < k && memory_; q++)
       for (int node : s_.stages[s_.order[q]].nodes)
-        if (s_.stages[s_.stage_of[s_.next[node]]].place >= s.place) held += mean_held_ + s.time - time(s_.order[q]);
+        if (s_.stages[s_.stage_of[s_.next[node]]].place >= s.place)
+          held += mean_held_ + s.time - time(s_.order[q]);
     CORE_REQUIRE(!memory_ || held == s.held);
     if (memory_ && k > 0) excess += beyond(s);
     for (int node : s.nodes) {
