@@ -105,7 +105,8 @@ STUDIES = ("exegpt", "serving")
 CORE = (
     "data", "models.bounds", "models.bounds.growth", "models.bounds.packing", "models.certificates",
     "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.core", "solvers.search.memory",
+    "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.core",
+    "solvers.search.memory",
     "solvers.search.stages", "solvers.exact", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip

@@ -136,7 +136,7 @@ def floor_binds(problem: Problem) -> bool:
 
 
 def steps_by_stages(problem: Problem, stages: int) -> IntArray:
-    """Return how many decode steps so many prefill stages at most take at least, by the difference-set argument."""
+    """Return the least decode steps for each number of prefill stages, by the difference-set argument."""
     lengths, numbers = np.unique(problem.decode_steps[problem.decode_steps > 0], return_counts=True)
     fewest = least_steps(problem)
     least = np.full(stages + 1, fewest)

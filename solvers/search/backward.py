@@ -36,12 +36,8 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
     """
     Return the schedule in which requests start some steps before the end, all others in stages behind them.
 
-    Parameters
-    ----------
-    running
-        The requests that take a decode step at least, shape (running,).
-    back
-        Decode steps from the start of each to the end of them all, counted back, shape (running,).
+    running: The requests that take a decode step at least, shape (running,).
+    back: Decode steps from the start of each to the end of them all, counted back, shape (running,).
     """
     start = int(back.max()) - back
     times, stage = np.unique(start, return_inverse=True)
@@ -86,14 +82,10 @@ class _Construction:
     """
     One construction, in decode steps counted back from the end.
 
-    Parameters
-    ----------
-    requests
-        Those to serve, each of a decode step at least.
-    keys
-        Decode steps of full memory that each may waste, to go before those that waste less, shape (requests,).
-    end
-        Decode steps aimed at: requests that would need more if they began any later go first.
+    requests: Those to serve, each of a decode step at least.
+    keys: Decode steps of full memory that each may waste, to go before those that waste less, shape
+        (requests,).
+    end: Decode steps aimed at: requests that would need more if they began any later go first.
     """
 
     def __init__(self, problem: Problem, requests: IntArray, keys: FloatArray, end: int) -> None:
@@ -120,12 +112,8 @@ class _Construction:
         """
         Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
 
-        Parameters
-        ----------
-        stage_price
-            What a stage more costs, in times of its own cost.
-        late
-            Whether there is no time left, asked before each request; then None is returned.
+        stage_price: What a stage more costs, in times of its own cost.
+        late: Whether there is no time left, asked before each request; then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)

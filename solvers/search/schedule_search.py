@@ -50,21 +50,11 @@ def search_schedule(
     """
     Return the best schedule found, never worse than ``start``: a :class:`ScheduleSearch` from begin to end.
 
-    Parameters
-    ----------
-    problem
-        The problem scheduled. Arrival times count in the makespan but do not steer the search.
-    seconds
-        Wall-clock limit; None for no limit.
-    iterations
-        Steps of the search; with this limit and no other the outcome is the same for the same seed.
-    enough
-        Seconds, such as a proven bound, at which the search ends.
-
-    Raises
-    ------
-    ValueError
-        If no limit is given, or ``start`` breaks a rule of the problem.
+    problem: The problem scheduled. Arrival times count in the makespan but do not steer the search.
+    seconds: Wall-clock limit; None for no limit.
+    iterations: Steps of the search; with this limit and no other the outcome is the same for the same seed.
+    enough: Seconds, such as a proven bound, at which the search ends.
+    Raises ValueError if no limit is given, or ``start`` breaks a rule of the problem.
     """
     search = ScheduleSearch(problem, seconds=seconds, iterations=iterations, seed=seed, params=params)
     search.begin(start)
@@ -78,10 +68,7 @@ class ScheduleSearch:
 
     Between the two there is time to prove a bound.
 
-    Raises
-    ------
-    ValueError
-        If no limit is given, or the parameters name a phase that does not exist.
+    Raises ValueError if no limit is given, or the parameters name a phase that does not exist.
     """
 
     def __init__(
@@ -108,10 +95,7 @@ class ScheduleSearch:
         """
         Offer the given schedule and the baselines: every built-in rule, then others in a share of the limits.
 
-        Raises
-        ------
-        ValueError
-            If ``start`` breaks a rule of the problem.
+        Raises ValueError if ``start`` breaks a rule of the problem.
         """
         best = self.incumbent
         if start is not None:
