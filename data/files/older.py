@@ -15,10 +15,17 @@ RENAMED = {
 """Old and new names of fields; versions below the present one of a kind of file have the old."""
 
 
+SOURCES = {"fewest stages and rounds": "fewest stages and decode steps"}
+"""Old and present names of a bound's argument."""
+
+
 def with_new_names(value: Any) -> Any:
     """Return plain JSON values with the fields of an older file under their present names."""
     if isinstance(value, dict):
-        return {RENAMED.get(name, name): with_new_names(entry) for name, entry in value.items()}
+        found = {RENAMED.get(name, name): with_new_names(entry) for name, entry in value.items()}
+        if isinstance(found.get("source"), str):
+            found["source"] = SOURCES.get(found["source"], found["source"])
+        return found
     if isinstance(value, list) and value and isinstance(value[0], dict | list):
         return [with_new_names(entry) for entry in value]
     return value

@@ -151,7 +151,10 @@ def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Ten
     """
     import torch
 
-    share = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
+    if not isinstance(share, torch.Tensor):
+        # A number is filled in on the device: an upload cannot be captured.
+        share = torch.full((), share, dtype=torch.float64, device=weights.device)
+    share = share.to(torch.float64)
     few = min(_LIKELIEST, weights.shape[-1])
     ordered, order = (
         weights.topk(few, dim=-1) if weights.device.type == "cpu" else weights.sort(descending=True)

@@ -223,4 +223,4 @@ def test_a_table_is_planned_and_its_plan_knows_the_columns(
     assert plan.provenance.prompts is not None
     assert plan.provenance.prompts.columns == COLUMNS
     assert main([*words, "--id-column", "uid", "--overwrite"]) == 2
-    assert "--id-column is for a table of prompts. Say --prompt-column." in capsys.readouterr().err
+    assert "--id-column has no effect without --prompt-column" in capsys.readouterr().err

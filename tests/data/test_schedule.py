@@ -49,7 +49,7 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         Schedule(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([[2, 1]])),
         three(),
         LEGAL,
-        "every request is scheduled: decode steps has shape (1, 2) for 3 requests",
+        "every request is scheduled: decode_steps has shape (1, 2) for 3 requests",
     ),
     "no bin has negative decode steps": (
         three(),
