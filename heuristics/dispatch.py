@@ -43,7 +43,7 @@ class Units:
 
     @classmethod
     def of(cls, fleet: Fleet, unit_of: IntArray) -> Units:
-        """Return the units of a fleet; ``unit_of`` numbers each request's unit from zero, shape (requests,)."""
+        """Return the units of a fleet; ``unit_of`` numbers them from zero, shape (requests,)."""
         kinds = list(dict.fromkeys(fleet.replicas))
         kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
         costs = np.array(

@@ -48,7 +48,7 @@ class Admission:
         A lone request always fits if nothing runs: no wait could make more room.
 
         requests: Waiting requests in queue order.
-        returns count: How many fit.
+        returns count: Number that fits.
         returns full: True if the token cap ends the stage, so that waiting could not enlarge it.
         """
         count, full = len(requests), False

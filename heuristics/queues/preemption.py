@@ -26,7 +26,7 @@ class PriorityPreemption:
     engine keeps the KV cache of an evicted request, which resumes where it stopped (BATON, "Preemptive
     scheduling"). If KV memory is short, admission evicts as for any policy.
 
-    problem: The problem, whose workload has priorities.
+    problem: The problem, with priorities in its workload.
     """
 
     def __init__(self, problem: Problem) -> None:

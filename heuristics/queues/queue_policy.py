@@ -31,7 +31,7 @@ class Queue(Protocol):
 
 
 class QueuedPolicy(Protocol):
-    """Policy whose queue also accepts requests that others evicted."""
+    """Policy with a queue that also accepts requests that others evicted."""
 
     @property
     def queue(self) -> Queue:
