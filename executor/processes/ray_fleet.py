@@ -329,7 +329,7 @@ class _Serving:
             log.stages.append(stage)
             if self._told.on_stage is not None:
                 self._told.on_stage(k, stage)
-        elif event[0] == "answer":
+        elif event[0] == "completion":
             _, request, tokens, end = event
             self._held[k].discard(request)
             if request not in self._done:

@@ -134,7 +134,7 @@ class ReplicaActor:
                 events.put(("stage", replace(stage, start=stage.start + offset, end=end), taken, slots))
 
             def finished(request: int) -> None:
-                events.put(("answer", policy.requests[request], engine.answers[request], end))
+                events.put(("completion", policy.requests[request], engine.answers[request], end))
 
             try:
                 execute(problem, policy, engine, on_finish=finished, on_stage=staged)
