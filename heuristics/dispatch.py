@@ -1,4 +1,4 @@
-"""Which replica serves which request: MICO's rule and its neighbours, by predicted lengths or by count."""
+"""Dispatch of requests to replicas, by predicted length or by count."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from ..models.bounds.fleet_partition import least_loaded, spread_groups
 from ..models.bounds.packing.heuristics import karmarkar_karp
 
 BUCKETS = 10
-"""Ranges of predicted length that MICO tells apart (N, section 4.1.1)."""
+"""Ranges of predicted length in MICO's dispatch (N, section 4.1.1); more separate lengths better."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """
-    What is dispatched as a whole: requests, or groups of them.
+    """Units of dispatch: requests, or groups of them.
 
     names: One per unit.
     answer_tokens, prompt_tokens: Predicted and known tokens of each, shape (units,).
     costs: Seconds of each on each kind of replica, shape (kinds, units).
-    kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,); the
-        shares add up to one.
+    kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,); shares
+    sum to one.
     """
 
     names: tuple[str, ...]
@@ -44,12 +43,7 @@ class Units:
 
     @classmethod
     def of(cls, fleet: Fleet, unit_of: IntArray) -> Units:
-        """
-        Return the units of a fleet's requests.
-
-        fleet: The job, with lengths as predicted, and its replicas.
-        unit_of: The unit of each request, counted from zero, shape (requests,).
-        """
+        """Return the units of a fleet; ``unit_of`` numbers them from zero, shape (requests,)."""
         kinds = list(dict.fromkeys(fleet.replicas))
         kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
         costs = np.array(
@@ -69,7 +63,7 @@ class Units:
         )
 
     def tickets(self) -> IntArray:
-        """Return the replica whose turn it is, unit by unit: shares kept evenly, shape (units,)."""
+        """Return a replica for each unit in proportion to the shares, shape (units,)."""
         replicas, count = len(self.shares), len(self)
         if np.ptp(self.shares) == 0:
             return np.arange(count) % replicas
@@ -82,12 +76,12 @@ class Units:
 
 
 def round_robin(units: Units) -> IntArray:
-    """Return the replicas in turn, in the order given: by count, as schedulers blind to lengths do."""
+    """Return the replicas in turn, as schedulers that do not know lengths do."""
     return units.tickets()
 
 
 def hashed(units: Units) -> IntArray:
-    """Return a replica by each unit's name, the same in every run: by count on average only."""
+    """Return a replica by each unit's name, the same in every run; counts are even only on average."""
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in units.names)
     numbers = np.frombuffer(digests, dtype=np.uint64) / 2.0**64
     found = np.searchsorted(np.cumsum(units.shares), numbers, side="right")
@@ -95,13 +89,12 @@ def hashed(units: Units) -> IntArray:
 
 
 def mico(units: Units) -> IntArray:
-    r"""
-    Return MICO's dispatch (section 3.3), in time linear in the units.
+    r"""Return MICO's dispatch (section 3.3), in time linear in the units.
 
-    Units are grouped by :math:`\lfloor l / (l_{max} / N) \rfloor` of their predicted length and dealt out
-    from the longest group on, one to each replica in turn (as many as its share). Where a group does not
-    come out even, the row is filled from the next group, and who gets the borrowed ones goes round. Within
-    a row, the longest prompts go where the sum :math:`M_k` of prompt tokens is least.
+    Units are grouped by :math:`\lfloor l / (l_{max} / N) \rfloor` of their predicted length. They are dealt
+    out from the longest group on, one row at a time, with each replica's share. An incomplete row is filled
+    from the next group, and the replicas take turns in getting the borrowed units. Within a row, the longest
+    prompts go to the replica of least :math:`M_k`, its sum of prompt tokens.
     """
     longest = int(units.answer_tokens.max())
     label = np.minimum(units.answer_tokens * BUCKETS // (longest + 1), BUCKETS - 1)
@@ -139,16 +132,15 @@ def mico(units: Units) -> IntArray:
 
 
 def longest_first(units: Units) -> IntArray:
-    """Return Graham's LPT: by decreasing seconds, each to the replica on which it would end first."""
+    """Return Graham's LPT: by decreasing seconds, each unit to the replica that would end it first."""
     order = np.argsort(-units.costs.mean(axis=0), kind="stable")
     return least_loaded(units.costs, units.kind_of, units.busy, order)
 
 
 def differencing(units: Units) -> IntArray:
-    """
-    Return Karmarkar and Karp's partition of prompt and completion tokens, as RLHF frameworks balance workers.
+    """Return Karmarkar and Karp's partition of prompt and completion tokens, as RLHF frameworks use it.
 
-    Raises ValueError if the replicas differ: the method splits evenly.
+    raises ValueError: The replicas differ, which the method cannot balance.
     """
     if np.ptp(units.shares) > 0:
         raise ValueError(
@@ -172,14 +164,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 
 
 def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArray:
-    """
-    Return the replica of each request, shape (requests,).
+    """Return the replica of each request, shape (requests,).
 
-    fleet: The job, with lengths as predicted, and its replicas.
     rule: A key of :data:`RULES`.
-    groups: ``"together"`` dispatches the requests of a group as one; ``"spread"`` puts them on different
-        replicas, for which there is the rule ``lpt`` only.
-    Raises ValueError if there is no such rule, or it cannot do this.
+    groups: ``"together"`` keeps a group on one replica; ``"spread"`` puts it on different ones (rule ``lpt``
+        only).
+    raises ValueError: There is no such rule, or it cannot spread groups.
     """
     chosen = RULES.get(rule)
     if chosen is None:
@@ -198,21 +188,20 @@ def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArra
 
 
 def group_members(fleet: Fleet) -> list[IntArray]:
-    """Return the requests of each group; one without a group is a group of its own."""
+    """Return the requests of each group; a request without a group is a group of its own."""
     number = fleet.workload.group_numbers()
     by_group = np.argsort(number, kind="stable")
     return np.split(by_group, np.flatnonzero(np.diff(number[by_group])) + 1)
 
 
 def _shares(fleet: Fleet, whole: FloatArray, busy: FloatArray) -> FloatArray:
-    """
-    Return each replica's share of the work for all to end together, shape (replicas,).
+    """Return each replica's share of the work for all to end together, shape (replicas,).
 
-    A replica that takes ``whole`` seconds for all of it does ``(T - busy) / whole`` of it by the time T.
+    A replica that takes ``whole`` seconds for all of it does ``(T - busy) / whole`` of it by time T.
     """
     if len(set(fleet.replicas)) == 1:
         return np.full(len(busy), 1 / len(busy))
-    # One that takes no time at all counts as one that takes hardly any.
+    # A replica that takes no time counts as one that takes hardly any.
     whole = np.maximum(whole, 1e-9 * (whole.max() or 1.0))
     end = 0.0
     for last in np.argsort(busy).tolist():

@@ -1,4 +1,4 @@
-"""What the loop asks of an engine, simulated or real."""
+"""The interface between the execution loop and an engine, simulated or real."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from ..data.trace import Stage
 
 
 class Engine(Protocol):
-    """
-    A few methods that prefill, decode and tell the time; requests are positions in the workload.
+    """Engine that prefills, decodes and keeps time; requests are positions in the workload.
 
-    An engine knows (or finds out) when a request is done; the loop only learns it.
+    The engine decides when a request is done, and reports it to the loop.
     """
 
     @property
@@ -21,23 +20,21 @@ class Engine(Protocol):
         ...
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """
-        Prefill requests together, each into its free slot.
+        """Prefill requests together, each into its free slot.
 
-        Returns stage: The record of the stage.
-        Returns finished: The requests that are done already: they had no decode step to run.
+        returns stage: The record of the stage.
+        returns finished: Requests that are done, as they need no decode step.
         """
         ...
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
-        """
-        Decode at most ``decode_steps`` rounds over all occupied slots.
+        """Run at most ``decode_steps`` decode steps over all occupied slots.
 
-        Stops after the step in which a request finishes, and after the first step that ends at or after
-        ``until`` seconds.
+        Stops after the step in which a request finishes, and after the first that ends at or after ``until``
+        seconds.
 
-        Returns stage: The record of the decode steps run, at least one.
-        Returns finished: The requests that are done, in the order of their slots; their slots are free.
+        returns stage: The record of the decode steps run, at least one.
+        returns finished: Finished requests in the order of their slots, which are free now.
         """
         ...
 
@@ -50,5 +47,5 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> Mapping[str, object]:
-        """Return the engine's name and what it says about model, device and versions."""
+        """Return the engine's name, model, device and versions."""
         ...

@@ -1,4 +1,4 @@
-"""How a plan is followed: its schedule replayed, or the queue it chose instead."""
+"""Execution of a plan: its schedule replayed, or the queue it chose."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from .replay import Replay
 
 
 def following(expected: Expectation | None, schedule: Schedule, problem: Problem) -> Policy:
-    """
-    Return a fresh policy that carries a plan out.
+    """Return a fresh policy that follows a plan.
 
-    expected: What the plan expects and follows; None for a plan of known lengths, whose schedule is replayed.
-    schedule: The plan's schedule, of the requests of ``problem``.
+    expected: The plan's expectation; None for known lengths, where the schedule is replayed.
+    schedule: The plan's schedule of the problem's requests.
     problem: The problem with the lengths as planned.
     """
     if expected is None:
@@ -33,17 +32,14 @@ def following(expected: Expectation | None, schedule: Schedule, problem: Problem
 
 
 def queue_order(problem: Problem, follow: Follow, held_back: int = 0) -> IntArray:
-    """
-    Return the order in which a queue takes its requests, shape (requests,).
+    """Return the order in which a queue takes its requests, shape (requests,).
 
-    Longest first ends a job of known lengths evenly, with short requests. Where some of those predicted
-    short are long after all, one of them starts late and runs on alone. Then it is better to hold back
-    nearly as many of the longest as there are slots: the short ones before them free the slots in a brief
-    time, and requests that are surely long, started together, end together.
+    Longest first ends a job of known lengths evenly, with short requests. If some predictions are far too
+    short, a long request starts late and runs alone. Holding back nearly as many of the longest requests as
+    there are slots avoids that: short requests free the slots within a brief time, and the long ones start
+    and end together.
 
-    problem: The problem with the lengths as planned.
-    follow: ``longest-first`` or ``as-given``.
-    held_back: How many of the longest come last, themselves longest first.
+    held_back: Number of longest requests that come last, themselves longest first.
     """
     if follow == "as-given":
         return arrival_order(problem)

@@ -1,4 +1,4 @@
-"""The one loop that carries a policy's steps out on an engine."""
+"""The loop that runs a policy's steps on an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .policy import FREE, UNTIL_CHANGE, Policy, State, Step
 
 
 class PolicyError(RuntimeError):
-    """A policy asked for what cannot be done: a taken slot, a request that is not waiting, nothing at all."""
+    """An impossible step: a taken slot, a request that does not wait, or no step while requests wait."""
 
 
 def execute(
@@ -27,15 +27,14 @@ def execute(
     on_finish: Callable[[int], None] | None = None,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Trace:
-    """
-    Return the trace of a whole job: every request of the problem, served as the policy decides.
+    """Serve every request of the problem as the policy decides, and return the trace.
 
-    problem: The requests with the lengths the policy may count on, and the limits.
-    policy: Decides each step; fresh, as it may keep state of its own.
-    engine: Carries the steps out; fresh, too.
-    on_finish: Called with each request as it finishes.
-    on_stage: Called after each stage with its record and the number of requests finished so far.
-    Raises PolicyError if the policy breaks a rule of the state, or does nothing while nothing is under way.
+    problem: The requests with the lengths the policy may use, and the limits.
+    policy: Fresh, as it may keep state.
+    engine: Fresh.
+    on_finish: Called with each request that finishes.
+    on_stage: Called after each stage with its record and the number of requests finished.
+    raises PolicyError: A step breaks a rule, or is empty while nothing runs.
     """
     serving = Execution(problem, policy, engine, on_stage=on_stage).run()
     while True:
@@ -49,10 +48,9 @@ def execute(
 
 
 def schedule_of(trace: Trace) -> Schedule:
-    """
-    Return the schedule a run followed: each of its prefill stages begins a bin.
+    """Return the schedule of a run: each prefill stage begins a bin.
 
-    Raises ValueError if a request was evicted: it has more than one prefill stage, and no schedule says so.
+    raises ValueError: A request was evicted, so it has more than one prefill stage.
     """
     if trace.evictions:
         raise ValueError(f"{trace.evictions} evictions: the run has no schedule of one prefill per request")
@@ -66,13 +64,11 @@ def schedule_of(trace: Trace) -> Schedule:
 
 
 class Execution:
-    """
-    One run: the state, what is recorded of it, and the steps that change both.
+    """One run: its state, its records, and the steps that change both.
 
-    problem, policy, engine, on_stage: As :func:`execute` takes them.
-    queue: Which requests wait here, and the decode steps each has taken part in, both shape (requests,) and
-        changed as requests are served: the replicas of a fleet share either or both. By default, requests
-        wait as they arrive, and none has begun.
+    problem, policy, engine, on_stage: As for :func:`execute`.
+    queue: Which requests wait, and the decode steps each has had, both shape (requests,) and updated.
+        Replicas of a fleet may share either. By default, requests wait as they arrive.
     """
 
     def __init__(
@@ -118,11 +114,10 @@ class Execution:
         return self.trace(np.arange(len(self.problem)))
 
     def step(self, most: int = UNTIL_CHANGE) -> Iterator[int]:
-        """
-        Carry out the policy's next step, and yield the requests that finish in it.
+        """Run the policy's next step, and yield the requests that finish in it.
 
-        most: Decode steps to run at most.
-        Raises PolicyError as :func:`execute` does.
+        most: Most decode steps to run.
+        raises PolicyError: As for :func:`execute`.
         """
         self._admit()
         step = self.policy(self.state)
@@ -136,7 +131,7 @@ class Execution:
             self._wait()
 
     def trace(self, requests: IntArray) -> Trace:
-        """Return the trace of the requests given, which have finished here, in that order."""
+        """Return the trace of these finished requests, in that order."""
         tokens = self.state.decoded[requests] + int(self.problem.prefill_emits_first_token)
         return Trace(
             ids=tuple(self.problem.workload.ids[requests].tolist()),

@@ -1,4 +1,4 @@
-"""What a policy sees and what it answers: the seam between deciding and doing."""
+"""The interface of policies: the state they see and the step they return."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from ..data.arrays import IntArray
 from ..data.problem import Problem
 
 FREE = -1
-"""What :attr:`State.slot_request` holds for a free slot."""
+"""Value of :attr:`State.slot_request` for a free slot."""
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """
-    The job as it stands, kept up to date by the loop; a policy reads it and changes nothing.
+    """State of the job, updated by the loop and read-only for policies.
 
     problem: The problem, with the lengths as planned (known or predicted).
     time: Seconds after the job's start.
-    rounds_done: Decode steps run so far.
+    steps_done: Decode steps run so far.
     slot_request: The request in each slot, :data:`FREE` for none, shape (slots,).
-    waiting: Whether each request has arrived and is neither running nor finished, shape (requests,).
-    decoded: Decode steps each request has had so far, shape (requests,).
-    finished: The requests that finished since the policy was last asked, in order.
-    kv_held: Tokens of keys and values held by the running requests.
-    unarrived: Requests that have not arrived yet.
+    waiting: True for arrived requests that neither run nor are finished, shape (requests,).
+    decoded: Decode steps each request has had, shape (requests,).
+    finished: Requests that finished since the last call of the policy, in order.
+    kv_held: Tokens of KV cache held by the running requests.
+    unarrived: Number of requests that have not arrived yet.
     """
 
     problem: Problem
@@ -56,16 +55,15 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    What to do next: put these back, prefill those, then decode.
+    """Next step: evict, prefill, then decode.
 
-    The engine comes back early when a request finishes or arrives.
+    The step ends early when a request finishes or arrives.
 
-    prefill: Requests to prefill together in one stage, in the order they are laid out.
-    slots: The free slot each of them takes; as many as ``prefill``.
-    decode_steps: Decode at most this many decode steps afterwards; 0 for another prefill stage at once.
-    evict: Running requests to put back into the queue first. Their tokens are kept, their keys and values are
-        not: they are prefilled again, prompt and tokens.
+    prefill: Requests to prefill together in one stage, in the order of their layout.
+    slots: The free slot of each, as many as ``prefill``.
+    decode_steps: Most decode steps to run afterwards; 0 for another prefill stage at once.
+    evict: Running requests to return to the queue first. They keep their tokens but not their KV cache, so
+        prompt and tokens are prefilled again.
     """
 
     prefill: Sequence[int] = ()
@@ -75,12 +73,12 @@ class Step:
 
 
 class Policy(Protocol):
-    """Decides the next step from the state; made afresh for every run."""
+    """Function from the state to the next step; made fresh for every run."""
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         ...
 
 
 UNTIL_CHANGE = 2**62
-"""For :attr:`Step.decode_steps`: decode until a request finishes or arrives."""
+"""Value of :attr:`Step.decode_steps`: decode until a request finishes or arrives."""

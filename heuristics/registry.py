@@ -1,4 +1,4 @@
-"""The policies by name, as ``simulate --policy NAME`` knows them."""
+"""Policies by name, for ``simulate --policy NAME``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from .unknown_lengths.registry import hidden_policy
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """
-    A policy by name.
+    """Policy by name.
 
-    summary: What it does, in a line.
+    summary: Its rule, in a line.
     make: Returns a fresh policy for a problem and an assignment of its requests to slots.
-    assignment: Returns the assignment it takes if none is given; None if it looks at none.
+    assignment: Returns the default assignment; None if the policy uses none.
     """
 
     summary: str
@@ -50,7 +49,7 @@ def _longest(problem: Problem, _: IntArray) -> Queue:
 def _policy(
     queue: Callable[[Problem, IntArray], Queue], rule: Callable[[], PrefillRule], reserve: Reserve = "future"
 ) -> Callable[[Problem, IntArray], Policy]:
-    """Return what makes a policy of a queue, a prefill rule, and the memory that admission reserves."""
+    """Return a factory of policies with a queue, a prefill rule and a reserve."""
 
     def make(problem: Problem, assignment: IntArray) -> Policy:
         return QueuePolicy(queue(problem, assignment), rule(), Admission(problem, reserve))
@@ -124,14 +123,12 @@ POLICIES: Mapping[str, Entry] = {
 
 
 def policy_named(name: str, problem: Problem, assignment: IntArray | None = None) -> Policy:
-    """
-    Return a fresh policy.
+    """Return a fresh policy.
 
     name: A key of :data:`POLICIES`.
-    problem: The problem it is for.
-    assignment: The slot of each request, shape (requests,), for the policies that start from one: of an
-        optimal bin packing, say. By default round robin for ``algorithm1`` and LPT's for the others.
-    Raises ValueError if there is no policy of that name, or it takes no assignment and one is given.
+    assignment: The slot of each request, shape (requests,), for policies that start from one, such as an
+        optimal bin packing. Defaults: dealt out in turn for ``algorithm1``, LPT for the others.
+    raises ValueError: There is no policy of that name, or it takes no assignment.
     """
     entry = POLICIES.get(name)
     if entry is None:

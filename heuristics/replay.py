@@ -1,4 +1,4 @@
-"""Following a planned schedule, and repairing it online when lengths turn out different."""
+"""Replay of a planned schedule, with online repair when lengths differ."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from .queues.prefill_rules import Opportunity, SkiRental
 
 
 class Replay:
-    """
-    Follows a schedule to the decode step while lengths are as planned, and repairs it when they are not.
+    """Policy that follows a schedule exactly while lengths are as planned, and repairs it otherwise.
 
-    A bin whose step has come is prefilled as planned if all of its requests still wait and their slots are
-    free; otherwise it is given up, and its requests are anyone's. A slot that falls free earlier or later
-    than planned, or whose next request is gone, is off the plan: it takes the longest waiting request when
-    a planned stage takes place, or when the ski-rental rule, which counts only the idle slot-steps of slots
-    off the plan, starts a stage of its own. When nothing runs, the plan's clock moves on to its next bin.
-    Where memory rather than slots is scarce, it takes the first request of the plan instead of the longest:
-    requests of a length would reach their peaks together.
+    A bin is prefilled at its decode step if all of its requests still wait and their slots are free.
+    Otherwise the bin is dissolved, and any slot may take its requests. A slot is off the plan if it is free
+    at another step than planned, or if its next request is gone. It takes the longest waiting request when a
+    planned stage starts, or when the ski-rental rule starts an extra stage. That rule counts only idle
+    slot-steps of slots off the plan. When nothing runs, the plan's clock jumps to its next bin. If memory
+    binds rather than slots, such a slot takes the plan's first request instead of the longest: equal requests
+    would reach their peaks together.
 
-    Algorithm 1 of the hybrid offline-online paper would have such a slot serve its own list first, then the
-    longest request of the slot with most left. The longest of all was better wherever lengths were off
-    (by 0.4 to 2.7 % at a log-normal error of 0.1), as the plan's lists are no longer balanced then.
+    Algorithm 1 of the hybrid offline-online paper would serve the slot's own list first, then the longest
+    request of the slot with most left. The longest of all was better for wrong lengths (by 0.4 to 2.7 % at a
+    log-normal error of 0.1), as the plan's lists are no longer balanced then.
 
     schedule: The plan, of the requests of ``problem``.
     problem: The problem with the lengths as planned.
-    patience: Stage openings' worth of unplanned idle slot-steps to wait for; see
+    patience: Threshold in stage openings' worth of unplanned idle slot-steps; see
         :class:`~batchbound.heuristics.queues.prefill_rules.SkiRental`.
-    Raises ValueError if the schedule is of another number of requests, or uses a slot the problem lacks.
+    raises ValueError: The schedule has another number of requests, or a slot the problem lacks.
     """
 
     def __init__(self, schedule: Schedule, problem: Problem, patience: float = 0.5) -> None:
@@ -53,7 +52,7 @@ class Replay:
         self._starts: list[int] = schedule.starts[used].tolist()
         self._next = 0
         self._ahead = 0
-        # What each slot waits for: a request, nothing more (its list is done), or anything (off the plan).
+        # State of each slot: waits for a request, its list is done, or any request fits (off the plan).
         nothing, self._anything = count, count + 1
         self._awaited = np.full(problem.slots, nothing, dtype=np.int64)
         self._successor = np.full(count, nothing, dtype=np.int64)
@@ -61,7 +60,7 @@ class Replay:
             slot = schedule.slot_of[request]
             self._successor[request] = self._awaited[slot]
             self._awaited[slot] = request
-        # Whether waiting for it is in vain; for nothing more it is once anything is off the plan.
+        # True if that wait is in vain. A finished list is also in vain once any request is off the plan.
         self._gone = np.zeros(count + 2, dtype=np.bool_)
         self._gone[self._anything] = True
         self._nothing = nothing
@@ -72,7 +71,7 @@ class Replay:
         self._asked = 0
 
     def __call__(self, state: State) -> Step:
-        """Return the plan's next step, or the repair's."""
+        """Return the next step of the plan or of the repair."""
         self._note_finished(state)
         evicted = self._admission.overflowing(state)
         if evicted:
@@ -104,7 +103,7 @@ class Replay:
         return self._prefill(requests, slots)
 
     def withdraw(self, requests: IntArray) -> None:
-        """Note that these waiting requests are served elsewhere."""
+        """Record that these waiting requests are served elsewhere."""
         self._gone[requests] = True
         self._disturb()
 
@@ -124,7 +123,7 @@ class Replay:
                 self._disturb()
 
     def _due(self, state: State) -> IntArray:
-        """Return the requests of the bin whose decode step has come, giving up bins that are not intact."""
+        """Return the requests of the bin due now, and dissolve incomplete bins."""
         while self._next < len(self._starts) and self._starts[self._next] <= self._clock(state):
             members = self._bins[self._next]
             if self._intact(state, members):
@@ -145,7 +144,7 @@ class Replay:
         )
 
     def _off_plan(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
-        """Return the planned requests and what slots off the plan would take, and whether that is full."""
+        """Return the planned requests, those for slots off the plan, and whether the stage is full."""
         requests: list[int] = members.tolist()
         slots: list[int] = self._slot_of[members].tolist()
         free = state.free_slots

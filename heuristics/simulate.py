@@ -1,4 +1,4 @@
-"""A whole job in the simulator, and what is left of a plan when some of its job is done."""
+"""Simulation of a whole job, and the rest of a plan once part of its job is done."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def simulate(
 
 
 def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike) -> tuple[Problem, Schedule]:
-    """
-    Return the problem of some of a plan's requests, and a schedule for them that starts from nothing.
+    """Return the problem of a plan's remaining requests, and a schedule that starts from nothing.
 
     The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
-    where that is shorter: once a good part is done, the plan's slots and decode steps no longer fit together.
+    if that is shorter. Once much of the job is done, the plan's slots and decode steps no longer fit
+    together.
 
-    keep: Positions of the requests that are left, at least one, each once; the new problem has their order.
+    keep: Positions of the remaining requests, at least one, each once; the new problem has their order.
     """
     kept = np.asarray(keep, dtype=np.int64)
     left = replace(problem, workload=problem.workload.select(kept))
@@ -75,7 +75,7 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
 
 
 def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:
-    """Return a plan's schedule for the requests left, without empty bins and steps in which nothing runs."""
+    """Return a plan's schedule for the remaining requests, without empty bins and idle steps."""
     used, new_bin = np.unique(bin_of, return_inverse=True)
     finish = np.zeros(len(used), dtype=np.int64)
     np.maximum.at(finish, new_bin, starts[bin_of] + problem.decode_steps)

@@ -1,4 +1,4 @@
-"""The engine whose clock is the cost model."""
+"""Simulated engine with the cost model as its clock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from .policy import FREE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """
-    How far requests have come, wherever they run; the simulators of a fleet share it.
+    """Progress of requests, shared by the simulators of a fleet.
 
-    decoded: Decode steps each request has taken part in, shape (requests,).
+    decoded: Decode steps each request has had, shape (requests,).
     held: Tokens of KV cache each holds while it runs, shape (requests,).
-    left: Decode steps each has yet to take part in, shape (requests,).
+    left: Decode steps each still needs, shape (requests,).
     """
 
     decoded: IntArray
@@ -31,22 +30,19 @@ class Progress:
 
     @classmethod
     def none(cls, problem: Problem, output_tokens: IntArray | None = None) -> Progress:
-        """Return that of a job not begun, with completions' true lengths (by default the problem's)."""
+        """Return the progress of a new job, with the completions' true lengths (by default the problem's)."""
         emitted = int(problem.prefill_emits_first_token)
         left = (problem.decode_steps if output_tokens is None else output_tokens - emitted).astype(np.int64)
         return cls(np.zeros(len(problem), dtype=np.int64), problem.kv_at_start.copy(), left)
 
 
 class Simulator:
-    """
-    Serves requests in no time but the cost model's.
+    """Engine that serves requests in the cost model's seconds.
 
-    problem: The problem, for its costs and slots.
-    output_tokens: The true length of each completion (tokens, shape (requests,)); the problem's own by
-        default.
-    progress: How far the requests have come, changed as they go on; by default, nothing has begun.
-    swap: Seconds a token that keys and values take to the host, and as many back: everything else waits
-        meanwhile. None for a device without a host: what is evicted is prefilled again.
+    output_tokens: True length of each completion (tokens, shape (requests,)); the problem's own by default.
+    progress: Progress of the requests, updated; by default, nothing has begun.
+    swap: Seconds a token of KV cache takes to the host, and as many back; all else waits meanwhile. None for
+        a device without a host: evicted requests are prefilled again.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class Simulator:
         return self._time
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one again, with the tokens it had, or its KV cache moved."""
+        """Prefill requests together; an evicted one recomputes its tokens, or moves its KV cache back."""
         chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         self._slot_request[taken] = chosen
         begun = self._begun[chosen] | (self._decoded[chosen] > 0)
@@ -85,7 +81,7 @@ class Simulator:
         return stage, self._release(chosen, taken)
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until the first request is done, ``decode_steps`` steps are run, or ``until`` is reached."""
+        """Decode until a request is done, ``decode_steps`` steps are run, or ``until`` is reached."""
         occupied = np.flatnonzero(self._slot_request != FREE)
         running = self._slot_request[occupied]
         active = len(running)
@@ -102,22 +98,22 @@ class Simulator:
         return stage, self._release(running, occupied)
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the requests' slots, once their KV cache is on the host."""
+        """Free the requests' slots, after their KV cache has moved to the host."""
         self._slot_request[np.isin(self._slot_request, requests)] = FREE
         if self._swap is not None:
             chosen = np.asarray(requests, dtype=np.int64)
             self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
 
     def forget_prompts(self) -> None:
-        """Let go of shared prompts that are kept."""
+        """Drop the shared prompts."""
         self._cache.clear()
 
     def recompute(self) -> None:
-        """Let go of shared prompts that are kept; without a host nothing else is."""
+        """Drop the shared prompts; without a host no other KV cache is kept."""
         self._cache.clear()
 
     def restart(self, requests: Sequence[int]) -> None:
-        """Let go of all that requests have decoded: they begin anew."""
+        """Drop all decoded tokens of these requests."""
         chosen = np.asarray(requests, dtype=np.int64)
         self._cache.begin_again(chosen[self._begun[chosen]])
         self._left[chosen] += self._decoded[chosen]
@@ -130,7 +126,7 @@ class Simulator:
         self._time = max(self._time, until)
 
     def describe(self) -> Mapping[str, object]:
-        """Return that this was the simulator, and its costs."""
+        """Return the simulator's name and costs."""
         return {"name": "simulator", "cost": plain(self._cost)}
 
     def _steps_until(self, burst: int, active: int, held: int, until: float) -> int:

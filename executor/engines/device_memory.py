@@ -17,9 +17,9 @@ _MEASURED_TOKENS = 16
 _USABLE = 0.9
 """Share of free memory for KV cache: the rest is for activations."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of malloc.h."""
+"""Parameter numbers of malloc.h."""
 _MOST_KEPT, _LARGEST_KEPT = 1 << 30, 128 << 20
-"""Bytes of free memory, and of a block, that a process keeps for its next call."""
+"""Most bytes of free memory, and of a block, that a process keeps for its next call."""
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -50,11 +50,10 @@ def token_bytes_of(model: Any, tier: Tier) -> float:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """
-    Let this process keep what a forward call on the CPU frees for the next one, where it runs on glibc.
+    """Keep memory freed by a forward call on the CPU for the next one, under glibc.
 
-    By itself glibc returns large blocks to the system at once, until it has seen larger ones: each layer's
-    activations are then handed out and zeroed again, page by page. Settings of the user's own stay.
+    By default glibc returns large blocks to the system at once, until it has seen larger ones. Each layer's
+    activations are then allocated and zeroed again, page by page. User settings take precedence.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_THE_USER):
         return

@@ -25,22 +25,20 @@ if TYPE_CHECKING:
     from ..models.sampling import TokenRule
 
 NO_EOS: frozenset[int] = frozenset()
-"""For :class:`HuggingFaceEngine`: no token ends a completion, so every completion has its full length."""
+"""No end tokens, for :class:`HuggingFaceEngine`: every completion has its full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """
-    How completions are decoded.
+    """Options of decoding.
 
-    eos_ids: Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its
+    eos_ids: Tokens that end a completion, and are part of it; with :data:`NO_EOS` every completion has its
         full length, as in a run at pinned lengths.
-    sampler: How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily
-        if left out.
-    kv_tokens: The most tokens of KV cache to allocate on the device, padding included; requests beyond take
-        turns with the host. None for as many as the slots need.
-    begun: Tokens that completions have already, by request: they are part of what the workload counts as its
-        prompt, and of the most tokens.
+    sampler: Choice of tokens, and ends of requests beyond ``eos_ids``; greedy by default.
+    kv_tokens: Most KV tokens on the device, padding included; further requests take turns with the host. None
+        for as many as the slots need.
+    begun: Tokens that completions have already, by request: they count as part of the prompt, and of the most
+        tokens.
     """
 
     eos_ids: frozenset[int] = NO_EOS
@@ -127,9 +125,9 @@ class HuggingFaceEngine:
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
-        # Of these the last token was not fed to the model either, but was drawn for good.
+        # Requests with a last token that was not fed to the model, but is final.
         self._resumed = set(decoding.begun)
-        # Of these it was fed to the model of other weights, and is not drawn again by those of now.
+        # Requests with a last token fed to the model under other weights, and not drawn again.
         self._drawn: set[int] = set()
 
     @property
@@ -138,7 +136,7 @@ class HuggingFaceEngine:
         return self._clock() - self._origin
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one continues with what was kept of it on the host."""
+        """Prefill requests together; an evicted one continues from its KV cache on the host."""
         start = self.time
         self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
         fresh = [int(request) for request in requests if not self._residence.resume(int(request))]
@@ -175,7 +173,7 @@ class HuggingFaceEngine:
         active = len(requests)
         held = self._residence.kv_tokens + active
         burst = min(decode_steps, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
-        # No one looks at the clock or the tokens meanwhile: one read-back for the whole burst.
+        # Clock and tokens are not read meanwhile: one read-back for the whole burst.
         at_once = burst if until == float("inf") and not self._watched else 1
         done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
@@ -203,11 +201,11 @@ class HuggingFaceEngine:
             self._residence.suspend(int(request))
 
     def reload_weights(self) -> None:
-        """Compute with the model's weights as they are now; the KV cache that is kept stays."""
+        """Use the model's current weights; stored KV cache stays."""
         self._residence.reload_weights()
 
     def forget_prompts(self) -> None:
-        """Let go of shared prompts that are kept: what begins from now on computes them again."""
+        """Drop stored shared prompts; later requests compute them again."""
         self._residence.forget_prompts()
         if self._cache is not None:
             self._cache.clear()
@@ -219,7 +217,7 @@ class HuggingFaceEngine:
         self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
 
     def restart(self, requests: Sequence[int]) -> None:
-        """Let go of all tokens of requests that do not run: they begin again."""
+        """Drop all tokens of requests that do not run: they begin again."""
         begun = [request for request in requests if self.answers[request]]
         if self._cache is not None:
             self._cache.begin_again(np.array(begun, dtype=np.int64))
@@ -228,7 +226,7 @@ class HuggingFaceEngine:
             self._residence.drop(request)
 
     def continue_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Take over what requests have decoded elsewhere, by their position; before the first stage."""
+        """Take over tokens decoded elsewhere, by request position; before the first stage."""
         if self._cache is not None:
             self._cache.begin(np.array(list(tokens), dtype=np.int64))
         for request, decoded in tokens.items():
@@ -240,7 +238,7 @@ class HuggingFaceEngine:
         time.sleep(max(0.0, until - self.time))
 
     def describe(self) -> Mapping[str, object]:
-        """Return model, device, number format and versions, the tier and why, and what went wrong."""
+        """Return model, device, number format and versions, the tier with its reason, and failures."""
         import torch
         import transformers
 
@@ -267,7 +265,7 @@ class HuggingFaceEngine:
         }
 
     def _later(self, requests: Sequence[int]) -> list[int] | None:
-        """Return whether each one's prompt is kept for requests still to begin."""
+        """Return for each request whether its prompt is kept for later requests."""
         if self._cache is None:
             return None
         begun = [request for request in requests if not self.answers[request]]
@@ -303,7 +301,7 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if requests that share a prompt have not the same, whole one."""
+    """Raise ValueError if requests that share a prompt do not have the same, whole one."""
     first: dict[int, int] = {}
     own = problem.own_tokens.tolist()
     for index, prefix in enumerate(problem.prefix_of.tolist()):
@@ -318,18 +316,17 @@ def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
 def _within(
     kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int], device: Any
 ) -> dict[str, Any]:
-    """
-    Return what tells a batch to allocate a plan's KV capacity and no more.
+    """Return a batch's options that allocate exactly a plan's KV capacity.
 
-    On a GPU rows of the ragged tier lie in one piece where the longest request in every slot is within the
-    capacity; else they lie in blocks. ``longest`` are the tokens of the longest request as planned, and at
-    most.
+    On a GPU, rows of the ragged tier are contiguous if the longest request in every slot is within the
+    capacity; otherwise they are in blocks. ``longest`` are the tokens of the longest request as planned, and
+    at most.
     """
     from ..kv.paged_store import BLOCK
     from ..kv.window_batch import columns_for
 
     if tier.name == "ragged":
-        # No request grows beyond its most tokens: a capacity beyond all slots' worth is not used.
+        # No request grows beyond its most tokens, so capacity beyond all slots' need is unused.
         whole = slots * (longest[1] + 1)
         if device.type != "cpu" and whole <= kv_capacity + slots * BLOCK:
             return {}
@@ -348,7 +345,7 @@ def _within(
 
 def vocabulary_of(model: Any) -> int:
     """Return the number of tokens a model has an embedding for."""
-    # Of its weight: adapters on the embedding have no number of their own.
+    # Read from the weight: adapters on the embedding have no such number.
     return int(unwrapped(model).get_input_embeddings().weight.shape[0])
 
 

@@ -1,8 +1,7 @@
-"""
-Offload KV cache to the host when the device is full.
+"""Offload KV cache to the host when the device is full.
 
 The caller sees one batch in which all requests decode in step. Under memory pressure the newest requests move
-to the host and take turns with the others: slower, never wrong, and nothing is computed twice.
+to the host and take turns with the others: slower, never wrong, and without recomputation.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class OffloadingBatch:
 
     @property
     def padding_read(self) -> float:
-        """Columns that attention read so far and did not need, averaged over the layers."""
+        """Columns that attention read without need, averaged over the layers."""
         return self._padding_before + self._batch.padding_read
 
     def prefill(
@@ -116,7 +115,7 @@ class OffloadingBatch:
     def decode(
         self, decode_steps: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
     ) -> dict[int, list[int]]:
-        """Give tokens to every request running, each as many as the others."""
+        """Give each running request its tokens, all in step."""
         if self.slots < self._most_slots and self._calm >= self._patience:
             self._calm = 0
             self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
@@ -147,22 +146,22 @@ class OffloadingBatch:
                 decode_steps = max(1, *(len(tokens) for tokens in answers.values()))
 
     def _take_turns(self, left: dict[int, int]) -> None:
-        """Let those that have tokens left to decode into the batch, as far as there are slots."""
+        """Move requests with tokens left to decode into the batch, as far as slots allow."""
         for request in [request for request in self._slot_of if not left[request]]:
-            # It has had its decode steps: others take its place, or wait for it to be done with theirs.
+            # It has had its decode steps: others take its slot, or wait until it is done.
             self._park(request)
         for request in [request for request in self._parked if left[request]]:
-            # Memory may run out on the way, and the batch be made again with others of them in it.
+            # Memory may run out here, which rebuilds the batch with other requests.
             if request in self._parked and self.slots > self._batch.active:
                 self._unpark(request)
 
     def finish(self, request: int) -> None:
-        """Let go of a request running."""
+        """Remove a running request."""
         if self._parked.pop(request, None) is None:
             self._batch.release(self._slot_of.pop(request))
 
     def suspend(self, request: int) -> None:
-        """Let go of a request running that is to continue later."""
+        """Remove a running request that will continue later."""
         suspended = self._parked.pop(request, None) or self._batch.take(self._slot_of.pop(request))
         held = sum(other.tokens for other in self._suspended.values())
         if held + suspended.tokens <= self._host_tokens:
@@ -173,23 +172,23 @@ class OffloadingBatch:
         self._batch.reload_weights()
 
     def let_go(self) -> None:
-        """Let go of the KV cache of all that were restored."""
+        """Drop the KV cache of all restored requests."""
         self._suspended.clear()
 
     def forget_prompts(self) -> None:
-        """Let go of kept prompts."""
+        """Drop stored prompts."""
         self._batch.forget_prompts()
 
     def drop(self, request: int) -> None:
-        """Let go of a request that was restored: it does not continue."""
+        """Drop a restored request: it does not continue."""
         self._suspended.pop(request, None)
 
     def receive(self, request: int, suspended: Suspended) -> None:
-        """Take a request that was prefilled elsewhere, to continue as one that was restored."""
+        """Add a request that was prefilled elsewhere, to continue like a restored one."""
         self._suspended[request] = suspended
 
     def keep(self, requests: Iterable[int]) -> None:
-        """Copy what requests still have on the host: where it came from, it is overwritten from now on."""
+        """Copy the KV cache of requests to the host, as its source will be overwritten."""
         for request in requests:
             suspended = self._parked.get(request)
             if suspended is not None:
@@ -199,7 +198,7 @@ class OffloadingBatch:
                 self._parked[request] = replace(suspended, keys=keys, values=values)
 
     def resume(self, request: int) -> bool:
-        """Let a request that was restored join again; return whether its KV cache was still there."""
+        """Let a restored request join again; return whether its KV cache was still there."""
         suspended = self._suspended.pop(request, None)
         if suspended is None:
             return False
@@ -231,7 +230,7 @@ class OffloadingBatch:
             answers[request] += tokens[:, slot].tolist()
 
     def _shrink(self, error: OutOfMemoryError) -> None:
-        """Go on with fewer slots: the newest requests move to the host."""
+        """Continue with fewer slots: the newest requests move to the host."""
         self.ran_out += 1
         slots = min(self.slots - 1, max(self._batch.active - 1, self.slots * 3 // 4))
         if slots < 1:
@@ -244,13 +243,13 @@ class OffloadingBatch:
         self._rebuild(slots)
 
     def _rebuild(self, slots: int) -> None:
-        """Go on with another number of slots; the oldest requests come first."""
+        """Continue with another number of slots; the oldest requests come first."""
         import torch
 
         for request in reversed(list(self._slot_of)):
             self._park(request)
         padding = self.padding_read
-        # The old buffers have to be gone before the new ones are allocated.
+        # The old buffers must be freed before the new ones are allocated.
         del self._batch
         gc.collect()
         if torch.cuda.is_available():
@@ -259,7 +258,7 @@ class OffloadingBatch:
         self._padding_before = padding - self._batch.padding_read
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
-                # Memory ran out meanwhile: the batch was made again, with those that fit.
+                # Memory ran out meanwhile: the batch was rebuilt with the requests that fit.
                 return
             self._unpark(request)
 

@@ -1,4 +1,4 @@
-"""Check that a running batch gives a model's own greedy completions, up to near-ties of the number format."""
+"""Check of a running batch against a model's own greedy completions, up to near-ties in rounding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _MEND = "use another tier or another model, and report this one"
 
 
 def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
-    """
-    Measure how far each token of a completion is from being the likeliest one after the tokens before it.
+    """Return how far each token of a completion is from the likeliest one after the tokens before it.
 
-    One plain forward call over prompt and completion, alone and without a cache, is the reference. A greedy
-    completion falls short by nothing, or by so little that rounding decides: then another way to compute it
-    may rightly differ.
+    One plain forward call over prompt and completion, alone and without a cache, is the reference. The
+    shortfall of a greedy completion is zero, or so small that rounding decides: then another computation may
+    rightly differ.
     """
     own, largest, deviation = _alone(model, prompt, answer)
     shortfall: NDArray[np.float64] = (largest - own) / deviation
@@ -75,10 +74,9 @@ def _computed_in(model: Any) -> Any:
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
-    """
-    Run a few short requests through a running batch and compare each with the model alone.
+    """Run a few short requests through a running batch and compare each with the model alone.
 
-    Static rules know the families that they were written for; this catches the ones they were not.
+    Static rules cover known families; this check covers the others.
     """
     rng = random.Random(seed)
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -96,7 +94,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
     tie, errors = near_tie(model), []
     for request, (answer, given) in served.items():
         own, largest, deviation = _alone(model if alone is None else alone, prompts[request], answer)
-        # The logits themselves as well: a tiny model may choose the right token for the wrong reasons. Some
+        # Logits are compared as well: a tiny model may choose the right token for the wrong reasons. Some
         # models compute parts in float32 whatever their format, so they agree to its precision at best.
         errors += [(largest - own) / deviation / tie, np.abs(own - given) / deviation / max(tie, _LOGIT_TIE)]
     worst = float(np.concatenate(errors).max())
@@ -126,8 +124,8 @@ def _serve(batch: RunningBatch, prompts: list[list[int]]) -> dict[int, tuple[lis
         tokens[0, list(requests)] = first
         note(tokens, requests)
 
-    # The third joins a running batch, the last one a row that was freed, the second leaves and comes back:
-    # insertion, padding and packing all occur.
+    # The third joins a running batch, the last one a freed row, the second leaves and returns: insertion,
+    # padding and packing all occur.
     join({0: 0, 1: 1})
     note(batch.decode(4), {0: 0, 1: 1})
     join({2: 2})

@@ -1,4 +1,4 @@
-"""Which layout of the KV cache a model runs on, chosen once when it is loaded."""
+"""Choice of a model's KV cache layout, made once when it is loaded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _TESTED_RELEASES = range(17, 24)
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """
-    A layout and why it was chosen.
+    """Layout and the reason of its choice.
 
     name: ``window`` or ``ragged``.
-    reason: Why this one.
-    check: What vouches for its completions.
+    reason: Reason of the choice.
+    check: The check that covers its completions.
     """
 
     name: str
@@ -44,12 +43,11 @@ class Tier:
 
 
 def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = None) -> Tier:
-    """
-    Return the tier that a model runs on.
+    """Return the tier that a model runs on.
 
-    Static rules refuse what a tier is known to get wrong. Outside the families and releases that the rules
-    were tested on, and where a model is wrapped or its forward call replaced, a few requests are run through
-    the tier and compared with the model alone.
+    Static rules refuse models that a tier is known to get wrong. A few requests run through the tier and are
+    compared with the model alone in three cases: an untested family or release, a wrapped model, or a
+    replaced forward call.
     """
     if wanted not in TIER_NAMES:
         raise ValueError(f"tier must be one of {', '.join(TIER_NAMES)}, got {wanted!r}")
@@ -76,7 +74,7 @@ def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
 
 
 def _known(model: Any) -> bool:
-    """Tell whether the forward call is that of a tested family, and no one has put another in its place."""
+    """Return True if the forward call is that of a tested family, and has not been replaced."""
     inner = unwrapped(model)
     own = type(inner).__module__.startswith("transformers.models.") and "forward" not in vars(inner)
     return inner is getattr(model, "_orig_mod", model) and own and _tested(inner.config)

@@ -1,4 +1,4 @@
-"""When a completion ends, and what is left of its text."""
+"""End of a completion, and its text without the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """
-    What ends a completion before its most tokens.
+    """Conditions that end a completion before its most tokens.
 
-    tokens: Tokens that end it, themselves part of its tokens but not of its text.
-    stop: Texts that end it, in whatever tokens they come.
-    include_stop: Whether what ended it is part of its text.
-    min_tokens: Tokens up to which nothing ends it.
+    tokens: Tokens that end it; they are part of its tokens but not of its text.
+    stop: Texts that end it, in any tokens.
+    include_stop: The text includes the stop.
+    min_tokens: Least length in tokens.
     """
 
     tokens: frozenset[int] = frozenset()
@@ -30,7 +29,7 @@ class Ending:
 
     @classmethod
     def of(cls, sampling: Sampling, eos: Collection[int]) -> Ending:
-        """Return the ending that a request asks for, of a model with these end tokens."""
+        """Return a request's ending for a model with these end tokens."""
         own = frozenset() if sampling.ignore_eos else frozenset(eos)
         return cls(
             own | frozenset(sampling.stop_token_ids),
@@ -40,7 +39,7 @@ class Ending:
         )
 
     def ended(self, tokens: Sequence[int], decode: Decode) -> bool:
-        """Tell whether the last token ends the completion; none before it did."""
+        """Return True if the last token ends the completion; none before it did."""
         if len(tokens) <= self.min_tokens and self.min_tokens:
             return False
         if tokens[-1] in self.tokens:
@@ -48,7 +47,7 @@ class Ending:
         return bool(self.stop) and self._stop_at(tokens, decode) is not None
 
     def text(self, tokens: Sequence[int], decode: Decode) -> tuple[str, Literal["stop", "length"]]:
-        """Return the text of a finished completion, and why it finished."""
+        """Return the text of a finished completion, and the reason of its end."""
         if not self.ended(tokens, decode):
             return decode(tokens), "length"
         if tokens[-1] in self.tokens:
@@ -58,10 +57,10 @@ class Ending:
         return decode(tokens)[: found[1] if self.include_stop else found[0]], "stop"
 
     def _stop_at(self, tokens: Sequence[int], decode: Decode) -> tuple[int, int] | None:
-        """Return where the first stop text lies that the last token completes: its begin and its end."""
+        """Return begin and end of the first stop text that the last token completes."""
         longest = max(len(text) for text in self.stop)
         count = longest + 8
-        # The whole text would be decoded once a token; its end suffices to see that nothing stops here.
+        # The whole text would be decoded once a token; its end is enough to rule out a stop.
         while count < len(tokens) and len(decode(tokens[-count:])) < 2 * longest:
             count *= 2
         if count < len(tokens) and not any(text in decode(tokens[-count:]) for text in self.stop):
@@ -75,5 +74,5 @@ class Ending:
 
     @staticmethod
     def _find(whole: str, text: str, known: int) -> int:
-        # What ends within the text there was before would have stopped the completion then.
+        # A stop within the earlier text would have ended the completion then.
         return whole.find(text, max(0, known - len(text) + 1))

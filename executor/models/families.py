@@ -1,4 +1,4 @@
-"""Which transformers models the window can run, decided from their configuration."""
+"""Choice of the transformers models that the window can run, from their configuration."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any
 from ...data.files.disk import InputError
 
 _ENCODER_DECODER_MEND = "use a decoder-only causal language model"
-_PLAIN_CACHE_MEND = (
-    "use a model that caches plain keys and values in every layer, such as Llama, Qwen, Mistral or Gemma"
-)
+_PLAIN_CACHE_MEND = "use a model with a plain KV cache in every layer, such as Llama, Qwen, Mistral or Gemma"
 _OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
 """Families that number positions or shape masks past ``position_ids`` and ``attention_mask``."""
 _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
-"""Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
+"""Decoders with an unused ``is_decoder`` switch in their configuration, like that of encoders."""
 
 _SINKS = frozenset({"gpt_oss"})
 _WINDOW_MEND = "use --tier window"
 
 
 class UnsupportedModelError(InputError):
-    """A model whose completions the window would get wrong."""
+    """Model with completions that the window would get wrong."""
 
     def __init__(self, model_type: str, reason: str, hint: str) -> None:
         super().__init__(f"a model of type {model_type!r} cannot be run: {reason}; {hint}")
@@ -40,7 +38,7 @@ def check_supported(config: Any) -> None:
 
 
 def check_ragged(config: Any) -> None:
-    """Refuse a model that the ragged tier cannot run: its function has to be all there is to attention."""
+    """Refuse a model that the ragged tier cannot run, as it has more to attention than its function."""
     check_supported(config)
     reason = None
     if not getattr(_model_class(config), "_supports_attention_backend", False):
@@ -48,7 +46,7 @@ def check_ragged(config: Any) -> None:
     elif getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its attention scores are capped"
     elif getattr(config, "kv_lora_rank", None) is not None:
-        reason = "it has multi-head latent attention, whose keys and values differ in size"
+        reason = "it has multi-head latent attention, with keys and values of different size"
     elif config.model_type in _SINKS:
         reason = "its attention has sinks"
     if reason is not None:
@@ -56,7 +54,7 @@ def check_ragged(config: Any) -> None:
 
 
 def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
-    """Tell how far back each layer attends."""
+    """Return the attention window of each layer."""
     windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(config)]
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -65,7 +63,7 @@ def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
 
 
 def needs_padding_mask(config: Any) -> bool:
-    """Tell whether the model derives its position bias from a two-dimensional padding mask."""
+    """Return True if the model derives its position bias from a two-dimensional padding mask."""
     return config.model_type == "bloom" or (config.model_type == "falcon" and bool(config.alibi))
 
 
@@ -92,7 +90,7 @@ def _not_causal(config: Any) -> Refusal | None:
     if model_class is None:
         return "transformers has no causal language model for it", "use a decoder-only causal language model"
     if getattr(model_class, "_is_stateful", False):
-        return "it carries a recurrent state instead of keys and values", _PLAIN_CACHE_MEND
+        return "it carries a recurrent state instead of a KV cache", _PLAIN_CACHE_MEND
     parameters = inspect.signature(model_class.forward).parameters
     if not {"past_key_values", "attention_mask"} <= parameters.keys():
         return "it does not take a key-value cache and an attention mask", _PLAIN_CACHE_MEND
@@ -103,7 +101,7 @@ def _cache(config: Any) -> Refusal | None:
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     if getattr(config, "num_kv_shared_layers", 0):
-        return "some of its layers share the keys and values of others", _PLAIN_CACHE_MEND
+        return "some of its layers share the KV cache of others", _PLAIN_CACHE_MEND
     try:
         layers = _cache_layers(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -118,7 +116,7 @@ def _cache(config: Any) -> Refusal | None:
 
 
 def _not_one_way(config: Any) -> Refusal | None:
-    # Gemma's text models have a switch of their own; the other is transformers', for any family.
+    # Gemma's text models have their own switch; the other is transformers', for any family.
     if getattr(config, "use_bidirectional_attention", None) or not getattr(config, "is_causal", True):
         return "its tokens attend to those after them", "use a model with causal attention"
     return None
@@ -171,6 +169,6 @@ def _model_class(config: Any) -> Any:
 def _cache_layers(config: Any) -> list[Any]:
     from transformers import DynamicCache
 
-    # The cache that transformers itself would make: its layers say what each layer of the model stores.
+    # The cache that transformers itself would make: its layers show what each model layer stores.
     layers: list[Any] = DynamicCache(config=config).layers
     return layers

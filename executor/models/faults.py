@@ -13,12 +13,11 @@ from ...data.files.disk import InputError
 _LOG = logging.getLogger(__name__)
 
 MOST_FAILURES = 16
-"""Requests that may fail one after another, without a completion between."""
+"""Consecutive failures of requests without a completion after which the run stops."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """
-    Memory ran out; the batch stands as after the last whole decode step.
+    """Out of memory; the batch is as after the last whole decode step.
 
     Shapes: tokens (decode steps, slots).
     """
@@ -42,10 +41,10 @@ class RunStoppedError(RuntimeError):
 
 
 class RequestFailedError(RunStoppedError):
-    """A run that one request keeps from continuing: without it, the others can be served."""
+    """A run stopped by one request: without it, the others can be served."""
 
     def __init__(self, name: str, reason: str) -> None:
-        # Both stand in the arguments, by which an exception goes from process to process.
+        # Exceptions are pickled between processes by their arguments, so both are there.
         super().__init__(name, reason)
         self.name, self.reason = name, reason
 
@@ -58,7 +57,7 @@ class TerminatedError(KeyboardInterrupt):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error means that memory ran out."""
+    """Return True if an error means that memory ran out."""
     import torch
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -92,7 +91,7 @@ def device_failures() -> Iterator[None]:
 
 
 def available_bytes() -> int:
-    """Return the bytes of the host's memory that this process can still have, by a limit set on it, too."""
+    """Return the bytes of host memory still available to this process, within its own limit."""
     import resource
 
     free, (limit, _) = _available(), resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""What a model or tokenizer holds, in a few letters: one whose files change under its name is told apart."""
+"""Short fingerprint of a model or tokenizer, to detect changed files under the same name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SETTINGS = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _PIECE = 4096
 _PIECES = 16
-"""Of each tensor: an update of training touches values all over it."""
+"""Pieces read of each tensor: a training update touches values all over it."""
 _LONGEST_HEADER = 100 << 20
-"""Bytes of the header of a safetensors file, as its own reader limits it."""
+"""Most bytes of a safetensors file's header, as in its own reader."""
 
 
 def files_fingerprint(spec: str, *, weights: bool = True) -> str:
-    """
-    Return a fingerprint of the files that a model or tokenizer is loaded from.
+    """Return a fingerprint of the files of a model or tokenizer.
 
-    Settings and tokenizer files count with every byte; weights with their sizes, and of each tensor its name,
-    type and shape, with 64 KiB spread evenly over its values. So the cost is that of some megabytes per
-    billion parameters, and a single changed value may pass unseen; a training step, a merged adapter or
-    another checkpoint does not.
+    Settings and tokenizer files count with every byte. Weights count with their sizes; each tensor adds its
+    name, type, shape and 64 KiB spread evenly over its values. This costs some megabytes per billion
+    parameters. It misses a single changed value, but no training step, merged adapter or other checkpoint.
     """
     folder = Path(spec)
     if not folder.is_dir():
@@ -58,7 +56,7 @@ def _pieces(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     spans = _tensors(stream) if path.suffix == ".safetensors" else None
     size = os.fstat(stream.fileno()).st_size
     if spans is None:
-        # Of a format without a header to go by: as many pieces as a model may have tensors.
+        # A format without a header gets as many pieces as a model may have tensors.
         spans, pieces = [(0, size)], 64 * _PIECES
     else:
         pieces = _PIECES
@@ -70,7 +68,7 @@ def _pieces(path: Path, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _tensors(stream: BinaryIO) -> list[tuple[int, int]] | None:
-    """Return where each tensor of a safetensors file begins and ends, None if its header tells nothing."""
+    """Return the range of each tensor in a safetensors file, None if its header is unreadable."""
     try:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:
@@ -95,12 +93,12 @@ def _base_of(config: Path) -> str | None:
         base = json.loads(config.read_bytes()).get("base_model_name_or_path")
     except (ValueError, AttributeError, RecursionError):
         return None
-    # A directory that names itself would never end.
+    # A directory that names itself would cause an endless loop.
     return base if isinstance(base, str) and Path(base).resolve() != config.parent.resolve() else None
 
 
 def _hub_commit(name: str) -> str:
-    """Return the commit of a hub model that the cache holds, empty if it holds none."""
+    """Return the cached commit of a hub model, empty if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):

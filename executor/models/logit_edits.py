@@ -1,8 +1,7 @@
-"""
-Logits changed before a token is chosen: biases, penalties, forbidden words and ends, as each request asks.
+"""Edits of logits before the choice of a token: biases, penalties, forbidden words and ends, per request.
 
-What a request has emitted is kept on the device, under its request and the token's index: a request that is
-preempted, or a decode step that is run again, finds its own history whatever else the batch did meanwhile.
+Emitted tokens are kept on the device, by request and index. So a preempted request, or a repeated decode
+step, finds its own history independent of the rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """
-    What one request asks, in tokens.
+    """Edits that one request asks for, in tokens.
 
-    sampling: The request's.
+    sampling: The request's sampling.
     prompt: Its tokens.
     most_tokens: The most it may emit.
-    ends: Tokens not to be chosen before ``min_tokens``.
-    bad_words: Sequences not to be completed.
+    ends: Tokens that are forbidden before ``min_tokens``.
+    bad_words: Token sequences that are forbidden.
     begun: Tokens that its completion has already.
     """
 
@@ -39,7 +37,7 @@ class Edit:
 
     @property
     def looks_back(self) -> bool:
-        """Whether it depends on the tokens before."""
+        """True if it depends on earlier tokens."""
         asked = self.sampling
         return bool(
             asked.repetition_penalty != 1.0
@@ -51,8 +49,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitEdits:
-    """
-    The edits of a batch's requests; rows of other requests stay as they are.
+    """Edits of a batch's requests; rows of other requests are unchanged.
 
     edits: By the random stream of each request, at least one.
     """
@@ -61,15 +58,11 @@ class LogitEdits:
     _on_device: dict[torch.device, _Tables] = field(default_factory=dict, init=False, repr=False)
 
     def __reduce__(self) -> tuple[type[LogitEdits], tuple[Mapping[int, Edit]]]:
-        # Of the requests, not of what has been served on a device of this process.
+        # Reset per job: the device of this process may have served other requests.
         return LogitEdits, (self.edits,)
 
     def apply(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """
-        Return the logits as they are chosen from, in float32 at least; the model's own stay as they are.
-
-        Shapes: logits (rows, vocabulary).
-        """
+        """Return the edited logits, in float32 at least, shape (rows, vocabulary); the input is unchanged."""
         import torch
 
         tables = self._tables(logits)
@@ -101,19 +94,18 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """
-    What the requests ask, on a device, in the order of their streams; a last row for any other request.
+    """Edits on a device, in the order of the requests' streams; the last row is for other requests.
 
     streams: Sorted, shape (requests,).
-    bias_tokens, bias: Tokens and what is added to their logits, shape (requests + 1, most biased).
-    ends, ends_held, min_tokens: Tokens that end a completion, which of them are meant, and up to when they
-        are hidden.
+    bias_tokens, bias: Tokens and their biases, shape (requests + 1, most biased).
+    ends, ends_held, min_tokens: Tokens that end a completion, a mask of the valid ones, and the length up to
+    which they are forbidden.
     repetition, frequency, presence: The penalties, shape (requests + 1, 1).
-    prompt_tokens: Of each request, shape (requests + 1,).
+    prompt_tokens: Prompt lengths, shape (requests + 1,).
     history: Tokens of prompt and completion, shape (requests + 1, longest + 1); None if no request looks
         back.
-    words, word_ends: Sequences but for their last tokens, aligned on the right and filled up with -1, shape
-        (requests + 1, words, longest); and their last tokens, -1 where there is none.
+    words, word_ends: Sequences without their last tokens, aligned on the right and padded with -1, shape
+    (requests + 1, words, longest); and their last tokens, -1 for none.
     """
 
     streams: torch.Tensor
@@ -181,7 +173,7 @@ class _Tables:
         )
 
     def row(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return the row of each stream, the last one for those of other requests."""
+        """Return the row of each stream; other requests get the last one."""
         import torch
 
         at = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
@@ -196,7 +188,7 @@ class _Tables:
         tokens, prompt = history[row], self.prompt_tokens[row, None]
         at = torch.arange(history.shape[1], device=row.device)[None]
         before = at < prompt + indices[:, None]
-        # One column more than there are tokens takes what does not count.
+        # An extra column takes the entries that do not count.
         empty = logits.new_zeros(len(row), vocabulary + 1)
         ones = torch.ones_like(tokens, dtype=logits.dtype)
         held = empty.scatter(-1, tokens.where(before, vocabulary), ones)[:, :-1] > 0
@@ -216,7 +208,7 @@ class _Tables:
             return logits
         back = torch.arange(-longest, 0, device=row.device)[None]
         at = (self.prompt_tokens[row] + indices)[:, None] + back
-        # Requests that ask for no edit have no history here, and may continue for longer than any that has.
+        # Requests without edits have no history here, and may run longer than any that has.
         tail = history[row[:, None], at.clamp(0, history.shape[1] - 1)].where(at >= 0, -2)
         words, last = self.words[row], self.word_ends[row]
         matches = ((tail[:, None] == words) | (words < 0)).all(-1) & (last >= 0)

@@ -1,4 +1,4 @@
-"""Tokens chosen for each request as it asks, whatever the others of its batch ask."""
+"""Sampling with different rules for the requests of a batch."""
 
 from __future__ import annotations
 
@@ -18,33 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedSampler:
-    """
-    A sampler for each request; its tokens are those that this sampler alone would choose.
+    """Sampler for each request, with the tokens that it would choose alone.
 
-    A row is known by its random stream, so that no batch has to hold more of a request than it does for any
-    other sampler.
+    A row is identified by its random stream, so a batch keeps no more of a request than for any other
+    sampler.
 
-    Parameters
-    ----------
-    samplers
-        Of each request, by its id; at least one.
-    edits
-        What changes logits before tokens are chosen; None for nothing.
-    recorder
-        Keeps log-probabilities of what is chosen; None for none.
-    endings
-        When each request's completion ends, by its id; where left out the engine's end tokens decide.
-    decode
-        Turns tokens into text; needed where a text ends a completion.
-
-    Attributes
-    ----------
-    greedy
-        Whether the likeliest token is always taken, by every request.
-    ends
-        Tokens that may end a completion, of whichever request.
-    watches_text
-        Whether a text may end a completion, so that every token has to be looked at.
+    samplers: By request id; at least one.
+    edits: Edits of logits; None for none.
+    recorder: Keeps log-probabilities of chosen tokens; None for none.
+    endings: Ends of completions by request id; without one the engine's end tokens decide.
+    decode: Converts tokens to text; needed if a text ends a completion.
+    greedy: True if every request takes the likeliest token.
+    ends: Tokens that may end a completion of any request.
+    watches_text: True if a text may end a completion, so that every token is checked.
     """
 
     samplers: Mapping[str, Sampler]
@@ -58,7 +44,7 @@ class MixedSampler:
     _on_device: dict[torch.device, _Rules] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # They are asked for in every step, of as many requests as there are.
+        # Computed once, as they are read in every step.
         for name, value in (
             ("greedy", all(sampler.greedy for sampler in self.samplers.values())),
             ("ends", frozenset().union(*(ending.tokens for ending in self.endings.values()))),
@@ -67,20 +53,18 @@ class MixedSampler:
             object.__setattr__(self, name, value)
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
-        """Tell whether the last token ends a request's completion; None leaves it to the engine."""
+        """Return whether the last token ends a completion; None leaves it to the engine."""
         ending = self.endings.get(request_id)
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
-        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
         return nullcontext() if self.recorder is None else self.recorder.in_place(rows, decode_steps)
 
     def stream(self, request_id: str) -> int:
-        """
-        Name the random stream of one request, as its own sampler does.
+        """Return the random stream of one request, as its own sampler does.
 
-        A request without one, such as an engine's first to warm up, has a stream too; what it asks is left
-        open.
+        A request without a sampler, such as an engine's warm-up, has a stream with arbitrary rules.
         """
         return self.samplers.get(request_id, Sampler()).stream(request_id)
 
@@ -111,14 +95,13 @@ def _no_text(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rules:
-    """
-    What the requests ask, on a device, in the order of their streams.
+    """Rules of the requests on a device, in the order of their streams.
 
-    streams, temperature, top_k, top_p, min_p: Of each request; 0 of ``top_k`` and ``min_p`` and infinity of
-        ``top_p`` keep all tokens.
-    most_kept: The largest ``top_k`` that leaves something out; 0 if none does.
-    cut_mass, cut_unlikely: Whether a ``top_p`` or a ``min_p`` may leave something out.
-    some_greedy: Whether a request always takes the likeliest token.
+    streams, temperature, top_k, top_p, min_p: One per request; 0 of ``top_k`` and ``min_p`` and infinity of
+    ``top_p`` keep all tokens.
+    most_kept: The largest active ``top_k``; 0 for none.
+    cut_mass, cut_unlikely: True if any ``top_p`` or ``min_p`` is active.
+    some_greedy: True if a request is greedy.
     """
 
     streams: torch.Tensor
@@ -163,7 +146,7 @@ class _Rules:
         """Return each row's temperature, shape (rows,), and its tokens' weights; greedy rows have all."""
         import torch
 
-        # Rows that no request holds have some other stream; what is chosen for them is never read.
+        # Rows without a request have some other stream; their tokens are never read.
         row = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
         temperature = self.temperature[row, None]
         scaled = computable(logits)

@@ -85,11 +85,10 @@ def encoded(
 
 
 def ignored_fields(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> list[str]:
-    """
-    Return a sentence for each field that the records state and the chat template ignores.
+    """Return a sentence for each field of the records that the chat template ignores.
 
-    A field of messages is looked at once for each role, in the first conversation that states it: its text
-    with the field is compared with the text without.
+    A message field is checked once per role, in the first conversation that has it: its text with the field
+    is compared with the text without.
     """
     found: dict[str, list[str]] = {}
     seen = set[tuple[str, str]]()

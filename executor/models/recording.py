@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TokenLogprob(NamedTuple):
-    """A chosen token's log-probability, and the likeliest tokens with theirs, the likeliest first."""
+    """Log-probability of a chosen token, and of the likeliest tokens in descending order."""
 
     value: float
     likeliest: tuple[tuple[int, float], ...]
@@ -24,12 +24,11 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Ring:
-    """
-    Entries of captured decode steps.
+    """Entries of captured decode steps.
 
-    entries: Shape (decode steps, what an entry holds, rows).
+    entries: Shape (decode steps, fields, rows).
     cursor: The next decode step, int64, shape (1,).
-    active: Whether decode steps write here.
+    active: True while decode steps write here.
     """
 
     entries: torch.Tensor
@@ -44,7 +43,7 @@ class _Ring:
         return cls(entries, torch.zeros(1, dtype=torch.int64, device=device))
 
     def write(self, entries: torch.Tensor) -> None:
-        """Keep a decode step's entries, shape (what an entry holds, rows of the decode step)."""
+        """Store a decode step's entries, shape (fields, rows)."""
         import torch
 
         missing = self.entries.shape[2] - entries.shape[1]
@@ -53,7 +52,7 @@ class _Ring:
         self.cursor.add_(1).clamp_(max=len(self.entries) - 1)
 
     def taken(self) -> list[torch.Tensor]:
-        """Return the entries of the decode steps so far, and begin again."""
+        """Return the entries of the decode steps so far, and reset."""
         decode_steps = int(self.cursor)
         self.cursor.zero_()
         return list(self.entries[:decode_steps].clone().unbind())
@@ -61,13 +60,12 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorder:
-    """
-    Keeps the log-probability of every token chosen for some requests.
+    """Recorder of the log-probability of every token chosen for some requests.
 
-    Each is kept under its request and index: a token chosen again after a preemption counts once.
+    Entries are kept by request and index: a token chosen again after a preemption counts once.
 
-    modes: Distribution that is recorded, by a request's random stream.
-    likeliest: How many of the likeliest tokens are kept, too.
+    modes: Recorded distribution, by a request's random stream.
+    likeliest: Number of likeliest tokens to keep, too.
     """
 
     modes: Mapping[int, LogprobsMode]
@@ -86,11 +84,7 @@ class Recorder:
         streams: torch.Tensor,
         indices: torch.Tensor,
     ) -> None:
-        """
-        Keep what was chosen.
-
-        Shapes: logits (rows, vocabulary), chosen (rows,).
-        """
+        """Record the chosen tokens; logits (rows, vocabulary), chosen (rows,)."""
         import torch
 
         told = [self._told(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
@@ -106,14 +100,14 @@ class Recorder:
                 return found[0]
             return found[0].where(own.view(-1, *[1] * (found[0].dim() - 1)), found[1])
 
-        # Of the whole vocabulary only what is asked for: its logarithms cost as much as the choice itself.
+        # Only requested logarithms are computed: the whole vocabulary's cost as much as the choice.
         values = [of_mode([log(scores.gather(-1, chosen[:, None]))[:, 0] for scores, log in told])]
         tokens: list[torch.Tensor] = []
         if self.likeliest:
             every = of_mode([log(scores) for scores, log in told])
             best = every.topk(min(self.likeliest, every.shape[-1]), dim=-1)
             tokens, values = [*best.indices.T], [*values, *best.values.T]
-        # A stream has 64 bits, which float64 does not hold: its bits go along as they are.
+        # A stream has 64 bits, more than float64 holds, so its bits are stored unchanged.
         bits = [value.contiguous().view(torch.int64) for value in values]
         entries = torch.stack([streams, indices, *bits, *tokens])
         if self._ring and self._ring[0].active:
@@ -125,9 +119,9 @@ class Recorder:
 
     @contextmanager
     def in_place(self, rows: int, decode_steps: int) -> Iterator[None]:
-        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
         if not self._ring:
-            # A prefill has kept some before.
+            # A prefill has stored some before.
             held, device = self._shape[0]
             self._ring.append(_Ring.of(held, rows, decode_steps, device))
         ring = self._ring[0]
@@ -142,7 +136,7 @@ class Recorder:
     def _told(
         mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return scores of every token, and what makes log-probabilities of some of each row's."""
+        """Return scores of every token, and a function from some scores to log-probabilities."""
         import torch
 
         if mode == "processed":
@@ -155,7 +149,7 @@ class Recorder:
         return scores, lambda some: some.double() - total
 
     def read(self, stream: int, tokens: int, first: int = 0) -> tuple[TokenLogprob, ...]:
-        """Return what is kept of each token of a completion, and forget it."""
+        """Return and forget the entries of a completion's tokens."""
         self._read_back()
         of_request = self._read.pop(stream) if tokens > first else {}
         return tuple(of_request[index] for index in range(first, tokens))
@@ -171,7 +165,7 @@ class Recorder:
         values = kept[2 : 3 + alternatives].view(torch.float64).T.tolist()
         tokens = kept[3 + alternatives :].T.tolist()
         for stream, index, value, token in zip(*kept[:2].tolist(), values, tokens, strict=True):
-            # An index below zero is of a row that was not there.
+            # An index below zero marks an empty row.
             if stream in self.modes and index >= 0:
                 likeliest = tuple(zip(token, value[1:], strict=True))
                 self._read.setdefault(stream, {})[index] = TokenLogprob(value[0], likeliest)

@@ -1,4 +1,4 @@
-"""The sampling of a job's requests, made into the one rule by which a batch chooses and ends."""
+"""One token rule for a batch, from the sampling of its requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rules_of(
     pinned: bool = False,
     begun: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> TokenRule:
-    """Return how tokens are chosen for each request, and when its completion ends."""
+    """Return the choice of tokens for each request, and its end."""
     samplers: dict[str, Sampler] = {}
     known: dict[Sampler, Sampler] = {}
     edits: dict[int, Edit] = {}
@@ -54,7 +54,7 @@ def rules_of(
 
 
 _WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-"""What transformers takes where a model's settings ask to sample and say no more."""
+"""Defaults of transformers where a model's settings ask to sample."""
 
 _UNSET = (None,)
 _NO_SIZE = (None, 0)
@@ -87,18 +87,17 @@ NOT_SERVED: Mapping[str, tuple[object, ...]] = {
     "typical_p": _NO_SHARE,
     "watermarking_config": _UNSET,
 }
-"""Generation settings that change tokens and are not served, each with the values that ask for nothing."""
+"""Generation settings that change tokens and are not served, each with the values that have no effect."""
 
 _CACHE = "cache_implementation"
-"""Of the KV caches that settings may ask for the quantized one changes tokens."""
+"""KV cache setting; the quantized cache changes tokens."""
 
 
 def declared_sampling(model: Any) -> dict[str, Any]:
-    """
-    Return what a model's generation settings ask for, where that differs from what is done without asking.
+    """Return a model's generation settings, where they differ from the defaults.
 
-    As transformers' ``generate`` heeds them: what belongs to sampling only where they ask to sample. How long
-    completions get at most is left to the requests and the plan.
+    They apply as in transformers' ``generate``: sampling settings count only where sampling is on. Requests
+    and plan decide the length of completions.
     """
     settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
     asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
@@ -119,7 +118,7 @@ def declared_sampling(model: Any) -> dict[str, Any]:
 
 
 def sampler_of(sampling: Sampling) -> Sampler:
-    """Return the sampler of one request; what does not matter to a greedy one is left out."""
+    """Return the sampler of one request, without settings that a greedy one ignores."""
     if sampling.greedy:
         return Sampler()
     return Sampler(
@@ -132,10 +131,9 @@ def sampler_of(sampling: Sampling) -> Sampler:
 
 
 def word_tokens(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """
-    Return the tokens that write a text: at the begin of a text, and after a space where that differs.
+    """Return the tokens of a text at the beginning, and after a space if they differ.
 
-    Where a space adds a token of its own, the text alone is enough. vLLM reads ``bad_words`` so.
+    If a space is a token of its own, the text alone is enough. vLLM reads ``bad_words`` so.
     """
     bare, spaced = (tuple(tokenizer.tokens_of(space + text.lstrip())) for space in ("", " "))
     if spaced[0] != bare[0] and len(spaced) == len(bare):
@@ -147,10 +145,10 @@ _IN_NO_VOCABULARY = "\N{EGYPTIAN HIEROGLYPH A001}\N{EGYPTIAN HIEROGLYPH B001}"
 
 
 def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
-    """Return the tokens of stop texts that are a special token each: the text of a completion shows none."""
+    """Return the tokens of stop texts that are one special token each, as decoded text omits them."""
     written = [tokenizer.tokens_of(text) for text in texts if text.strip()]
     single = [ids for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)]
-    # What a vocabulary lacks is written as a special token, too, which is not the text's own.
+    # Words outside a vocabulary also map to a special token, which is not the text's own.
     return tuple(ids[0] for ids in single if ids != tokenizer.tokens_of(_IN_NO_VOCABULARY))
 
 
@@ -165,7 +163,7 @@ def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary:
 
 
 def check_tokens(sampling: Sampling, vocabulary: int) -> None:
-    """Raise ValueError, which begins with the field's name, at a token that a model does not know."""
+    """Raise ValueError, starting with the field's name, for a token that a model does not have."""
     biased = tuple(token for token, _ in sampling.logit_bias)
     for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)

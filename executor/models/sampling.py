@@ -20,7 +20,7 @@ LEAST_TEMPERATURE = 1e-30
 """Smallest divisor of logits: a smaller one overflows; the likeliest token has all weight long before."""
 
 _BLOCK = 256
-"""Tokens whose weights are summed in the weights' own type; larger is faster and less exact."""
+"""Block of tokens with weights summed in their own type; larger is faster and less exact."""
 
 _LIKELIEST = 256
 """Tokens among which a CPU looks for the mass of ``top_p`` before it sorts the vocabulary."""
@@ -31,10 +31,10 @@ class TokenRule(Protocol):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
-        """Keep entries in one place on the device meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -42,10 +42,10 @@ class TokenRule(Protocol):
 
     @property
     def watches_text(self) -> bool:
-        """Whether a text may end a completion, so that every token has to be looked at."""
+        """True if a text may end a completion, so that every token is checked."""
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
-        """Tell whether the last token ends a request's completion; None leaves it to the engine."""
+        """Return whether the last token ends a completion; None leaves it to the engine."""
 
     def stream(self, request_id: str) -> int:
         """Name the random stream of one request."""
@@ -88,25 +88,25 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature == 0.0
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
-        """Whatever is captured: nothing is kept."""
+        """Do nothing: no entries are kept."""
         return nullcontext()
 
     @property
     def ends(self) -> frozenset[int]:
-        """No token: the engine's end tokens decide."""
+        """Empty: the engine's end tokens decide."""
         return frozenset()
 
     @property
     def watches_text(self) -> bool:
-        """Whether a text may end a completion: none does."""
+        """False: no text ends a completion."""
         return False
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Leave it to the engine whether a completion has ended."""
+        """Return None: the engine decides."""
 
     def stream(self, request_id: str) -> int:
         """Name the random stream of one request."""
@@ -144,10 +144,9 @@ def computable(logits: torch.Tensor) -> torch.Tensor:
 
 
 def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """
-    Return probabilities with all but the likeliest tokens' set to zero, shape (rows, vocabulary).
+    """Return probabilities with all but the likeliest tokens set to zero, shape (rows, vocabulary).
 
-    ``share`` is the probability that the kept tokens reach, infinite for all: one, or of shape (rows, 1).
+    ``share`` is the probability that the kept tokens reach, infinite for all: one number, or shape (rows, 1).
     """
     import torch
 
@@ -174,12 +173,11 @@ def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.T
 
 
 def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """
-    Draw a token per row by its weight, from :meth:`Sampler.choose`'s streams and indices; shape (rows,).
+    """Draw a token per row by its weight, from :meth:`Sampler.choose`'s streams and indices; shape (rows,).
 
-    Inverse transform in vocabulary order: the first token whose cumulated weight exceeds a uniform number
-    times the sum of all. Blocks of 256 tokens are summed in the type of the weights; block sums, and the
-    weights within the drawn block, are cumulated in float64. A token of weight zero is never drawn.
+    Inverse transform in vocabulary order: the first token with a cumulated weight above a uniform number
+    times the total. Blocks of 256 tokens are summed in the type of the weights; block sums, and the weights
+    within the drawn block, are cumulated in float64. A token of weight zero is never drawn.
     """
     import torch
 
@@ -190,7 +188,7 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
         sums = torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True)), dim=-1)
     before = sums.cumsum(dim=-1, dtype=torch.float64)
     threshold = _uniform(streams, indices)[:, None] * before[:, -1:]
-    # Rounding may leave the threshold on the sum of all: the last block of any weight is drawn then.
+    # Rounding may put the threshold at the total: then the last block with any weight is drawn.
     block = (before <= threshold).sum(dim=-1, keepdim=True)
     block = block.minimum((before < before[:, -1:]).sum(dim=-1, keepdim=True))
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)

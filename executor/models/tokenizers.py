@@ -146,7 +146,7 @@ class HubTokenizer:
 
     @functools.cached_property
     def _takes_parts(self) -> bool:
-        """Whether the chat template reads a content that is a list of parts."""
+        """True if the chat template reads lists of parts as content."""
         probe = "a part of a message"
         try:
             text = self._rendered([{"role": "user", "content": [{"type": "text", "text": probe}]}], {})

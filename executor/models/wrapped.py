@@ -1,7 +1,6 @@
-"""
-Models as trainers hold them: wrapped, compiled, in training mode; and what of that rollouts can live with.
+"""Models as trainers hold them (wrapped, compiled, in training mode), and which of these rollouts accept.
 
-This module needs torch when its functions are called, and PEFT or DeepSpeed never.
+Calling these functions needs torch, and never PEFT or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ _SHARDED = {
     "FullyShardedDataParallel": "FSDP",
     "FSDPModule": "FSDP",
 }
-"""Base classes of modules that hold a part of their weights, and what shards them."""
+"""Base classes of sharded modules, and the library that shards them."""
 
 _TURN = threading.RLock()
-"""Held while a model runs: what is changed of it meanwhile, and of transformers, is not a thread's own."""
+"""Lock held while a model runs, as it changes state of the model and of transformers."""
 
 _OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
 _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
 
 
 def unwrapped(model: Any) -> Any:
-    """
-    Return the transformers model within wrappers that leave its forward call as it is.
+    """Return the transformers model inside wrappers that do not change its forward call.
 
-    Looked through are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters that
-    live within the layers: the adapters in use count, the compiled code does not.
+    These are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters within the
+    layers. Active adapters count, compiled code does not.
     """
     while True:
         inner = _within(model)
@@ -44,13 +42,12 @@ def unwrapped(model: Any) -> Any:
 
 
 class Evaluation:
-    """
-    Lets a model run as it does for inference, as often as asked, and leaves it each time as it was.
+    """Contexts in which a model runs as in inference; each restores its state.
 
-    Dropout is off, and so is gradient checkpointing, which would drop the KV cache; code compiled by
-    ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
-    training may have frozen some. Of several GPUs the model's is the current one meanwhile: streams, graphs
-    and kernels are made for that. Threads take turns, whichever models they run.
+    Dropout is off, and so is gradient checkpointing, which would drop the KV cache. Code compiled by
+    ``model.compile()`` is set aside, as it was compiled for other calls. Modules are switched one by one,
+    since training may have frozen some. The model's GPU becomes the current one, as streams, graphs and
+    kernels need that. Threads take turns, whichever models they run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -114,7 +111,7 @@ class Evaluation:
 
 
 def _within(model: Any) -> Any | None:
-    """Return what a wrapper holds, None for a model that is none."""
+    """Return the content of a wrapper, None for a model that is none."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if "OptimizedModule" in kinds:
         return model._orig_mod

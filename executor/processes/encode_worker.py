@@ -1,4 +1,4 @@
-"""The process that encodes prompts for another one that decodes (ExeGPT's WAA)."""
+"""Process that encodes prompts for another one that decodes (ExeGPT's WAA)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from .handover import Layout
 
 _PATIENCE = 5.0
-"""Seconds that a worker is given to end by itself."""
+"""Seconds for a worker to end by itself before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """
-    A batch that was encoded.
+    """Encoded batch.
 
     requests: Their positions in the workload.
-    suspended: What each continues with: views of shared memory, good until the batch is given back.
-    begun, ended: When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
-    cpu_seconds: Of the worker's process, on it.
-    block: Where in shared memory it lies.
+    suspended: Their KV cache: views of shared memory, valid until the batch is released.
+    begun, ended: Start of its encoding and end of its packing, on the system's monotonic clock, seconds.
+    cpu_seconds: CPU time of the worker's process on it.
+    block: Its block of shared memory.
     """
 
     requests: tuple[int, ...]
@@ -59,7 +58,7 @@ class EncodeWorker:
         )
         self._process.start()
         theirs.close()
-        # Kept for good: the connection's own `poll` makes one a call.
+        # Kept permanently: the connection's own `poll` makes one a call.
         self._selector = DefaultSelector()
         self._selector.register(self._connection, EVENT_READ)
         self._under_way: deque[tuple[int, ...]] = deque()
@@ -76,7 +75,7 @@ class EncodeWorker:
         return len(self._under_way)
 
     def send(self, requests: Sequence[int], names: Sequence[str], prompts: Sequence[Sequence[int]]) -> None:
-        """Have a batch encoded."""
+        """Send a batch to encode."""
         try:
             self._connection.send((names, prompts, self._given_back))
         except OSError as error:
@@ -99,7 +98,7 @@ class EncodeWorker:
         return ready
 
     def give_back(self, batch: Encoded) -> None:
-        """Let the worker use a batch's memory again: no one looks at it any more."""
+        """Release a batch's memory to the worker."""
         self._given_back.append(batch.block)
 
     def close(self) -> None:
@@ -107,7 +106,7 @@ class EncodeWorker:
         try:
             self._connection.send(None)
         except OSError:
-            # It is gone already: nothing is left to be told.
+            # It is gone already, and needs no message.
             self._under_way.clear()
         self._selector.close()
         self._connection.close()
@@ -131,7 +130,7 @@ class EncodeWorker:
 
 
 def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
-    """Encode what comes until nothing does; the worker's whole life."""
+    """Encode until the connection closes; the worker's main function."""
     from ..engines.tiers import choose_tier
     from .handover import Blocks, Layout
 
@@ -154,7 +153,7 @@ def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tok
             spent = time.process_time() - cpu
             connection.send((number, block, tokens, states, begun, time.perf_counter(), spent))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
-        # The process that decodes is gone, or no longer listens: no one would take what is encoded.
+        # The decoding process is gone or no longer listens: no process would take the result.
         connection.close()
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")

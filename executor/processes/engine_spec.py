@@ -10,14 +10,13 @@ from ..models.sampling import Sampler, TokenRule
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """
-    What each replica loads.
+    """Engine that each replica loads.
 
-    model, load_format, dtype, device, seed: As :func:`~batchbound.executor.models.source.load_model` takes
-        them; ``seed`` is of sampling, too.
+    model, load_format, dtype, device, seed: As for :func:`~batchbound.executor.models.source.load_model`;
+    ``seed`` also seeds sampling.
     tier: Layout of KV cache.
     eos_ids: Tokens that end a completion.
-    sampler: How tokens are chosen.
+    sampler: Choice of tokens.
     threads: CPU threads of torch in each replica, or None for torch's own.
     """
 
@@ -32,7 +31,7 @@ class EngineSpec:
     threads: int | None = 1
 
     def load(self) -> Any:
-        """Return the model, in a process that is this engine's alone: torch's threads are set for it."""
+        """Return the model, and set torch's threads: the process must belong to this engine."""
         import torch
 
         from ..models.source import load_model

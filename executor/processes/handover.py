@@ -1,7 +1,6 @@
-"""
-KV cache on its way from the process that encodes to the one that decodes, in the host's memory.
+"""KV cache on its way from the encoding to the decoding process, in host memory.
 
-This module needs torch when it is imported.
+Importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from ..kv.store import Suspended
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """
-    What a model keeps of a token.
+    """Shape of a token's KV cache.
 
     layers: Heads, head size of keys and head size of values of each layer.
     """
@@ -32,10 +30,9 @@ class Layout:
 
 
 class Blocks:
-    """
-    Memory shared with another process, in blocks that are used again and again.
+    """Memory shared with another process, in reusable blocks.
 
-    Sharing a fresh block, and touching it for the first time, takes longer than copying what goes into it.
+    Sharing a fresh block and touching it for the first time takes longer than copying into it.
     """
 
     def __init__(self) -> None:
@@ -43,7 +40,7 @@ class Blocks:
         self._free: list[int] = []
 
     def pack(self, requests: Sequence[Suspended]) -> tuple[int, torch.Tensor | None]:
-        """Put the KV cache of requests (at least one) into a block that is free."""
+        """Copy the KV cache of requests (at least one) into a free block."""
         pairs = (zip(each.keys, each.values, strict=True) for each in requests)
         parts = [part.reshape(-1) for each in pairs for pair in each for part in pair]
         size = sum(map(len, parts))
@@ -58,11 +55,11 @@ class Blocks:
         return number, None if known else block
 
     def free(self, numbers: Sequence[int]) -> None:
-        """Take note that blocks are no longer looked at."""
+        """Mark blocks as free."""
         self._free += numbers
 
     def _make(self, size: int, dtype: torch.dtype) -> int:
-        # Sizes in powers of two: blocks that are used in turn soon hold whatever comes.
+        # Sizes are powers of two: blocks reused in turn soon fit every batch.
         block = torch.empty(1 << (size - 1).bit_length(), dtype=dtype)
         block.share_memory_()  # type: ignore[no-untyped-call]
         if not self._free:

@@ -26,21 +26,20 @@ _LOG = logging.getLogger(__name__)
 
 
 LAST_WORD = 10.0
-"""Seconds that a replica has to say that it lives, or what it gives up; a dead one is told at once."""
+"""Seconds for a replica to reply; a dead one is detected at once."""
 
 
 class FleetLostError(RunStoppedError):
-    """Every replica is lost; what was completed before has been handed over."""
+    """Every replica is lost; completions before that were delivered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetOutcome:
-    """
-    What a fleet did.
+    """Run of a fleet.
 
-    traces: One per replica, also of one that died: all stages it reported, and the requests it finished.
-    lost: The replicas that died, failed or hung before all was completed or just then, and why.
-    moved: Requests that were served by another replica than they were dispatched to.
+    traces: One per replica, also of a dead one: all stages it reported, and the requests it finished.
+    lost: Replicas that died, failed or hung before all was completed, and why.
+    moved: Requests served by another replica than they were dispatched to.
     """
 
     traces: tuple[Trace, ...]
@@ -50,12 +49,11 @@ class FleetOutcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listener:
-    """
-    Callbacks on a fleet's events other than completions.
+    """Callbacks on a fleet's events other than completions.
 
     on_stage: Called with the replica and the record of each stage.
     on_failure: Called once with each request on which the model fails, and why; the others are served. None
-        to stop at the first.
+        stops at the first.
     """
 
     on_stage: Callable[[int, Stage], None] | None = None
@@ -75,7 +73,7 @@ class _Log:
     engine: Mapping[str, object] = field(default_factory=dict)
 
     def trace(self, fleet: Fleet, replica: int) -> Trace:
-        """Return the trace of what finished."""
+        """Return the trace of the finished requests."""
         rows = sorted(self.finished)
         stage_of = np.array([self.stage_of[row] for row in rows], dtype=np.int64)
         firsts = [self.stages[self.first_stage[row]] for row in rows]
@@ -99,7 +97,7 @@ class _Log:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM: Ray puts one in its place that aborts."""
+    """Keep this process's handler of SIGTERM: Ray installs one that aborts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -126,9 +124,9 @@ class RayFleet:
         if self._ours:
             options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             if address is None:
-                # Replicas take turns on fewer cores; waiting for a free one would wait for ever.
+                # Replicas share fewer cores; a wait for a free one would never end.
                 options["num_cpus"] = max(replicas, 1)
-                # Ray gives way to all else on the machine by default; here its actors are the work itself.
+                # Ray lowers its priority by default; here its actors are the main work.
                 options["_system_config"] = {"worker_niceness": 0}
             with _own_sigterm():
                 try:
@@ -160,12 +158,11 @@ class RayFleet:
         policy: FleetPolicy | None = None,
         listener: Listener | None = None,
     ) -> FleetOutcome:
-        """
-        Serve every request of a fleet as its schedule says, and return what each replica did.
+        """Serve every request of a fleet by its schedule, and return the run.
 
-        Each replica follows the policy, or else replays its own schedule and repairs it where lengths turn
-        out different. One that runs dry takes over what a dead one left, then half of what waits at the one
-        with most left; that is served longest first.
+        Each replica follows the policy, or else replays its own schedule and repairs it where lengths differ.
+        A replica without requests takes those of a dead one, then half of those that wait at the one with
+        most left, longest first.
 
         Shapes: most_tokens (requests,).
         """
@@ -178,7 +175,7 @@ class RayFleet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """Serving of a job: schedules or policy, which replica takes from which, and who is given up when."""
+    """Rules of a job: schedules or policy, which replica takes from which, and timeouts."""
 
     schedule: FleetSchedule
     policy: FleetPolicy | None
@@ -190,7 +187,7 @@ class _Way:
 
 
 class _Serving:
-    """One job running: who has what, and what has been reported."""
+    """Running job: its requests by replica, and its reports."""
 
     def __init__(
         self,
@@ -221,7 +218,7 @@ class _Serving:
     def run(self) -> FleetOutcome:
         import ray
 
-        # One that loads faster would take over what the others have not begun.
+        # A replica that loads faster would take requests that the others have not begun.
         ray.wait([actor.pid.remote() for actor in self._actors], num_returns=len(self._actors))
         for k in range(len(self._actors)):
             self._start(k)
@@ -242,7 +239,7 @@ class _Serving:
         return FleetOutcome(traces, self._lost, self._moved)
 
     def _ask_the_idle(self) -> None:
-        """Count as lost who died with nothing left to report: no stream tells of that."""
+        """Count dead replicas without open reports as lost: no stream reports their death."""
         import ray
 
         asked = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
@@ -254,7 +251,7 @@ class _Serving:
                 self._count_as_lost(asked[reply], _why(error))
 
     def _give_up_the_hung(self) -> None:
-        """Count as lost who has been silent for too long, so that those who live serve its requests."""
+        """Count silent replicas as lost, so that the others serve their requests."""
         import ray
 
         patience, now = self._way.patience, time.monotonic()
@@ -262,7 +259,7 @@ class _Serving:
             return
         silent = {k: stream for stream, k in self._streams.items() if now - self._heard[k] > patience}
         if len(silent) + len(self._lost) == len(self._actors):
-            # None that could take over: the run's own watchdog has the word.
+            # No replica could take over: the run's own watchdog decides.
             return
         for k, stream in silent.items():
             del self._streams[stream]
@@ -297,14 +294,14 @@ class _Serving:
                 self._lose(k, _why(error.cause))
 
     def _fail(self, k: int, error: RequestFailedError) -> None:
-        """Leave out a request on which the model fails: it would fail on every other replica, too."""
+        """Leave out a request on which the model fails, as it would fail on every replica."""
         self._failures += 1
         if self._told.on_failure is None or self._failures == MOST_FAILURES:
             raise RunStoppedError(str(error)) from None
         request = self._fleet.workload.ids.tolist().index(error.name)
         log = self._logs[k]
         for held in self._held[k]:
-            # Those running are begun again, which is no eviction.
+            # Running requests begin again, which is no eviction.
             log.stage_of.pop(held, None)
             log.first_stage.pop(held, None)
         self._held[k].discard(request)
@@ -315,7 +312,7 @@ class _Serving:
         self._start(k)
 
     def _give_back_unsure(self, k: int) -> None:
-        """Serve elsewhere what a replica holds that may have given up some after no one waited for which."""
+        """Serve elsewhere the requests of a replica with an open reply to a release."""
         if k in self._unsure:
             self._unsure.discard(k)
             self._orphans |= self._held[k]
@@ -332,7 +329,7 @@ class _Serving:
             log.stages.append(stage)
             if self._told.on_stage is not None:
                 self._told.on_stage(k, stage)
-        elif event[0] == "answer":
+        elif event[0] == "completion":
             _, request, tokens, end = event
             self._held[k].discard(request)
             if request not in self._done:
@@ -359,7 +356,7 @@ class _Serving:
                 self._start(other)
 
     def _start(self, k: int) -> None:
-        """Give a replica that has nothing to do its share, what a dead one left, or half of another's."""
+        """Give an idle replica its share, requests of a dead one, or half of another's."""
         if k in self._lost:
             return
         planned, self._planned[k] = self._planned[k], None
@@ -411,7 +408,7 @@ class _Serving:
 
 
 def _why(error: BaseException) -> str:
-    """Return in a line why a replica is lost: of what Ray wraps, the last line names the error itself."""
+    """Return in a line why a replica is lost: the last line of Ray's wrapped error."""
     lines = str(error).strip().splitlines()
     told = lines[-1].strip() if lines else ""
     return f"{type(error).__name__}: {told}" if told else type(error).__name__

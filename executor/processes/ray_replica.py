@@ -25,7 +25,7 @@ from .engine_spec import EngineSpec
 
 _LOG = logging.getLogger(__name__)
 _QUIET = 0.05
-"""Seconds of events that travel to the driver together."""
+"""Seconds of events sent to the driver together; larger sends less often."""
 
 
 class ReplicaActor:
@@ -58,7 +58,7 @@ class ReplicaActor:
         return os.getpid()
 
     def release(self) -> list[int]:
-        """Give up half of the requests that wait, and return them."""
+        """Give up half of the waiting requests, and return them."""
         return [] if self._policy is None else self._policy.release()
 
     def serve(
@@ -70,11 +70,10 @@ class ReplicaActor:
         most: IntArray,
         following: FleetPolicy | None = None,
     ) -> Any:
-        """
-        Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("completion", ...)``.
+        """Yield lists of events: ``("engine", description)``, ``("stage", ...)`` and ``("completion", ...)``.
 
-        A stage comes with the requests it prefilled and their slots, a completion with its tokens and the
-        seconds, since this replica first served, at which it was finished.
+        A stage has the requests it prefilled and their slots. A completion has its tokens and its end in
+        seconds since this replica first served.
         """
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         policy = Releasing(problem, planned, requests, following)
@@ -95,7 +94,7 @@ class ReplicaActor:
             *before, last = batch
             ended = last is None
             failed = last is not None and last[0] == "error"
-            # What went before an error counts: its completions are finished.
+            # Events before an error count: their completions are finished.
             yield [event for event in (before if ended or failed else batch) if event is not None]
             if failed and last is not None:
                 self._policy = None
@@ -135,7 +134,7 @@ class ReplicaActor:
                 events.put(("stage", replace(stage, start=stage.start + offset, end=end), taken, slots))
 
             def finished(request: int) -> None:
-                events.put(("answer", policy.requests[request], engine.answers[request], end))
+                events.put(("completion", policy.requests[request], engine.answers[request], end))
 
             try:
                 execute(problem, policy, engine, on_finish=finished, on_stage=staged)
@@ -147,16 +146,16 @@ class ReplicaActor:
 
 
 def _is_last(event: tuple[Any, ...] | None) -> bool:
-    """Tell whether no event comes after this one: the end, or an error."""
+    """Return True if this event is the last: the end, or an error."""
     return event is None or event[0] == "error"
 
 
 class AllReleasedError(Exception):
-    """Nothing runs, and all that waited is served elsewhere."""
+    """No request runs, and all waiting ones are served elsewhere."""
 
 
 class Releasing:
-    """A policy whose waiting requests may be given up from another thread."""
+    """Policy with waiting requests that another thread may take away."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class Releasing:
         self._step = Step()
 
     def __call__(self, state: State) -> Step:
-        """Return the next step of the policy over what has not been given up."""
+        """Return the policy's next step over the requests that are left."""
         with self._lock:
             state.waiting[self._gone] = False
             if not state.waiting.any() and not state.running.size:
@@ -192,7 +191,7 @@ class Releasing:
         return [self.requests[i] for i in self._step.prefill], list(self._step.slots)
 
     def release(self) -> list[int]:
-        """Give up half of what has not begun, every other one by length, and return it."""
+        """Give up half of the requests not begun, every other one by length, and return them."""
         with self._lock:
             waiting = np.flatnonzero(~self._begun & ~self._gone)
             longest = waiting[np.argsort(-self._decode_steps[waiting], kind="stable")]

@@ -1,4 +1,4 @@
-"""Sharing the layers of a model among processes, through transformers' own tensor parallelism."""
+"""Layers of a model shared among processes, through transformers' tensor parallelism."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from ..models.families import UnsupportedModelError
 
 
 def share_layers(model: Any, degree: int) -> Any:
-    """
-    Return a loaded model whose every layer is shared by that many processes, of which this is one.
+    """Return a loaded model with every layer shared by ``degree`` processes, including this one.
 
-    Each process loads the whole model on its device, calls this, and then runs the same calls with the same
-    inputs; all of them get the same logits. The processes are those that ``torchrun`` starts: they find each
-    other by the environment it sets, over NCCL on CUDA devices and gloo on the CPU. An engine decides by
-    decode steps and lengths, not by the clock, so engines of all processes stay in step while every request
-    is there from the start.
+    Each process loads the whole model on its device, calls this, and then makes the same calls with the same
+    inputs; all get the same logits. ``torchrun`` starts the processes: they find each other by its
+    environment, over NCCL on CUDA devices and gloo on the CPU. An engine decides by decode steps and lengths,
+    not by the clock. So engines of all processes stay in step while every request is there from the start.
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -28,10 +26,9 @@ def share_layers(model: Any, degree: int) -> Any:
 
 
 def untie(model: Any) -> None:
-    """
-    Give the output layer of a model a copy of the weights that it has in common with the embedding.
+    """Copy the weights that a model's output layer shares with the embedding.
 
-    transformers shares layers by the names of their weights, and finds one that two layers have only once.
+    transformers shares layers by the names of their weights, and finds a tied weight only once.
     """
     import torch
 
@@ -41,7 +38,7 @@ def untie(model: Any) -> None:
 
 
 def check_shared(config: Any, degree: int) -> None:
-    """Raise, as :func:`share_layers` does, if that many processes cannot share the layers of such a model."""
+    """Raise, as :func:`share_layers` does, if ``degree`` processes cannot share the model's layers."""
     text = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedModelError(

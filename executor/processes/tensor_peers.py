@@ -1,4 +1,4 @@
-"""The other processes that run a configuration in step with this one, each with its share of every layer."""
+"""Peer processes that run a configuration in step with this one, each with its share of every layer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from ..models.faults import RunStoppedError
 from .engine_spec import EngineSpec
 
 _PATIENCE = 5.0
-"""Seconds that a process is given to end by itself."""
+"""Seconds for a process to end by itself before it is killed."""
 
 _LONGEST_LOAD = timedelta(hours=2)
-"""That a process waits for another, whose model may be large."""
+"""Longest wait for another process to load its model."""
 
 
 class TensorPeers:
-    """
-    Processes that make the same calls as this one, so that the model's layers can be shared with them.
+    """Peer processes that make the same calls as this one, so that they can share the model's layers.
 
     While it is open, :func:`~.tensor_parallel.share_layers` finds them.
     """
@@ -46,7 +45,7 @@ class TensorPeers:
         prompts: Sequence[Sequence[int]],
         options: Mapping[str, Any],
     ) -> None:
-        # Only this user can read what they tell each other there; a port would be open to all.
+        # Only this user can read the messages there; a port would be open to all users.
         self._folder = TemporaryDirectory(prefix="batchbound-peers-")
         self._device, self._degree = _device(spec, 0), degree
         self._places = [_place(rank, degree) for rank in range(degree)]
@@ -127,7 +126,7 @@ class TensorPeers:
 
 
 def _place(rank: int, degree: int) -> dict[str, str]:
-    """Return what `torchrun` would put into a process's environment, and that it talks over loopback."""
+    """Return a process's environment as `torchrun` would set it, over loopback."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": degree, "LOCAL_WORLD_SIZE": degree}
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return {name: str(value) for name, value in numbers.items()} | {
@@ -137,7 +136,7 @@ def _place(rank: int, degree: int) -> dict[str, str]:
 
 
 def _meet(folder: str, rank: int, degree: int, device: str) -> None:
-    """Make the group of processes, which find each other through a file of a folder."""
+    """Join the process group, of members that meet through a file in a folder."""
     import torch
 
     on_cuda = device.startswith("cuda")
@@ -160,7 +159,7 @@ def _device(spec: EngineSpec, rank: int) -> str:
 def _follow(
     connection: Connection, place: dict[str, str], spec: EngineSpec, degree: int, work: tuple[Any, ...]
 ) -> None:
-    """Make the first process's calls; its whole life."""
+    """Repeat the first process's calls; the peer's main function."""
     os.environ.update(place)
     import torch
 

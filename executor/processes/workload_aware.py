@@ -1,4 +1,4 @@
-"""The engine of WAA's worker that decodes: what another process encodes joins its running batch."""
+"""WAA's decoding engine: batches that another process encoded join its running batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .encode_worker import Encoded, EncodeWorker
 
 
 class DecodeEngine(HuggingFaceEngine):
-    """
-    Decodes on a running batch; prefilling a request takes up what the other worker has encoded.
+    """Engine that decodes a running batch and takes prefilled requests from the other worker.
 
-    It is its policy's :class:`~batchbound.heuristics.exegpt.workload_aware.Encoding`, too.
+    It is also its policy's :class:`~batchbound.heuristics.exegpt.workload_aware.Encoding`.
     """
 
     def __init__(
@@ -34,19 +33,19 @@ class DecodeEngine(HuggingFaceEngine):
         self._names = [str(name) for name in problem.workload.ids]
         self._arrived: dict[int, tuple[Encoded, int]] = {}
         self.encode_began: FloatArray = np.full(len(prompts), np.nan)
-        """When each request's encoding began, seconds after the job's start, shape (requests,)."""
+        """Start of each request's encoding, seconds after the job's start, shape (requests,)."""
         self.encode_seconds: list[tuple[float, float]] = []
-        """Of each batch encoded: seconds by the clock, and of the other worker's process on its CPU."""
+        """Per encoded batch: wall seconds, and CPU seconds of the other worker's process."""
         self.waits: list[float] = []
-        """Seconds of each time that there was nothing to decode, the start included."""
+        """Seconds of each wait without a request to decode, the start included."""
 
     def encode(self, requests: Sequence[int]) -> None:
-        """Have requests encoded by the other worker."""
+        """Send requests to the other worker."""
         names = [self._names[request] for request in requests]
         self._worker.send(requests, names, [self._prompts[request] for request in requests])
 
     def encoded(self, *, wait: bool) -> list[list[int]]:
-        """Return the batches encoded since the last call; prefilling takes them up from shared memory."""
+        """Return the batches encoded since the last call; they stay in shared memory until prefilled."""
         batches, begun = [], self.time
         ready = self._worker.receive(wait=wait)
         if wait:
@@ -60,7 +59,7 @@ class DecodeEngine(HuggingFaceEngine):
         return batches
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Let requests join with what the other worker has encoded; prefill or resume the others here."""
+        """Add requests that the other worker has encoded; prefill or resume the others here."""
         joining = {request: self._arrived.pop(request) for request in requests if request in self._arrived}
         for request, (batch, place) in joining.items():
             suspended = batch.suspended[place]

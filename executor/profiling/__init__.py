@@ -1,1 +1,1 @@
-"""Measuring a model on this machine, and how far simulation is from a measured run."""
+"""Measurement of a model on this machine, and the simulator's error against measured runs."""

@@ -1,4 +1,4 @@
-"""Fitting a cost model to the stages that an engine ran."""
+"""Fit of a cost model to the stages that an engine ran."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _PROFILE_ONLY = ("date", "lengths")
 """Keys of a profile's versions that do not describe the engine."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
-"""Tokens; with the batches, the stages that a cost model is drawn through."""
+"""Tokens of the prefill stages that, with the batches, define a cost model."""
 _BEND_GAIN = 0.03
-"""The share of the error that a bend has to take away."""
+"""Least relative reduction of the error that justifies a bend."""
 _FOLDS = 5
 _CHANGE_GAIN = 0.03
-"""The share of the error at bursts left out that a cost of changes has to take away."""
+"""Least relative reduction of the error at left-out bursts that justifies a cost of batch changes."""
 _OUTLIER = 2.0
-"""Residuals beyond this many typical ones count less in the fit."""
+"""Residuals beyond this many typical ones weigh less in the fit."""
 
 
 def calibrate(
@@ -38,7 +38,7 @@ def calibrate(
     prompt_grid: Sequence[int] = (),
     held_out: Callable[[CostModel], Sequence[Stage]] | None = None,
 ) -> CalibratedCost:
-    """Return the cost model fitted to measured stages, with its error and what was measured."""
+    """Return the cost model fitted to measured stages, with its error and their ranges."""
     cost = fit_cost(stages)
     error = fit_error(cost, stages)
     beyond = None if held_out is None else fit_error(cost, held_out(cost))
@@ -46,16 +46,14 @@ def calibrate(
 
 
 def fit_cost(stages: Sequence[Stage]) -> CostModel:
-    """
-    Return the cost model nearest to measured stages: robust least squares of relative errors, none negative.
+    """Return the cost model fitted by robust least squares of relative errors, without negative terms.
 
-    The KV cache of a decode step counts as the engine reads it, padding included. Whether changes of the
-    batch cost something of their own is decided by cross-validation: every fifth burst is left out in turn,
-    and the term stays if the bursts left out are told better by it. Relative errors, because stages range
-    over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The floor of a
-    prefill stage is found by trying which of the smallest stages lie on it. Where prompts get dearer with
-    length, the line above the floor may meet zero tokens below zero seconds: the cost model then has a line
-    from nothing to where floor and line meet, and a bend there.
+    KV cache of a decode step counts as the engine reads it, padding included. Cross-validation decides about
+    a cost of batch changes: every fifth burst is left out in turn, and the term stays if it improves their
+    prediction. Errors are relative, as stages range over orders of magnitude, and robust (Huber), as a
+    machine is disturbed now and then. The floor of a prefill stage is found by trying which of the smallest
+    stages lie on it. If cost per token rises with length, the line above the floor may be negative at zero
+    tokens. The cost model then has a line from zero to the point where floor and line meet, and a bend there.
     """
     timed = [stage for stage in stages if stage.seconds > 0]
     prefills = [stage for stage in timed if stage.kind == "prefill"]
@@ -85,7 +83,7 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
 
 
 def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
-    """Return the cost model nearest to what the layer profile of one device composes, and its error."""
+    """Return the cost model nearest to a one-device layer profile, and its error."""
     cost, layers = LayerCost(profile), profile.shape.layers
     stages = []
     for batch in _BATCHES:
@@ -105,7 +103,7 @@ def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
 
 
 def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
-    """Return how far a cost model is from measured stages."""
+    """Return the error of a cost model on measured stages."""
     prefill: list[float] = []
     decode: list[float] = []
     counts: list[int] = []
@@ -138,7 +136,7 @@ def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
     """Return the coefficients of ``max(floor, base + per_token * tokens)``, its base possibly below zero."""
     sizes = np.unique(tokens)
     best, least = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
-    # At least two sizes must lie above the floor to draw a line through.
+    # A line needs at least two sizes above the floor.
     candidates = np.unique(np.linspace(0, len(sizes) - 2, _FLOOR_CANDIDATES).astype(np.int64))
     for on_floor in candidates.tolist():
         below = tokens < sizes[on_floor]
@@ -148,8 +146,8 @@ def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
             line = _fit(columns, seconds[~below], free=int(bent))
             fitted = np.maximum(floor, line[0] + line[1] * tokens)
             loss = float(np.abs(fitted / seconds - 1).sum())
-            # A floor is one more coefficient, and what is beyond a bend is left out of bounds: each has to
-            # earn its place.
+            # A floor is one more coefficient, and bounds ignore the part beyond a bend: each must justify
+            # itself.
             if loss < least * (1 - (_BEND_GAIN if line[0] < 0 else 1e-3)) - 1e-9:
                 best, least = _prefill_coefficients(float(line[0]), float(line[1]), floor), loss
     return best
@@ -182,7 +180,7 @@ def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArr
 
 
 def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> float:
-    """Return the mean relative error at rows that the fit was not made of, in turn."""
+    """Return the mean relative error at left-out rows, in turn."""
     fold = np.arange(len(seconds)) % _FOLDS
     error = np.zeros(len(seconds))
     for left in range(_FOLDS):
@@ -195,7 +193,7 @@ def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
 def _fit(
     columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None, free: int = 0
 ) -> FloatArray:
-    """Return the coefficients of least relative Huber loss, none negative but the first ``free``."""
+    """Return the coefficients of least relative Huber loss; all but the first ``free`` are non-negative."""
     from scipy.optimize import lsq_linear
 
     lowest = np.where(np.arange(columns.shape[1]) < free, -np.inf, 0.0)

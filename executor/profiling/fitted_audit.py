@@ -1,4 +1,4 @@
-"""Seconds of a job, estimated at the seconds of an iteration that its own times show."""
+"""Estimated seconds of a job at rates fitted to its own times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from .seconds_audit import needed_work
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SecondsEstimate:
-    """
-    A job's seconds beside those of its simulations, at fitted rates.
+    """Seconds of a job and of its simulations at fitted rates.
 
     fit: Seconds of an iteration.
     measured, simulated: Makespan of the job, and of its simulation at the fitted rates.
-    least: Seconds that every order takes at least if the rates are true, all requests there at the start.
+    least: Least seconds of every order if the rates are true, all requests there at the start.
     orders: Simulated runs by the order of the requests, all there at the start.
     """
 
@@ -36,12 +35,11 @@ class SecondsEstimate:
 def estimate_seconds(
     job: TimedJob, limits: EngineLimits, proven: EngineLimits, orders: Mapping[str, IntArray]
 ) -> SecondsEstimate | None:
-    """
-    Return what a job's orders take at rates fitted to it, or None where it is too large to simulate.
+    """Return the seconds of a job's orders at fitted rates, or None if it is too large to simulate.
 
-    An iteration costs an affine function of its work. So whatever the order, a job costs the sum over the
-    kinds of work: each rate, none of them negative, times the least work of its kind.
-    ``proven`` holds the limits that are known for sure, for the least; ``orders`` are positions of the rows.
+    An iteration costs an affine function of its work. So every order costs at least the sum over kinds of
+    work of each non-negative rate times the least work of its kind. ``proven`` holds the limits known for
+    sure, for that bound; ``orders`` are positions of the rows.
     """
     fit = fit_iterations(job, limits)
     if fit is None:
@@ -54,12 +52,11 @@ def estimate_seconds(
 
 
 def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
-    """
-    Return rates at which no order takes less than the sum of its least work.
+    """Return rates at which every order takes at least the sum of its least work.
 
-    A request that was evicted computes its newest token within a chunk of all it holds, ``m`` tokens, instead
-    of a decode that reads ``m``. So a decode and its read may count no more than a chunk of ``m`` tokens.
-    ``put_back`` says whether requests may be evicted.
+    An evicted request computes its newest token within a chunk of all its ``m`` tokens, instead of a decode
+    that reads ``m``. So a decode and its read may cost no more than a chunk of ``m`` tokens. ``put_back`` is
+    true if requests may be evicted.
     """
     if not put_back:
         return rates
@@ -70,7 +67,7 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
 def simulated_orders(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, PricedRun]:
-    """Return the runs of orders with one second an iteration; nothing for a job too large to simulate."""
+    """Return the runs of orders at one second an iteration; empty for a job too large to simulate."""
     if not simulable(sequences, limits) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)

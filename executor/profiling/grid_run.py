@@ -1,4 +1,4 @@
-"""Measuring prefill stages and decode steps of an engine over a small grid."""
+"""Measurement of an engine's prefill stages and decode steps on a small grid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _SPREAD = 0.5
 """Largest distance of a point's prompts from their mean, as a share of it."""
 _BURSTS = (1, 2, 4)
-"""Decode steps of the bursts after the first of a point; a request leaves before each."""
+"""Decode steps of the later bursts of a point; a request leaves before each."""
 _JOB_ANSWER = 24
 """Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
-"""Tokens of the longest prompt of a point, for each of its mean."""
+"""Ratio of a point's longest prompt to its mean."""
 MOST_STEPS = 160
-"""Tokens that a measured completion may take at most."""
+"""Most tokens of a measured completion."""
 
 
 def profile(
@@ -35,15 +35,13 @@ def profile(
     kv_capacity: int | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> list[Stage]:
-    """
-    Return the median prefill stage and decode stages at every point of a grid.
+    """Return the median prefill stage and decode stages at every point of a grid.
 
     At a point, as many requests as slots are prefilled in one stage, of lengths spread around their mean, and
-    decoded together, as a run has them: decode steps are timed from the first after the prefill, and then
-    requests leave one by one, after ever more decode steps, so that what follows a change of the batch can be
-    told from what a decode step takes. The points are visited in turn for every repeat, so that a disturbance
-    of the machine hits one repeat of many points and the median of none. A first measurement of the largest
-    one is thrown away.
+    decoded together, as in a run. Decode steps are timed from the first after the prefill. Then requests
+    leave one by one, after ever more decode steps, so that the cost of a batch change can be separated from
+    that of a decode step. The points are visited in turn for every repeat: a disturbance of the machine hits
+    one repeat of many points and the median of none. A first measurement of the largest point is discarded.
     """
     if repeats < 1 or decode_steps < 1:
         raise ValueError(
@@ -72,7 +70,7 @@ def profile(
 
 
 def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:
-    """Return a job unlike any point of a grid: prompts and completions of all lengths, slots filled again."""
+    """Return a job unlike any grid point: prompts and completions of all lengths, slots refilled."""
     rng, count = np.random.default_rng(seed), 3 * slots
     prompts = np.exp(rng.uniform(np.log(min(8, longest)), np.log(longest), count)).astype(np.int64)
     answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_STEPS)
@@ -94,7 +92,7 @@ def _measure(
     spread = np.trunc(_SPREAD * prompt * (2 * np.arange(active) + 1 - active) / active).astype(np.int64)
     prompts = prompt + rng.permutation(spread)
     bursts = [decode_steps, *_BURSTS][:active]
-    # A token more than is decoded: nothing finishes before its turn.
+    # One token more is decoded, so that no request finishes before its turn.
     answers = np.full(active, 2 + sum(bursts))
     answers[rng.permutation(active)[: len(bursts) - 1]] = 1 + np.cumsum(bursts[:-1])
     workload = Workload.from_lengths(prompts.tolist(), answers.tolist())

@@ -1,4 +1,4 @@
-"""Seconds of a server's iterations, fitted from outside: from when its requests came and went."""
+"""Fit of a server's seconds per iteration from the times of its requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..serving.release import engine_of, fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
 
 _FITTED = ("iterations", "decodes", "prompt_tokens", "kv_tokens")
-"""What an iteration's seconds are taken to depend on; draws and pairs are not told apart from outside."""
+"""Kinds of work in the fit; draws and pairs cannot be separated from outside."""
 
 _COLUMNS = [[field.name for field in fields(Work)].index(name) for name in _FITTED]
 
 _DRAWN = [field.name for field in fields(Work)].index("drawn")
 
 _PASSES = 5
-"""Times that a job is simulated and fitted in turn, where what ran together depends on the seconds."""
+"""Passes of simulation and fit, as the batches of iterations depend on the seconds."""
 
 _MOST_MARKS = 1500
 _PARTS = 6
@@ -34,18 +34,17 @@ LEAST_MARKS = 24
 """First and last tokens below which only one rate is fitted."""
 
 LARGEST_ERROR = 0.2
-"""Share by which a fit may miss seconds; beyond it the iterations do not fit a linear cost."""
+"""Relative error of a fit beyond which iterations do not have a linear cost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedJob:
-    """
-    What a server computed, and when its requests were there.
+    """Work of a server, with the times of its requests.
 
     sequences: A row per completion, in the order they were sent.
     request: Position of each row's request, ascending, shape (rows,).
-    start, last: Seconds at which each request was sent and its last token was there, shape (requests,).
-    first: Seconds of its first token, shape (requests,); None where no one noted them.
+    start, last: Seconds of each request's send and last token, shape (requests,).
+    first: Seconds of its first token, shape (requests,); None if not recorded.
     """
 
     sequences: Sequences
@@ -62,13 +61,11 @@ class TimedJob:
 
 @dataclass(frozen=True, slots=True)
 class IterationFit:
-    """
-    What an iteration of a server takes.
+    """Seconds of a server's iterations.
 
-    rates: Seconds of an iteration, and per unit of its work; none is negative.
-    error: Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None
-        for a job too short to leave some out, whose one rate is of an iteration whatever is in it, and for
-        one that took no time.
+    rates: Seconds per iteration, and per unit of its work; none is negative.
+    error: Mean relative error on held-out sixths of the job. None for a job too short to hold any out (its
+        one rate is per iteration), and for one that took no time.
     marks: Moments at which the server's clock was compared.
     """
 
@@ -78,15 +75,14 @@ class IterationFit:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the iterations fit a linear cost; a fit without an error counts as one that does."""
+        """True if the iterations fit a linear cost, or the fit has no error."""
         return self.error is None or self.error <= LARGEST_ERROR
 
 
 def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = None) -> tuple[Minorant, float]:
-    """
-    Return the rates of least absolute error, none below zero: a linear program.
+    """Return the non-negative rates of least absolute error, by a linear program.
 
-    Absolute and not squared: a shared machine now and then takes ten times as long for the same.
+    The error is absolute and not squared: on a shared machine some iterations take ten times as long.
 
     Shapes: work (observations, 6), seconds (observations,).
     """
@@ -101,7 +97,7 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
     known, each = len(unit), np.arange(count)
     both = np.vstack([rows, -rows])
     at, column = np.nonzero(both)
-    # Behind the rates and the shift, each observation's error: no less than what is missed, up or down.
+    # After the rates and the shift come the observations' errors, bounded by the residuals on both sides.
     coefficients: Any = csr_array(
         (
             np.concatenate((both[at, column], np.full(2 * count, -1.0))),
@@ -126,13 +122,11 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
 
 
 def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
-    """
-    Return what an iteration took on a server that only said when its requests came and went.
+    """Fit the seconds of an iteration from the times of a server's requests.
 
-    Which requests shared an iteration is simulated as vLLM schedules them, at the rates found so far. Each
-    first and last token is a mark on two clocks: the seconds it was there after, and the work that the
-    simulation had done by then. The rates are what turns the one into the other. None where a job is too
-    large to simulate.
+    The batches of iterations are simulated as vLLM schedules them, at the rates found so far. Each first and
+    last token is a mark on two clocks: the measured seconds, and the simulated work done by then. The rates
+    convert one into the other. Returns None if a job is too large to simulate.
     """
     sequences = job.sequences
     if not simulable(sequences, limits) or not fits(sequences, limits):
@@ -141,7 +135,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
     for _ in range(_PASSES):
         work, seconds = _marks(job, replay_at(job, limits, rates))
         if len(seconds) < LEAST_MARKS:
-            work[:, 1:] = 0.0  # so few tell no more than one rate
+            work[:, 1:] = 0.0  # too few to fit more than one rate
         found, _ = fit_rates(work, seconds)
         near = np.allclose(astuple(found), astuple(rates), rtol=1e-3)
         rates = found
@@ -151,7 +145,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
 
 
 def fit_log(log: IterationLog) -> IterationFit:
-    """Return what an iteration took by a server's own log of them."""
+    """Fit the seconds of an iteration from a server's own log."""
     work = np.zeros((len(log), len(fields(Work))))
     work[:, :3] = np.stack((np.ones(len(log)), log.decodes, log.chunk_tokens), axis=1)
     at = np.unique(np.linspace(0, len(log) - 1, min(len(log), _MOST_MARKS)).astype(np.int64))
@@ -160,7 +154,7 @@ def fit_log(log: IterationLog) -> IterationFit:
 
 
 def _error(work: FloatArray, seconds: FloatArray) -> float | None:
-    """Return how far a part's seconds are missed by the rates of the others, the mean over all parts."""
+    """Return the mean relative error of each part under the rates of the others."""
     if len(seconds) < LEAST_MARKS:
         return None
     missed = []
@@ -182,11 +176,10 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedRun:
-    """
-    A simulated job.
+    """Simulated job.
 
-    run: What the device did.
-    work: Of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
+    run: The device's run.
+    work: Work of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
     """
 
     run: ServingRun
@@ -194,7 +187,7 @@ class PricedRun:
 
     @property
     def under_way(self) -> FloatArray:
-        """Requests that drew a token in each iteration, shape (iterations,)."""
+        """Requests that sampled a token in each iteration, shape (iterations,)."""
         drawn: FloatArray = self.work[:, _DRAWN]
         return drawn
 
@@ -217,7 +210,7 @@ def replay_at(
 
 
 class PricedDevice:
-    """A device whose iterations take what their work is priced at."""
+    """Device with seconds from the price of an iteration's work."""
 
     def __init__(self, rates: Minorant) -> None:
         self._rates = rates
@@ -242,7 +235,7 @@ class PricedDevice:
 
 
 class _Recorded(PricedDevice):
-    """The same, which takes note of each iteration."""
+    """The same device, with a record of each iteration."""
 
     def __init__(self, rates: Minorant) -> None:
         super().__init__(rates)
@@ -267,11 +260,7 @@ def _done(work: DeviceBatch) -> Work:
 
 
 def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
-    """
-    Return the marks of a job's clock in order.
-
-    Shapes: returned (marks, 6).
-    """
+    """Return the marks of a job's clock in order, shape (marks, 6)."""
     run, ends = priced.run, priced.run.start + priced.run.seconds
     begins = np.flatnonzero(np.append(True, np.diff(job.request) > 0))
     marks = [(np.maximum.reduceat(run.finished, begins), job.last)]
@@ -282,6 +271,6 @@ def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
     at = np.minimum(np.searchsorted(ends, simulated * (1 - 1e-12)), len(ends) - 1)
     by = np.argsort(at, kind="stable")
     by = by[np.unique(np.linspace(0, len(by) - 1, min(len(by), _MOST_MARKS)).astype(np.int64))]
-    # Where nothing had arrived the device stood still: seconds without work.
+    # The device was idle before the next arrival: seconds without work.
     stood = (ends - np.cumsum(run.seconds))[at[by]]
     return np.cumsum(priced.work, axis=0)[at[by]], measured[by] - stood

@@ -1,4 +1,4 @@
-"""A layer profile composed from what was measured at the points of a grid."""
+"""Layer profile composed from measurements at the points of a grid."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .profile_grid import BESIDE, STEPS_BEFORE, WARM_STEPS, Grid, decoding, job_
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
 Point = tuple[int, int]
-"""Requests, and their mean tokens."""
+"""Number of requests, and their mean tokens."""
 
 REFERENCE = f"reference: {WORK}"
-"""Of a measurement: the seconds of that work just before it."""
+"""Field of a measurement: the seconds of that work just before it."""
 
 _LINE = np.array([[0.0], [1e6]])
-"""Requests: a line through these is exact everywhere."""
+"""Numbers of requests: a line through these is exact everywhere."""
 
 
 def at(batch: int, length: int, what: str, number: int) -> str:
@@ -36,14 +36,13 @@ def at(batch: int, length: int, what: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """
-    What was measured, to compose a profile from.
+    """Measurements from which a profile is composed.
 
-    points: Of the grid, those that were measured.
-    joining: Of :attr:`~.profile_grid.Grid.joining` those measured with a worker that encodes; none without
+    points: Measured points of the grid.
+    joining: Points of :attr:`~.profile_grid.Grid.joining` measured with an encoding worker; empty without
         one.
-    grid: What else was to be measured.
-    found: The measurements, all of them.
+    grid: The grid.
+    found: All measurements.
     """
 
     points: Sequence[Point]
@@ -52,11 +51,11 @@ class Measurements:
     found: Found
 
     def passes(self, point: Point, what: str, kind: str) -> list[float]:
-        """Return a figure of a measurement at a point, pass by pass."""
+        """Return a measured value at a point, pass by pass."""
         return [_number(self.found[at(*point, what, number)][kind]) for number in range(self.grid.repeats)]
 
     def calls(self, kind: str) -> FloatArray:
-        """Return a figure of the calls at all points, shape (points, passes)."""
+        """Return a measured value of the calls at every point, shape (points, passes)."""
         return np.array([self.passes(point, "calls", kind) for point in self.points])
 
     @property
@@ -66,7 +65,7 @@ class Measurements:
 
     @property
     def begun_with(self) -> FloatArray:
-        """Mean tokens of the prompts with which the points begin to decode, shape (points,)."""
+        """Mean prompt tokens with which the points begin to decode, shape (points,)."""
         return np.array([fmean(decoding(length, batch)) for batch, length in self.points])
 
     @property
@@ -76,11 +75,10 @@ class Measurements:
 
 
 def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
-    """
-    Return the profile whose composition gives what every point takes.
+    """Return the profile that composes to the measured seconds of every point.
 
-    That is the median of its passes, which a busy moment leaves alone, in proportion to what all points took
-    on average: a run pays for its busy moments, too.
+    They are the median of its passes, which is robust to a busy moment, scaled to the mean over all points: a
+    run has busy moments, too.
     """
     operations = [*_stages(shape, measured, "encode"), *_stages(shape, measured, "decode")]
     operations += _between(measured)
@@ -101,7 +99,7 @@ def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
 
 
 def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operation]:
-    """Return what encoding takes, or decoding: layers without attention, attention, and the rest."""
+    """Return the operations of encoding or decoding: layers without attention, attention, and the rest."""
     batches, points = measured.batches, measured.points
     repeats = measured.calls(kind)
     seconds = _typical(repeats)
@@ -119,7 +117,7 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
         size, axes, corners = batches, ("decodes", "context"), np.column_stack((batches, measured.held))
     sizes = np.unique(size)
     rest = np.array([np.median((layers - attention)[size == each]) for each in sizes])
-    # What the whole takes beyond its layers as composed: embedding, output head, choosing tokens, host.
+    # Seconds beyond the composed layers: embedding, output head, choice of tokens, host.
     once = np.maximum(0.0, seconds - shape.layers * (np.interp(size, sizes, rest) + attention))
     return [
         Operation("layer", kind, ("tokens",), sizes[:, None], rest),
@@ -129,12 +127,12 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 
 
 def _between(measured: Measurements) -> list[Operation]:
-    """Return what a change of the batch, a request that leaves, the loop, and keeping a completion take."""
+    """Return the operations between stages: batch change, leaving request, loop, storing a completion."""
     found = measured.found
     large = [point for point in measured.points if "leave" in found[at(*point, "calls", 0)]]
     left = [each for point in large for each in measured.passes(point, "calls", "leave")]
     leaving = max(0.0, median(left or [0.0]))
-    # One request was done in each call that was timed.
+    # One request was done in each timed call.
     changes = np.maximum(0.0, _typical(measured.calls("change")) - leaving)
     jobs = job_points(measured.points)
     loop, keep = (
@@ -161,7 +159,7 @@ def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
             held += 1
             per_layer, once = cost.decode_many(batches, lengths + held)
             beyond[name] -= cost.profile.shape.layers * per_layer + once
-    # Each of these decode steps is a call of its own: that is not what makes them long.
+    # Each of these decode steps is a call of its own, which is not why they are slow.
     beyond["warming"] -= parts["warming"] / parts["warm"] * beyond["warm"]
     corners = np.column_stack((batches, lengths + (WARMING_STEPS + 1) / 2))
     return [
@@ -175,7 +173,7 @@ def _so_far(shape: ModelShape, operations: Sequence[Operation]) -> LayerCost:
 
 
 def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
-    """Return what a decode call takes longer in a job than in a row of calls, where nothing comes between."""
+    """Return the slow-down of a decode call in a job, compared with calls in a row."""
     profile, jobs = cost.profile, job_points(measured.points)
     change, leaving = _changing(profile)
 
@@ -199,20 +197,20 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
 
 
 def _changing(profile: LayerProfile) -> tuple[Surface, float]:
-    """Return what a change of the decode batch takes, and each request that leaves, seconds."""
+    """Return the seconds of a batch change, and of each request that leaves."""
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     leaving = float(own["leave"].seconds[-1]) / float(_LINE[-1, 0])
     return Surface(own["change"].points, own["change"].seconds), leaving
 
 
 def _typical(repeats: FloatArray) -> FloatArray:
-    """Return the medians of points over their passes, scaled so that their sum is that of the means."""
+    """Return each point's median over passes, scaled so that the sum is that of the means."""
     medians, means = np.median(repeats, axis=1), np.mean(repeats, axis=1)
     return np.asarray(medians * (means.sum() / medians.sum() if medians.any() else 1.0))
 
 
 def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
-    """Return what two workers, one encoding and one decoding, take besides their stages."""
+    """Return the extra operations of two workers, one encoding and one decoding."""
     cost, layers = LayerCost(profile), profile.shape.layers
     change, leaving = _changing(profile)
     alone = profile.operation("loop")
@@ -229,16 +227,16 @@ def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
         sends.append(max(0.0, encode - layers * per_layer - once))
         between = measured.passes((prompts, length), "joining", "between")
         stages = measured.passes((prompts, length), "joining", "stages")
-        # Where batches join less often than in every stage, the loop alone is what passes in between.
+        # If batches join less often than in every stage, only the loop is between the others.
         joins.append(loop + max(0.0, median(np.subtract(between, np.multiply(stages, loop)).tolist())))
         per_layer, once = cost.decode(active, context)
         step = layers * per_layer + once + change(active, context)
-        # As many leave as join, and what the other worker's being at work costs is counted for itself.
+        # As many requests leave as join, and the other worker's load has its own operation.
         step += prompts / median(stages) * leaving
         step += encode / median(stages) * float(np.interp(active, decodes, crowding))
         joined.append((decode - step) / active)
     corners = np.array(measured.joining, dtype=np.float64)
-    # A difference of large numbers: over all lengths it is hardly noise.
+    # As a difference of large numbers it is noisy, but hardly so over all lengths.
     longer = [np.mean(np.array(joined)[corners[:, 0] == prompts]) for prompts, _ in measured.joining]
     return [
         Operation("send", "run", ("sequences", "length"), corners, np.array(sends)),
@@ -249,7 +247,7 @@ def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
 
 
 def _crowding(measured: Measurements) -> tuple[FloatArray, FloatArray]:
-    """Return batches, and the share of a decode step that another worker's encoding costs each of them."""
+    """Return batches, and the share by which another worker's encoding slows their decode steps."""
     slowed: dict[int, list[float]] = {}
     for point in measured.points:
         alone, beside = (measured.passes(point, "beside encoding", kind) for kind in ("alone", "beside"))

@@ -1,4 +1,4 @@
-"""Profiling a model layer by layer as the engine runs it (ExeGPT's XProfiler, section 3)."""
+"""Layer by layer profile of a model as the engine runs it (ExeGPT's XProfiler, section 3)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _REQUESTS_PER_SLOT = 6
-"""Of the job that measures what passes between stages."""
+"""Requests per slot of the job that measures overheads between stages."""
 _NEVER = frozenset({-1})
-"""An end that no completion has: the engine looks for it, and decodes to the full length."""
+"""End token that no completion has: the engine looks for it, and decodes to the full length."""
 _EARLY = ((1, 0),) * (WARMING_STEPS + WARM_STEPS)
 _SINGLE = ((1, 1),) * BESIDE
 _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
@@ -55,11 +55,10 @@ _Engine = TypeVar("_Engine", bound=HuggingFaceEngine)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """
-    A model as it is run while it is profiled.
+    """Model as it runs while it is profiled.
 
     model: Loaded.
-    tier: Its layout of the KV cache.
+    tier: Layout of its KV cache.
     pinned: Measure as for runs at pinned lengths, which read tokens back only when a request is done.
     clock: Seconds from any origin.
     """
@@ -70,11 +69,11 @@ class ProfiledModel:
     clock: Callable[[], float] = time.perf_counter
 
     def engine(self, problem: Problem) -> HuggingFaceEngine:
-        """Return an engine for made-up prompts."""
+        """Return an engine for synthetic prompts."""
         return self._of(HuggingFaceEngine, problem)
 
     def decode_engine(self, encoding: EncodeWorker, problem: Problem) -> DecodeEngine:
-        """Return an engine for made-up prompts that takes up what a worker encodes."""
+        """Return an engine for synthetic prompts that a worker encodes."""
         return self._of(partial(DecodeEngine, encoding), problem)
 
     def _of(self, kind: Callable[..., _Engine], problem: Problem) -> _Engine:
@@ -99,21 +98,20 @@ def profile_layers(
     keep: Callable[[Sequence[int]], None] | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
-    """
-    Return what the layers of a model take on the engine, measured point by point.
+    """Profile the layers of a model on the engine, point by point.
 
-    Every point goes through the engine's own prefill and decode calls, on a batch that was in use before,
-    with lengths spread as in a running batch: prompts where they are encoded, tokens held where they decode.
-    So what the engine adds to the model (padding, masks, storing, choosing tokens) is measured with it. How
-    much of it layers and attention take are measured apart, with hooks, whose own time is taken out again in
-    proportion. What a change of the decode batch costs (packing rows, new masks), and each request that
-    leaves, is the difference between decode steps in which one or several are done and others. Decode steps
-    that follow an encoding take longer, as it has driven KV cache out of the caches: they are measured apart.
-    What the loop around the stages costs, keeping a completion, and what decode calls take longer where both
-    come between them, is measured on jobs of random lengths.
+    Every point runs through the engine's own prefill and decode calls, on buffers that were used before, with
+    lengths spread as in a running batch. So the engine's additions to the model (padding, masks, storing,
+    choice of tokens) are measured with it. The shares of layers and attention are measured separately, with
+    hooks; the hooks' own time is removed in proportion.
 
-    With a worker, what two of them cost each other is measured, too: decode steps while it encodes, beside
-    decode steps while it rests, and jobs in which what it encodes joins.
+    The cost of a batch change (packing rows, new masks), and of each request that leaves, is a difference:
+    decode steps in which requests are done, minus others. Decode steps after an encoding are slower, as it
+    has evicted KV cache from the processor caches, and are measured separately. Jobs of random lengths
+    measure the overhead of the loop, of storing a completion, and the slow-down of decode calls between them.
+
+    With a worker, the mutual costs of two workers are measured, too. Decode steps while it encodes are
+    compared with those while it rests, and jobs run in which encoded batches join.
     """
     points, joining = _within_positions(profiled.model, grid, paired=worker is not None)
     # Warm-up: the first calls allocate, and choose kernels.
@@ -149,7 +147,7 @@ def profile_layers(
 
 
 def _within_positions(model: Any, grid: Grid, *, paired: bool) -> tuple[list[Point], list[Point]]:
-    """Return the points of a grid within a model's positions, and those to join at with two workers."""
+    """Return the points within a model's positions, and the joining points of two workers."""
     from ..models.source import position_limit
 
     limit = position_limit(model.config) or 2**31
@@ -172,7 +170,7 @@ def _tasks(
     keep: Callable[[Sequence[int]], None] | None,
     number: int,
 ) -> dict[str, _Task]:
-    """Return what one pass measures on one engine, by name."""
+    """Return the measurements of one pass on one engine, by name."""
     from .layer_shares import LayerShares
 
     shares = LayerShares(profiled.model, profiled.clock)
@@ -195,7 +193,7 @@ def _paired_tasks(
     joining: Sequence[Point],
     number: int,
 ) -> dict[str, _Task]:
-    """Return what one pass measures on two workers, by name."""
+    """Return the measurements of one pass on two workers, by name."""
     tasks: dict[str, _Task] = {}
     for point in points:
         crowd = partial(_crowd, engine_for, pair, point, decode_steps)
@@ -211,10 +209,10 @@ def _measure(
     measured: Journal,
     on_point: Callable[[int, int], None] | None,
 ) -> None:
-    """Carry out the tasks that the journal has not yet."""
+    """Run the tasks that the journal lacks."""
     total = sum(len(tasks) for tasks in passes)
-    # Pass by pass, each in an order of its own: a machine's speed changes within seconds, and what is
-    # measured in a row sees it at one speed.
+    # Each pass has an order of its own. A machine's speed changes within seconds, and measurements in a row
+    # would all see the same speed.
     rng = np.random.default_rng(0)
     for tasks in passes:
         for name in rng.permuted(list(tasks)).tolist():
@@ -228,13 +226,12 @@ def _measure(
 def _used_engine(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, leaving: Sequence[int] = ()
 ) -> HuggingFaceEngine:
-    """
-    Return an engine whose buffers a first batch has used and left.
+    """Return an engine with buffers that a first batch has used and left.
 
     The requests to measure come after those of that batch: a batch to encode, done after a decode step; a
-    batch to decode, of which none is done within ``decode_steps`` steps but those that ``leaving`` names;
-    and :data:`BESIDE` requests beside it. ``leaving`` has the decode steps after which requests are done:
-    first of those beside, then of the batch.
+    batch to decode, with requests that run for more than ``decode_steps`` steps unless in ``leaving``; and
+    :data:`BESIDE` further requests. ``leaving`` has the decode steps after which requests are done: first the
+    further ones, then those of the batch.
     """
     lengths = spread(length, batch)
     stay = np.full(batch + BESIDE, decode_steps + 1)
@@ -250,12 +247,11 @@ def _used_engine(
 
 
 def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) -> dict[str, float]:
-    """
-    Return the seconds of an encoding, of a decode step, and of a call's fixed cost.
+    """Return the seconds of an encoding, of a decode step, and of a call's fixed cost.
 
-    After some decode steps, which take longer as they follow the encoding, a call of many is timed, and calls
-    of one decode step before and after it, when as many more and as many fewer requests run. In the last
-    round of each one request is done, as it is in a run.
+    After some slower decode steps that follow the encoding, a call of many steps is timed. Calls of one step
+    are timed before and after it, with as many more and as many fewer requests. In the last step of each one
+    request is done, as in a run.
     """
     calls = (*_EARLY, *_SINGLE, (decode_steps, 1), *_AFTER)
     ends = np.cumsum([call for call, _ in calls])
@@ -273,17 +269,17 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
         if running > 0
     ]
     early, seconds = seconds[: len(_EARLY)], seconds[len(_EARLY) :]
-    # No one left before the first of these calls.
+    # No request left before the first of these calls.
     before, many, after = seconds[1:BESIDE], seconds[BESIDE], seconds[BESIDE + 1 :][:3]
     near = min(len(after), batch - 1)
     single = fmean(before[-near:] + after[:near] if near else before[-1:])
-    # Where noise hides what a call costs, all of it counts as its decode steps'.
+    # If noise hides a call's fixed cost, its decode steps get all of it.
     each = (many - single) / (decode_steps - 1) if single < many else many / decode_steps
     found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
     found |= {"start": early[0], "warming": sum(early[1:WARMING_STEPS]), "warm": sum(early[WARMING_STEPS:])}
     if batch >= leaving.size - BESIDE:
         several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]
-        # The batch shrinks all the while: calls before and after are compared with those between.
+        # The batch shrinks throughout: calls before and after are compared with those between.
         alone = (median(after) + median(again)) / 2
         found["leave"] = (median(several) - alone) / (BESIDE - 1)
     return found
@@ -292,7 +288,7 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
 def _shares(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, shares: LayerShares
 ) -> dict[str, float]:
-    """Return which part of an encoding, and of a decode step, layers take, and attention in them."""
+    """Return the layers' share of an encoding and of a decode step, and attention's share in it."""
     engine = _used_engine(engine_for, batch, length, decode_steps)
     found: dict[str, float] = {}
     with shares:
@@ -326,11 +322,10 @@ def _job(
     seed: int,
     keep: Callable[[Sequence[int]], None] | None,
 ) -> dict[str, float]:
-    """
-    Return what passes between two stages of a job, in the loop and its policy, and what keeping takes.
+    """Return the overhead between two stages of a job, in loop and policy, and of storing completions.
 
-    With it goes what the decode calls of its steady state take, and what they do: calls, decode steps,
-    requests that run and tokens each of them holds on average, requests done, and encodings among them.
+    It also returns the seconds of decode calls in the steady state, with their work: calls, decode steps,
+    mean requests and tokens of each, requests done, and encodings among them.
     """
     batch, length = point
     rng = np.random.default_rng(seed)
@@ -352,7 +347,8 @@ def _job(
     trace = execute(problem, policy, engine, on_finish=finished)
     stages = trace.stages
     between = [after.start - before.end for before, after in pairwise(stages)]
-    # Means: a policy does much in few of its calls. The last completions are kept after the last stage.
+    # Means, as a policy does most of its work in few calls. The last completions are stored after the last
+    # stage.
     last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
     encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
     steady = stages[encodings[2] : encodings[-1]]

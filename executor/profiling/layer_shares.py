@@ -1,7 +1,6 @@
-"""
-Share of a forward call that layers take, and their attention apart from the rest.
+"""Shares of a forward call spent in layers, and in their attention.
 
-This module needs torch when it is imported.
+Importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ _ATTENTION = ("attn", "attention")
 
 
 class LayerShares:
-    """
-    Times the layers of a model, and the attention in them, while it is entered.
+    """Context that times the layers of a model, and the attention in them.
 
-    Attention is what an attention module does besides its projections: positions, storing and reading keys
-    and values, scores and weighted sums. That is what depends on the tokens held.
+    Attention is all of an attention module except its projections: positions, storing and reading KV cache,
+    scores and weighted sums. This part depends on the tokens held.
     """
 
     def __init__(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -93,9 +91,9 @@ def _attention_of(layer: Any) -> Any:
     for name, module in layer.named_children():
         if name in _ATTENTION or name.endswith(tuple(f"_{word}" for word in _ATTENTION)):
             return module
-    raise ValueError(f"a layer of type {type(layer).__name__} has no attention that can be told by its name")
+    raise ValueError(f"a layer of type {type(layer).__name__} has no attention that its name shows")
 
 
 def _projects(module: Any) -> bool:
-    """Tell whether a module multiplies by a matrix of weights of its own."""
+    """Return True if a module multiplies by a weight matrix of its own."""
     return any(weight.dim() == 2 for weight in module.parameters(recurse=False))

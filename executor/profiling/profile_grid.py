@@ -11,28 +11,27 @@ import numpy as np
 from ...models.exegpt.run_profile import WARMING_STEPS
 
 _DEVIATION = 0.45
-"""Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
+"""Deviation of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _MOST_JOINING = 8
 BESIDE = 4
-"""Requests that run beside a point's batch, and leave one by one before decode steps are timed together."""
+"""Further requests of a point, which leave one by one before decode steps are timed together."""
 WARM_STEPS = 3
-"""After those that follow an encoding: they are compared with these."""
+"""Decode steps after those slowed by an encoding, for comparison with these."""
 STEPS_BEFORE = WARMING_STEPS + WARM_STEPS + BESIDE
 """Decode steps of a point before those timed together."""
 _FEWEST_IN_JOB = 4
 _MORE_STEPS = 2 * WARMING_STEPS + 12
-"""Than those timed that a point may run."""
+"""Decode steps that a point may run beyond the timed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """
-    What to measure.
+    """Grid of measurements.
 
     batches: Prompts encoded, and requests decoding, at a time.
-    lengths: Mean tokens of a prompt, and tokens held where decoding begins.
+    lengths: Mean tokens of a prompt, and tokens held when decoding begins.
     decode_steps: Decode steps timed at a point.
-    repeats: Passes over all that is measured, of which medians count.
+    repeats: Passes over all measurements; medians count.
     """
 
     batches: tuple[int, ...]
@@ -65,29 +64,29 @@ class Grid:
         return self.decode_steps + _MORE_STEPS
 
     def within(self, point: tuple[int, int], limit: int) -> bool:
-        """Tell whether a model with that many positions can run a point."""
+        """Return True if a model with ``limit`` positions can run a point."""
         batch, length = point
         longest = max(*spread(length, batch), *decoding(length, batch))
         return longest + self.most_steps <= limit
 
     def measurements(self, *, paired: bool) -> int:
-        """Return how many there are, with (``paired``) or without a worker that encodes."""
+        """Return the number of measurements, with (``paired``) or without an encoding worker."""
         pairs = len(self.points) + len(self.joining)
         return self.repeats * (2 * len(self.points) + len(job_points(self.points)) + paired * pairs)
 
 
 def spread(length: int, batch: int) -> list[int]:
-    """Return prompt lengths as of a running batch: a normal distribution's quantiles, in random order."""
+    """Return prompt lengths of a running batch: a normal distribution's quantiles, in random order."""
     if batch == 1:
         return [length]
-    # In order, rows of like lengths would be neighbours, and an engine that groups rows pads less.
+    # In order, similar rows would be neighbours, and an engine that groups rows would pad less.
     order = np.random.default_rng(batch).permutation(batch)
     at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
     return [max(1, round(length * max(0.1, 1 + each))) for each in at]
 
 
 def decoding(length: int, batch: int, decode_steps: int = STEPS_BEFORE) -> list[int]:
-    """Return prompt lengths that spread a batch, after some decode steps, as a running one is."""
+    """Return prompt lengths that spread a batch like a running one after some decode steps."""
     return [max(1, tokens - decode_steps) for tokens in spread(length + decode_steps, batch)]
 
 

@@ -26,8 +26,7 @@ from ..serving.simulation import ServingJob, ServingRun, serve_on_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """
-    When a simulated run's requests had their tokens.
+    """Token times of a simulated run.
 
     first_token, finished: Seconds after the first arrival, shape (requests,).
     """
@@ -37,13 +36,13 @@ class Replay:
 
 
 class ComposedDevice:
-    """A device whose iterations take the seconds composed from a layer profile alone."""
+    """Device with seconds composed from a layer profile alone."""
 
     def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
         self._cost, self._graphs = cost, list(graph_tokens)
 
     def run(self, work: DeviceBatch, tokens: int | None = None) -> float:
-        """Return the seconds of an iteration; of that many tokens, if others of a group have more."""
+        """Return an iteration's seconds; for ``tokens`` tokens if another replica of a group has more."""
         contexts, chunks = work.held[work.decodes], _chunks(work)
         context = float(contexts.mean()) if len(contexts) else 0.0
         padded = tokens or self.padded(work)
@@ -65,14 +64,14 @@ class ComposedDevice:
         return self._cost.iteration(decodes, context, chunks, sampled=drawn, padded_tokens=tokens)
 
     def padded(self, work: DeviceBatch) -> int:
-        """Return the tokens the engine computes for, rounded up to a captured graph where there is one."""
+        """Return the computed tokens, rounded up to a captured graph where there is one."""
         tokens = len(work.decodes) + sum(new for new, _ in _chunks(work))
         at = bisect_left(self._graphs, tokens)
         return self._graphs[at] if at < len(self._graphs) else tokens
 
 
 class _ExpertGroup:
-    """Replicas that share their experts: each computes its own tokens, all wait for each other's."""
+    """Replicas that share their experts: each computes its own tokens and waits for all others."""
 
     def __init__(self, run: MeasuredRun, profile: LayerProfile, link: Link) -> None:
         rest, experts = experts_apart(with_all_reduce(profile, link, gathered=True))
@@ -81,10 +80,10 @@ class _ExpertGroup:
         self._largest = max(run.graph_tokens, default=0)
 
     def run(self, work: Sequence[DeviceBatch]) -> float:
-        """Return the seconds of an iteration that the slowest replica sets the pace of."""
+        """Return the seconds of an iteration at the pace of the slowest replica."""
         tokens = [self._own.padded(batch) for batch in work] + [0] * (self._replicas - len(work))
         if max(tokens) <= self._largest:
-            # Graphs are replayed at one size by all; replicas with nothing to do compute it, too.
+            # All replay graphs of one size; idle replicas compute it, too.
             tokens = [max(tokens)] * self._replicas
         profile = self._experts.profile
         each = [
@@ -101,7 +100,7 @@ def _chunks(work: DeviceBatch) -> list[tuple[int, int]]:
 
 
 def mismatches(run: MeasuredRun, profile: LayerProfile) -> list[str]:
-    """Return in what a profile is not of the run (model, device, degree), a sentence each."""
+    """Return the differences of a profile from the run (model, device, degree), a sentence each."""
     found = []
     ran, measured = run.model.rpartition("/")[2], profile.shape.name.rpartition("/")[2]
     if _plain(ran) != _plain(measured):
@@ -157,7 +156,7 @@ def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None
 
 
 def replay_on(run: MeasuredRun, device: ServingDevice, requests: IntArray | None = None) -> ServingRun:
-    """Return what a device makes of a measured run, or of some of its requests."""
+    """Return the simulated run of a device on a measured run, or on some of its requests."""
     workload, policy, ledger = _setting(run, requests)
     return serve_on_device(workload, policy, device, ledger, ahead=run.ahead)
 

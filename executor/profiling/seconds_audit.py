@@ -28,12 +28,11 @@ DECODE = "above the least cost: decodes alone"
 
 @dataclass(frozen=True, slots=True)
 class SecondsAudit:
-    """
-    A measured makespan against the seconds no order could have gone below, at the cost model's prices.
+    """Measured makespan against a lower bound for every order, at the cost model's prices.
 
     measured, simulated: Makespan of the run and of its replay at the model's prices.
-    bound: Seconds every order takes at least at those prices, all requests there at the start.
-    minorant: Seconds of each iteration at least, which the bound sums up.
+    bound: Least seconds of every order at those prices, all requests there at the start.
+    minorant: Lower bound on the seconds of each iteration, which the bound sums up.
     iterations: The bound on iterations in it.
     losses: Seconds by cause; they add up to ``measured - bound``.
     """
@@ -71,19 +70,19 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     bound = minorant.seconds(work)
     parts = _losses(record, minorant, work)
     idle = waited(simulated, float(record.rows[:, 6].sum()))
-    # The model's error with what was rounded, so that all of them add up.
+    # The model's error takes the rounding, so that all losses add up.
     error = run.makespan - bound - idle - sum(parts.values())
     losses = {MODEL: error, WAITED: idle, **parts}
     return SecondsAudit(run.makespan, simulated, bound, minorant, iteration_bound(sequences, limits), losses)
 
 
 def waited(seconds: float, worked: float) -> float:
-    """Return the seconds without work; rounded and without a sign, as one that never stood still has none."""
+    """Return the seconds without work, rounded; zero has no sign."""
     return round(seconds - worked, 9) + 0.0
 
 
 def needed_work(sequences: Sequences, limits: EngineLimits) -> Work:
-    """Return what every order computes at least: each token once, in the fewest iterations."""
+    """Return the least work of every order: each token once, in the fewest iterations."""
     prompt, output, cached = (
         column.astype(float) for column in (sequences.prompt, sequences.output, sequences.cached)
     )
@@ -99,7 +98,7 @@ def needed_work(sequences: Sequences, limits: EngineLimits) -> Work:
 
 
 class _Record:
-    """A device that takes note of what each iteration did."""
+    """Device that records the work of each iteration."""
 
     def __init__(self, cost: LayerCost, graph_tokens: tuple[int, ...]) -> None:
         self._padded, self._exact = ComposedDevice(cost, graph_tokens), ComposedDevice(cost)

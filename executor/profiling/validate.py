@@ -17,31 +17,26 @@ from .replay import replay_run
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """
-    One figure, measured and simulated.
-
-    measured, simulated: In the unit the metric's name says.
-    """
+    """Metric of a run, measured and simulated, in the unit of its name."""
 
     measured: float
     simulated: float
 
     @property
     def error(self) -> float:
-        """Simulated over measured, minus one; nan where nothing was measured."""
+        """Simulated over measured, minus one; NaN without a measurement."""
         return self.simulated / self.measured - 1 if self.measured else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """
-    A simulation and the run that it replays.
+    """Comparison of a simulation with the run that it replays.
 
     metrics: By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``,
         from a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
         token.
-    order_correlation: Spearman's, of the times at which the requests finished.
-    requests: That were served.
+    order_correlation: Spearman's, of the requests' finish times.
+    requests: Requests served.
     """
 
     metrics: dict[str, Metric]
@@ -55,7 +50,7 @@ class Validation:
 
 
 def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None) -> Validation:
-    """Return how far the simulation of a measured run is from it (see :func:`replay_run`)."""
+    """Return the error of a measured run's simulation (see :func:`replay_run`)."""
     simulated = replay_run(run, profile, link)
     measured = (run.first_token, run.finished)
     return _compare(
@@ -67,7 +62,7 @@ def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = No
 
 
 def validate_trace(trace: Trace, cost: CostModel) -> Validation:
-    """Return how far a trace of our own is from the same stages at a cost model's times."""
+    """Return the error of a trace of our own against the same stages at a cost model's times."""
     simulated = retime(trace, cost)
     return _compare(
         trace.queued,
@@ -78,7 +73,7 @@ def validate_trace(trace: Trace, cost: CostModel) -> Validation:
 
 
 def retime(trace: Trace, cost: CostModel) -> Trace:
-    """Return a trace whose stages take what a cost model says, in the same order with the same pauses."""
+    """Return a trace with a cost model's seconds, in the same order with the same pauses."""
     stages, measured, modelled = [], [0.0], [0.0]
     clock = end = 0.0
     for stage in trace.stages:

@@ -1,4 +1,4 @@
-"""Two workers of a model to be timed: one that encodes, and engines that decode meanwhile (ExeGPT's WAA)."""
+"""Two timed workers of a model: one encodes, and engines decode meanwhile (ExeGPT's WAA)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _LEAD = 2
 """Batches encoded ahead."""
 FEWEST_STEPS = 5
-"""In which decode steps with and without another worker can be compared."""
+"""Least decode steps for a comparison with and without another worker."""
 _BATCHES = 24
-"""That join in a job that is timed."""
+"""Batches that join in a timed job."""
 _STAY = 4
 """Decode steps of those requests."""
 MOST_STEPS = 2 * _BATCHES
-"""Decode steps of the others, which are there from the start."""
+"""Decode steps of the other requests, which are there from the start."""
 
 
 class WorkerPair:
-    """The worker that encodes, started when it is first needed, and what is timed with it."""
+    """The encoding worker, started on first use, and the measurements with it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkerPair:
             self._worker.close()
 
     def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
-        """Return what passes where encoded prompts join a running batch, on a job of both workers."""
+        """Return the costs of encoded prompts that join a running batch, from a job of both workers."""
         stay = max(1, min(_STAY, running // prompts))
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
@@ -79,10 +79,10 @@ class WorkerPair:
 
         decodes = [stage for stage in execute(problem, policy, engine).stages if stage.kind == "decode"]
         between = sum(after.start - before.end for before, after in pairwise(decodes))
-        # Where nothing runs yet, the first batch joins before the first decode stage, and is waited for.
+        # If nothing runs yet, the first batch is waited for, and joins before the first decode stage.
         first = 0 if there else 1
         seconds = [self._of_clock(*each) for each in engine.encode_seconds]
-        # From where joining and leaving are in balance.
+        # Measured once as many requests leave as join.
         steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.decode_steps == 1]
         active = fmean(stage.active for stage in steady)
         return {
@@ -95,11 +95,7 @@ class WorkerPair:
         }
 
     def crowd(self, engine: HuggingFaceEngine, length: int, decode_steps: int) -> dict[str, float]:
-        """
-        Return the seconds of a decode step while the other worker rests, and while it encodes.
-
-        They are ``alone`` and ``beside``.
-        """
+        """Return the seconds of a decode step, ``alone`` and ``beside`` an encoding worker."""
         worker = self._started()
         prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
         names = [""] * len(prompts)
@@ -121,8 +117,8 @@ class WorkerPair:
         once = time.perf_counter() - begun
         found: dict[str, list[float]] = {"alone": [], "beside": []}
         many = max(1, decode_steps // 2 - 2)
-        # In turns, step for step the same requests hold as many tokens: the first and the last rest, once
-        # what they hold is back in the caches.
+        # The phases alternate, so that requests hold as many tokens in both. The worker rests in the first
+        # and the last, once KV cache is back in the processor caches.
         engine.decode(WARMING_STEPS, float("inf"))
         begun = time.perf_counter()
         found["alone"] += [decode() for _ in range(many - many // 2)]
@@ -134,7 +130,7 @@ class WorkerPair:
             encode(max(0, ahead - worker.under_way))
             seconds = decode()
             take(wait=False)
-            # It may have run out of prompts meanwhile.
+            # The worker may have run out of prompts meanwhile.
             if worker.under_way:
                 found["beside"].append(seconds)
         while worker.under_way:

@@ -1,4 +1,4 @@
-"""Simulating two devices, one for prompts and one for completions (DistServe)."""
+"""Simulation of two devices, one for prompts and one for completions (DistServe)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from .simulation import EXECUTING, QUEUED, WAITING, ServingRun, simulate_serving
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DisaggregatedRun:
-    """
-    What two devices did.
+    """Run of two devices.
 
-    run: Of all requests; its iterations and memory are the completions' device's.
-    prompt_seconds: The prompts' device was busy.
-    transfer_seconds: Of each request between the end of its prompt and its arrival at the other device, shape
-        (requests,); 0 if nothing was sent.
+    run: All requests; iterations and memory are those of the completion device.
+    prompt_seconds: Busy seconds of the prompt device.
+    transfer_seconds: From each prompt's end to its arrival at the completion device, shape (requests,); 0 if
+        not sent.
     """
 
     run: ServingRun
@@ -41,30 +40,24 @@ def simulate_disaggregated(
     batched_tokens: int = 2048,
     until: float = math.inf,
 ) -> DisaggregatedRun:
-    """
-    Return what DistServe's two devices do, first come, first served.
+    """Simulate DistServe's two devices, first come, first served.
 
-    One computes prompts in batches and keeps their keys and values until one link has sent them, one request
-    after the other; where the other device has no room, they wait in its host's memory. There the rule is
-    vLLM's (block-allocation, the youngest swapped out).
+    The prompt device computes batches and keeps their KV cache until one link has sent it, request by
+    request. KV cache for which the completion device has no room waits in host memory. The completion device
+    follows vLLM's rule (block allocation, the youngest request swapped out).
 
-    workload: The requests, with their true lengths.
-    cost: Of an iteration on either device, and of the link (``transfer_per_token``).
-    kv_capacity: Tokens of keys and values each of the two holds.
-    block_tokens: Tokens of a block.
-    batched_tokens: Most prompt tokens of an iteration (one prompt is always taken).
-    until: Seconds after which nothing more is begun.
-    Raises ValueError if no completion has a second token: nothing is left for the second device.
-    Raises ServingError if a request does not fit the second device.
+    kv_capacity: Tokens that each device holds.
+    batched_tokens: Most prompt tokens of an iteration; one prompt is always taken.
+    until: Seconds after which nothing new begins.
+    raises ValueError: No completion has a second token.
+    raises ServingError: A request does not fit the completion device.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run(until)
-    # One token of completion is drawn where the prompt is: nothing is sent then.
+    # The prompt device draws the first token: a completion of one token is not sent.
     going = np.flatnonzero((workload.output_tokens > 1) & np.isfinite(stage.sent))
     if not going.size:
-        raise ValueError(
-            "no request with an answer of two tokens or more reaches the second device: nothing to do for it"
-        )
+        raise ValueError("no completion has two tokens or more: the second device has nothing to do")
     arrival = np.minimum(workload.arrival, until)
     start, end, sent = (np.minimum(times, until) for times in (stage.start, stage.end, stage.sent))
     spent = np.zeros((len(workload), 4))
@@ -81,7 +74,7 @@ def simulate_disaggregated(
     tokens = (stage.end <= until).astype(np.int64)
     tokens[going] *= run.tokens
     finished[going], preempted[going] = run.finished, run.preempted
-    # Waiting for room on the second device is queueing between prompt and completion.
+    # A wait for room on the completion device counts as queueing between prompt and completion.
     spent[going] += run.spent[:, (QUEUED, EXECUTING, WAITING, 3)]
     whole = replace(
         run,
@@ -98,7 +91,7 @@ def simulate_disaggregated(
 
 
 class _Prompts:
-    """The device that computes prompts, and the link behind it."""
+    """The device that computes prompts, and its link."""
 
     def __init__(self, workload: Workload, cost: MixedCost, ledger: KvLedger, batched_tokens: int) -> None:
         count = len(workload)
@@ -117,7 +110,7 @@ class _Prompts:
                 break
             batch = self._batch(order[at:], clock)
             if not batch:
-                # Memory is full of what the link has not sent: the next transfer frees some.
+                # Unsent KV cache fills the memory: the next transfer frees some.
                 clock = max(clock, self.leaving[0][0])
                 continue
             at += len(batch)

@@ -1,7 +1,6 @@
-"""
-A transformers model whose every iteration a serving policy puts together, on memory of a fixed size.
+"""A transformers model in flat KV memory, driven by a serving policy.
 
-This module needs torch and transformers when it is imported.
+Importing this module needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -27,38 +26,35 @@ States = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class ServingEngine:
-    """
-    Computes prompts and completions in one call an iteration, their keys and values where a ledger says.
+    """Engine that computes one model call an iteration, with KV cache placed by a ledger.
 
-    A row of attention is a view of its region's places; only a guest's row, whose prompt and completion lie
-    apart, is joined first. Tokens are the model's greedy ones, and completions have the lengths the job says.
+    An attention row is a view of its region. Only a guest's row is copied, as its prompt and completion lie
+    apart. Decoding is greedy, and completions have the lengths the job says.
 
-    model: A transformers causal language model in evaluation mode.
-    prompts: Token ids of each request.
-    ledger: All free; the same the policy is given.
-    Raises UnsupportedModelError if the model's completions would be wrong, as on the ragged tier.
+    ledger: Empty, and shared with the policy.
+    raises UnsupportedModelError: The model's completions would be wrong, as on the ragged tier.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], ledger: PlacedLedger) -> None:
         try:
             choose_tier(model, "ragged")
         except UnsupportedModelError as error:
-            # There is no other layout whose memory a ledger can divide.
+            # A ledger can divide the memory of no other layout.
             raise UnsupportedModelError(error.model_type, error.reason, _MEND) from None
         self._decoder = Decoder(model)
         self._ledger = ledger
         self._store = FlatStore(ledger.places, self._decoder.sliding_windows)
         self._prompts = prompts
         self.answers: list[list[int]] = [[] for _ in prompts]
-        """Tokens each request has been given."""
+        """Tokens generated for each request."""
         self.moved_tokens = 0
-        """Tokens copied from place to place on the device."""
+        """Tokens copied within the device."""
         self._placed: dict[int, tuple[int, tuple[Span, ...]]] = {}
         self._host: dict[int, States] = {}
 
     @torch.inference_mode()
     def run(self, work: DeviceBatch) -> float:
-        """Carry an iteration out, and return the seconds it took."""
+        """Run an iteration and return its seconds."""
         begun = time.perf_counter()
         rows = dict.fromkeys(work.decodes.tolist(), 1) | dict(work.prefill)
         self._move(work, rows)
@@ -72,7 +68,7 @@ class ServingEngine:
         self._placed[request] = tokens, self._ledger.spans(request, 0, tokens)
 
     def _move(self, work: DeviceBatch, rows: dict[int, int]) -> None:
-        """Bring what is held to where the ledger has it now: all is read before any is written."""
+        """Move KV cache to its places in the ledger; all reads precede all writes."""
         lifted: dict[int, States] = {}
         for request in work.swap_out:
             self._host[request] = [
@@ -81,7 +77,7 @@ class ServingEngine:
             ]
         for request, (tokens, spans) in list(self._placed.items()):
             if work.held[request] == rows.get(request, 0):
-                # It ended, or was given up to be computed anew.
+                # The request ended, or was preempted and will be recomputed.
                 del self._placed[request]
             elif self._ledger.spans(request, 0, tokens) != spans:
                 lifted[request] = self._store.read(spans)
@@ -118,7 +114,6 @@ class ServingEngine:
                 self.answers[request].append(token)
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
-        """Let each row attend to what it holds."""
         layer, query = self._store.attending, call.query
         keys, values = layer.buffers
         output = query.new_empty(1, query.shape[2], query.shape[1], call.value.shape[-1])

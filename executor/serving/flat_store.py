@@ -1,7 +1,6 @@
-"""
-Keys and values of all requests in one flat row of places, with no padding between them.
+"""KV cache of all requests in one flat buffer without padding.
 
-This module needs torch and transformers when it is imported.
+Importing this module needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from .regions import Span
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """
-    One request's part of a forward call.
+    """One request's part of a forward call.
 
-    begin: Where the call's input has its tokens.
-    held: Tokens of its keys and values when the call is done.
-    spans: Where those lie, in their order.
+    begin: Index of its first token in the call's input.
+    held: Tokens of KV cache after the call.
+    spans: Where they lie, in sequence order.
     """
 
     begin: int
@@ -34,11 +32,7 @@ class Row:
 
 
 class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
-    """
-    One layer's keys and values, each of shape (key-value heads, places, head size).
-
-    Parameters are those of :class:`~.store.StoreLayer`.
-    """
+    """One layer's KV cache, each of shape (key-value heads, places, head size)."""
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
         return states.new_zeros(states.shape[1], self.place.places, states.shape[3])
@@ -46,7 +40,7 @@ class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values, (1, heads, tokens, head size), and return them; attention has its own."""
+        """Store keys and values, (1, heads, tokens, head size), and return them unchanged."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.place.attending = self
@@ -55,46 +49,45 @@ class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Return 0: positions are given to the model, none follow from what the store holds."""
+        """Return 0: callers pass positions to the model explicitly."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return the places."""
+        """Return the number of places."""
         return self.place.places
 
 
 class FlatStore(Cache):
-    """
-    The keys and values of all layers.
+    """KV cache of all layers.
 
-    places: Tokens it holds; memory for them is allocated once and for all.
-    sliding_windows: For each layer how many of the latest tokens it attends to; None for all.
+    places: Capacity in tokens, allocated once.
+    sliding_windows: Attention window of each layer in tokens; None for full attention.
     """
 
     def __init__(self, places: int, sliding_windows: Sequence[int | None]) -> None:
         self.places = places
         self.targets = torch.empty(0, dtype=torch.int64)
-        """Where the keys and values of the coming call's tokens go, shape (tokens,)."""
+        """Places for the next call's tokens, shape (tokens,)."""
         self.rows: Sequence[Row] = ()
-        """The coming call's rows."""
+        """Rows of the next call."""
         self._flat_layers = [FlatLayer(self, window) for window in sliding_windows]
         self.attending = self._flat_layers[0]
-        """The layer whose keys and values were stored last: attention follows at once."""
+        """Layer stored last: its attention follows at once."""
         super().__init__(layers=list(self._flat_layers))
 
     def begin(self, rows: Sequence[Row], device: torch.device) -> None:
-        """Say which rows the coming call computes."""
+        """Set the rows of the next call."""
         self.rows = rows
         places = [place for row in rows for place in _last(row.spans, row.tokens)]
         self.targets = torch.tensor(places, dtype=torch.int64, device=device)
 
     def read(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each layer's keys and values at some places, copied, each (heads, tokens, head size)."""
+        """Return copies of each layer's keys and values, each (heads, tokens, head size)."""
         pairs = (layer.buffers for layer in self._flat_layers)
         return [(joined(keys, spans).clone(), joined(values, spans).clone()) for keys, values in pairs]
 
     def write(self, spans: Sequence[Span], states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Put each layer's keys and values, as :meth:`read` returned them, at some places."""
+        """Write each layer's keys and values, as :meth:`read` returns them."""
         for layer, pair in zip(self._flat_layers, states, strict=True):
             for buffer, tokens in zip(layer.buffers, pair, strict=True):
                 at = 0
@@ -104,18 +97,12 @@ class FlatStore(Cache):
 
 
 def joined(buffer: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
-    """
-    Return what lies at some places: a view if they lie together.
-
-    buffer: Shape (heads, places, head size).
-    spans: At least one.
-    """
+    """Return the spans of a buffer of shape (heads, places, head size); one span is a view."""
     parts = [buffer[:, begin:end] for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _last(spans: Sequence[Span], tokens: int) -> list[int]:
-    """Return the last places of some spans."""
     places: list[int] = []
     for begin, end in reversed(spans):
         taken = min(end - begin, tokens - len(places))

@@ -1,4 +1,4 @@
-"""vLLM's iterations counted from event to event: what the simulation does, without carrying each one out."""
+"""vLLM's iterations counted from event to event, without simulating each one."""
 
 from __future__ import annotations
 
@@ -13,39 +13,36 @@ from ...data.iterations import EngineLimits, Predicted
 
 
 class IterationPrices(Protocol):
-    """Tells the seconds of iterations."""
+    """Cost of iterations in seconds."""
 
     def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
-        """
-        Return the seconds of iterations without prompts, shape (iterations,).
+        """Return the seconds of iterations without prompts, shape (iterations,).
 
-        decodes: Sequences that generate a token in each, shape (iterations,).
-        held: Tokens of keys and values that they hold together, the new ones included, shape (iterations,).
+        decodes: Sequences that generate a token, shape (iterations,).
+        held: Tokens of KV cache that they hold together after the iteration, shape (iterations,).
         """
         ...
 
     def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-        """
-        Return the seconds of an iteration with prompts.
+        """Return the seconds of an iteration with prompts.
 
         decodes, held: Sequences that generate a token, and the tokens they hold together.
-        chunks: New tokens and tokens held before, of each prompt that is computed.
-        drawn: Sequences whose next token is drawn.
+        chunks: New tokens, and tokens held before, of each prompt that is computed.
+        drawn: Sequences that sample a token.
         """
         ...
 
 
 class LeapingEngine:
-    """
-    The engine of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`, all requests there.
+    """Fast engine with the rule of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`.
 
-    It decides the same: requests under way first, then new ones while there are sequences, budget and blocks;
-    where blocks run out, the request admitted last gives its own up. Between two events (a prompt's begin or
-    end, a completion's end, a shortage) nothing is decided, and iterations are only counted. Tests compare
-    the two.
+    All requests are there at the start, and decisions are the same: running requests first, then new ones
+    while sequences, token budget and blocks allow. If blocks run out, the request admitted last is preempted.
+    Between two events (a prompt's begin or end, a completion's end, a shortage) iterations are only counted.
+    A test compares the two engines.
 
-    prompt, output: Tokens of each request, in the order they are admitted.
-    in_flight, lag: As :func:`~.release.predict` says.
+    prompt, output: Tokens of each request, in order of admission.
+    in_flight, lag: As for :func:`~.release.predict`.
     """
 
     def __init__(
@@ -65,11 +62,11 @@ class LeapingEngine:
         self._waiting: deque[int] = deque()
         self._running: list[int] = []
         self._generated = [0] * len(prompt)
-        # Of a request that decodes: tokens held before iteration t, less t; and the iteration that ends it.
+        # Per decoding request: tokens held before iteration t, minus t; and the iteration that ends it.
         self._base = [0] * len(prompt)
         self._last = [-1] * len(prompt)
         self._ends: dict[int, list[int]] = {}
-        # How many decode by the remainder of that base: blocks of those are full at the same time.
+        # Decoding requests by that base's remainder: the same remainder fills its blocks at the same time.
         self._phases = [0] * self._size
         self._decoding, self._bases = 0, 0
         self._partial: int | None = None
@@ -81,7 +78,7 @@ class LeapingEngine:
         self._mixed: list[tuple[int, int, list[tuple[int, int]], int]] = []
 
     def run(self, prices: IterationPrices | None = None) -> Predicted:
-        """Return what all requests take."""
+        """Return the prediction for all requests."""
         finished, self._priced = 0, prices is not None
         while self._done < len(self._prompt):
             self._waiting += self._client.arrivals(finished)
@@ -89,7 +86,7 @@ class LeapingEngine:
         return Predicted(self._t, self.preemptions, self.tokens, self._seconds(prices))
 
     def _iterate(self) -> int:
-        """Carry out an iteration, and those after it in which nothing changes; return who finished."""
+        """Run an iteration and the unchanged ones after it; return how many requests finished."""
         dropped = self._make_room()
         budget = self._budget - len(self._running)
         chunks: list[tuple[int, int, int]] = []
@@ -103,7 +100,7 @@ class LeapingEngine:
         return self._leap()
 
     def _make_room(self) -> list[int]:
-        """Give each decoding request a block where its last is full; return who gave up theirs for it."""
+        """Give a block to each decoding request that needs one; return the preempted requests."""
         needed = self._phases[-self._t % self._size]
         if needed <= self._free:
             self._free -= needed
@@ -123,7 +120,7 @@ class LeapingEngine:
             held, self._partial = self._partial_held, None
         else:
             held = self._base[victim] + self._t
-            # It has not been given a block in this iteration: it comes after those that have.
+            # Not served in this iteration: it comes after those that were.
             self._leave(victim)
             self._generated[victim] = self._output[victim] - (self._last[victim] - self._t + 1)
             self._ends[self._last[victim]].remove(victim)
@@ -137,7 +134,7 @@ class LeapingEngine:
         self._bases -= self._base[request]
 
     def _go_on(self, budget: int, chunks: list[tuple[int, int, int]], dropped: list[int]) -> int:
-        """Compute more of the prompt that is not complete; return the budget that is left."""
+        """Continue the partial prompt; return the budget left."""
         request, held = self._partial, self._partial_held
         assert request is not None
         lacks = self._prompt[request] + self._generated[request] - held
@@ -168,7 +165,7 @@ class LeapingEngine:
             budget -= new
 
     def _mix(self, chunks: list[tuple[int, int, int]]) -> int:
-        """Carry out an iteration with prompts; return who finished."""
+        """Run an iteration with prompts; return how many requests finished."""
         now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
         held = self._bases + self._decoding * (now + 1)
         self.tokens += self._decoding + sum(new for _, new, _ in chunks)
@@ -197,7 +194,7 @@ class LeapingEngine:
         return over
 
     def _chunk_on(self, request: int) -> None:
-        """Carry out iterations that compute as much of one prompt as the budget leaves, and do not end it."""
+        """Run the full chunks of one prompt up to its last."""
         held, new = self._partial_held, self._budget - len(self._running) + 1
         count = (self._prompt[request] + self._generated[request] - held - 1) // new
         if self._ends:
@@ -205,7 +202,7 @@ class LeapingEngine:
         until = self._client.next_arrival(self._t - 1)
         if until >= 0:
             count = min(count, until - self._t)
-        # Each takes blocks and none gives any back: all fit where what they take together does.
+        # Blocks are only taken: all chunks fit if their total fits.
         while count > 0 and (needed := self._chunks_need(count, new)) > self._free:
             count //= 2
         if count <= 0:
@@ -221,7 +218,7 @@ class LeapingEngine:
         self._client.passed(count)
 
     def _chunks_need(self, count: int, new: int) -> int:
-        """Return the blocks that so many iterations take, each with so many new tokens of the prompt."""
+        """Return the blocks of ``count`` iterations that each compute ``new`` tokens of the prompt."""
         held, (cycles, rest) = self._partial_held, divmod(count, self._size)
         decoding = cycles * self._decoding + sum(
             self._phases[-(self._t + k) % self._size] for k in range(rest)
@@ -229,12 +226,12 @@ class LeapingEngine:
         return decoding + -(-(held + count * new) // self._size) - -(-held // self._size)
 
     def _leap(self) -> int:
-        """Carry out iterations without prompts until something is to be decided; return who finished."""
+        """Run iterations without prompts up to the next event; return how many requests finished."""
         begun, size, phases = self._t, self._size, self._phases
         last, until = min(self._ends), self._client.next_arrival(self._t)
         while self._t != last:
             self._t += 1
-            # What the next iteration needs is taken by it, or, where it is the first of a leap, was already.
+            # The first iteration of a leap may already hold its blocks; each later one takes its own.
             needed = phases[-self._t % size]
             if needed > self._free or self._t == until:
                 break
@@ -250,7 +247,7 @@ class LeapingEngine:
         return over
 
     def _end(self, iteration: int) -> int:
-        """Free what requests hold that an iteration ended, and return their number."""
+        """Free the blocks of requests that an iteration ended; return their number."""
         over = self._ends.pop(iteration, [])
         for request in over:
             self._running.remove(request)
@@ -271,7 +268,7 @@ class LeapingEngine:
 
 
 class _Client:
-    """Sends a request when another one has ended: so many are under way, each a little late."""
+    """Client that keeps a number of requests in flight, each sent a little late."""
 
     def __init__(self, requests: int, in_flight: int | None, lag: int) -> None:
         self._next, self._requests, self._lag = 0, requests, lag
@@ -280,7 +277,7 @@ class _Client:
         self._ended: deque[tuple[int, int]] = deque()
 
     def arrivals(self, finished: int) -> range:
-        """Return who comes before the next iteration, so many having finished in the last one."""
+        """Return the requests that arrive next, after ``finished`` ended in the last iteration."""
         self._iteration += 1
         if finished:
             self._ended.append((self._iteration, finished))
@@ -293,11 +290,11 @@ class _Client:
         return range(first, self._next)
 
     def next_arrival(self, iteration: int) -> int:
-        """Return the iteration, counted as the engine does, before which somebody comes; -1 for nobody."""
+        """Return the iteration before which the next request arrives; -1 for none."""
         if not self._ended or self._next == self._requests:
             return -1
         return iteration + self._ended[0][0] + self._lag - self._iteration
 
     def passed(self, iterations: int) -> None:
-        """Note iterations before each of which nobody came."""
+        """Count iterations without an arrival."""
         self._iteration += iterations

@@ -1,4 +1,4 @@
-"""Replicas that take each iteration together, because they share their experts."""
+"""Replicas that run each iteration together because they share their experts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from .simulation import ServingError, ServingJob, ServingRun
 
 
 class GroupDevice(Protocol):
-    """Carries out one iteration of several replicas at once."""
+    """Device that runs one iteration of several replicas at once."""
 
     def run(self, work: Sequence[DeviceBatch]) -> float:
-        """Return the seconds it took; replicas that have nothing to do are not among the batches."""
+        """Return the seconds of the iteration; idle replicas have no batch."""
         ...
 
 
 def serve_in_step(jobs: Sequence[ServingJob], device: GroupDevice) -> list[ServingRun]:
-    """
-    Return what replicas did that begin each iteration together, the slowest setting the pace.
+    """Serve replicas in lockstep at the pace of the slowest.
 
-    A replica without requests waits for its next arrival, and joins the first iteration that begins after it.
+    A replica without requests waits for its next arrival and joins the first iteration that begins after it.
 
-    jobs: One a replica, each with its own requests, policy and ledger, begun by nobody yet.
-    Raises ServingError as :func:`.serve_on_device` says.
+    jobs: One per replica, each with its own requests, policy and ledger, not yet begun.
+    raises ServingError: As for :func:`.serve_on_device`.
     """
     steps = [job.iterations() for job in jobs]
     waiting = {at: next(step, None) for at, step in enumerate(steps)}

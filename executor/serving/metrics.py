@@ -1,4 +1,4 @@
-"""What a served trace comes to: the figures EconoServe's paper compares systems by."""
+"""Metrics of a served trace, as EconoServe's paper defines them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from .simulation import EXECUTING, PAUSED, QUEUED, WAITING, ServingRun
 
 @dataclass(frozen=True, slots=True)
 class ServingMetrics:
-    """
-    Figures of one run. Means are over requests, unless something else is said; seconds throughout.
+    """Metrics of one run: means over requests, in seconds, unless stated otherwise.
 
-    completion: Job completion time: from arrival to the last token, the scheduling time excluded.
-    waiting, execution, queueing, preemption: Its parts: before the prompt starts; prompt and completion under
-        way; between prompt and completion; stopped.
-    scheduling: CPU time of the policy's decisions between a request's arrival and its end, measured.
-    between_tokens: From the first token to the last, per other token; None where no completion has two.
+    completion: Job completion time: from arrival to the last token, without scheduling time.
+    waiting, execution, queueing, preemption: Its parts: before the prompt; prompt and completion running;
+    between prompt and completion; stopped.
+    scheduling: CPU time of the policy's decisions between a request's arrival and end, measured.
+    between_tokens: Time per token after the first; None if no completion has two tokens.
     between_tokens_p95: Its 95th percentile over the requests.
     normalized_latency: Completion time per token of completion.
-    slo_satisfaction: Share of the requests with a deadline that end by it; None where none was due.
-    requests_per_s, tokens_per_s: Served, over the time to the last end.
-    kv_held, kv_promised: Share of the memory in use and given away, over the device's busy time.
-    kv_full: Share of the device's busy time in which at least 95 % of the memory is given away.
-    forward_size: Tokens of an iteration, over iterations.
+    slo_satisfaction: Share of requests with a deadline that meet it; None if none was due.
+    requests_per_s, tokens_per_s: Throughput up to the last end.
+    kv_held, kv_promised: Mean share of KV capacity in use and promised, over busy time.
+    kv_full: Share of busy time in which at least 95 % of KV capacity is promised.
+    forward_size: Mean tokens of an iteration.
     completed_per_iteration: Completions that ended.
-    failed: Share of the requests that were stopped at least once.
-    decision: CPU seconds of one decision, over iterations, measured.
+    failed: Share of requests that were preempted at least once.
+    decision: CPU seconds of one decision, measured, over iterations.
     makespan: Time of the last end.
     """
 
@@ -54,16 +53,15 @@ class ServingMetrics:
     makespan: float
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the figures by name."""
+        """Return the metrics by name."""
         return asdict(self)
 
 
 def serving_metrics(run: ServingRun) -> ServingMetrics:
-    """
-    Return the figures of a run.
+    """Return the metrics of a run.
 
-    Where a run was stopped, a request that is still there counts in ``completion`` and its parts with the
-    seconds it has spent; latency by token is of those served, SLO satisfaction of those whose deadline came.
+    In a stopped run, unfinished requests count in ``completion`` and its parts with the seconds spent.
+    Latency per token covers finished requests, SLO satisfaction those past their deadline.
     """
     stopped = bool(np.isnan(run.finished).any())
     horizon = run.until if stopped else float(run.finished.max())
@@ -74,7 +72,7 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
     more = served & (run.tokens > 1)
     gaps = (run.finished - run.first_token)[more] / (run.tokens[more] - 1)
     busy = float(run.seconds.sum())
-    # Decisions made before a request came are not part of its time, nor are those after it ended.
+    # Decisions before a request's arrival or after its end are not part of its time.
     decided = np.concatenate(([0.0], np.cumsum(run.decided)))
     begin, end = (np.searchsorted(run.start, times, side="left") for times in (arrival, ended))
     deadline = run.workload.deadline

@@ -1,4 +1,4 @@
-"""Where on the device each request's keys and values lie: a region each, in which it may host others."""
+"""Places of each request's KV cache on the device, one region per request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from itertools import pairwise
 from ...heuristics.serving.kv_ledger import KvLedger
 
 Span = tuple[int, int]
-"""First place and place past the last, of places numbered from 0 over the device's whole memory."""
+"""First place and the place after the last, counted over the device's whole memory."""
 
 
 class PlacedLedger(KvLedger):
-    """
-    A ledger that also says where the tokens promised lie.
+    """Ledger that also places the promised tokens.
 
-    Blocks of one request lie together, so that a row has a start and a length. A region grows where it is if
-    the blocks behind it are free, else it moves to the smallest gap that holds it; where there is none, all
-    regions move together. A guest's places are its host's. With ``paged`` blocks lie anywhere and never move
-    (block-allocation as vLLM has it).
-
-    capacity, requests, block_tokens: As :class:`~..heuristics.kv_allocation.KvLedger` says.
-    paged: Whether blocks need not lie together.
+    A request's blocks are contiguous, so a row has a start and a length. A region grows in place if the
+    blocks behind it are free; otherwise it moves to the smallest gap that holds it. If there is none, all
+    regions are compacted. A guest lives in its host's region. With ``paged``, blocks lie anywhere and never
+    move, as in vLLM.
     """
 
     def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, paged: bool = False) -> None:
@@ -36,7 +32,7 @@ class PlacedLedger(KvLedger):
         return self.blocks * self.block_tokens
 
     def grow(self, request: int, tokens: int) -> bool:
-        """Promise blocks as the ledger does, and lay them."""
+        """Promise blocks and place them."""
         if not super().grow(request, tokens):
             return False
         if len(self._at.get(request, ())) < self.own[request]:
@@ -44,18 +40,13 @@ class PlacedLedger(KvLedger):
         return True
 
     def release(self, request: int, *, tokens: int = 0) -> None:
-        """Take everything a request has, as the ledger does."""
+        """Release and unplace everything a request has."""
         super().release(request, tokens=tokens)
         for gone in self._at.keys() - self.own.keys():
             del self._at[gone]
 
     def spans(self, request: int, first: int, last: int) -> tuple[Span, ...]:
-        """
-        Return where a request's tokens ``first`` to ``last`` (not included) lie, in their order.
-
-        request: One that may hold ``last`` tokens.
-        first, last: Tokens of its sequence.
-        """
+        """Return the places of a request's tokens ``first`` up to ``last`` (exclusive), in order."""
         own, tokens = self._at.get(request, ()), self.block_tokens
         mine = len(own) * tokens
         found: list[Span] = []
@@ -96,7 +87,7 @@ class PlacedLedger(KvLedger):
 
 
 def _extend(spans: list[Span], begin: int, end: int) -> None:
-    """Append a span, or lengthen the last one if it goes on there."""
+    """Append a span, or extend the last one if it is adjacent."""
     if spans and spans[-1][1] == begin:
         spans[-1] = (spans[-1][0], end)
     elif end > begin:

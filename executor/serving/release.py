@@ -1,4 +1,4 @@
-"""The order to release requests to a mixing engine in, chosen by simulating its iterations."""
+"""The order in which requests are sent to a mixing engine, chosen by simulation."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from .leaps import IterationPrices, LeapingEngine
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
-"""Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
+"""Most completion tokens of a job that is simulated iteration by iteration (seconds of work)."""
 
 MOST_ITERATIONS = 200_000
-"""Iterations up to which they are: at least the tokens of its longest completion, and chunks of prompts."""
+"""Most iterations of such a job, by its longest completion and its prompt chunks."""
 
 
 MOST_SHUFFLED = 64
-"""Most orders drawn where keys and values run out."""
+"""Most shuffled orders tried when KV memory binds; more take longer."""
 
 MOST_TRIED = 20_000_000
-"""Tokens of completions that are simulated over all of them, seconds of work."""
+"""Completion tokens simulated over all shuffled orders; more take longer (seconds of work)."""
 
 MOST_COUNTED, MOST_PASSED = 30_000_000, 2_000_000
-"""Tokens of completions, and iterations, up to which they are counted from event to event, seconds' work."""
+"""Most completion tokens, and most iterations, of a job that is counted from event to event."""
 
 _SPREADS = (0.3, 0.5, 0.7, 0.9)
-"""Standard deviations of the logarithm of what a request's tokens are taken for in an order that is drawn."""
+"""Standard deviations of the log-normal noise on a request's tokens in shuffled orders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """
-    An order to release requests in.
+    """Order in which requests are sent.
 
-    name: How it came to be.
+    name: Its rule.
     order: Positions of the requests, first to be sent first, shape (requests,).
-    predicted: What the engine makes of it, or None for a job too large to simulate.
+    predicted: The engine's simulated run, or None for a job too large to simulate.
     """
 
     name: str
@@ -62,18 +61,16 @@ def predict(
     lag: int = 0,
     prices: IterationPrices | None = None,
 ) -> Predicted | None:
-    """
-    Return the iterations a mixing engine takes for sequences that come to it in an order.
+    """Predict a mixing engine's iterations for sequences sent in an order.
 
-    Its iterations are counted as vLLM schedules them, from event to event; of a job beyond
-    :data:`MOST_COUNTED` tokens or :data:`MOST_PASSED` iterations, whose keys and values do not run out, each
-    sequence is only given the slot that is free first, without seconds. None for such a job where they may
-    run out, and for one with a request that needs more of them than there are.
+    Iterations are counted as vLLM schedules them, from event to event. In a job beyond :data:`MOST_COUNTED`
+    or :data:`MOST_PASSED` with ample KV memory, each sequence takes the first free slot, and seconds are not
+    predicted. Returns None for such a job if KV memory may run out, and if one request alone exceeds it.
 
     order: Positions of the sequences, first to be admitted first, shape (sequences,).
-    in_flight: Sequences that the client has under way at a time; None if all are there at the start.
-    lag: Iterations from the end of one until the next that the client sends is there.
-    prices: Tell the seconds of iterations; without them there are none.
+    in_flight: Sequences that the client keeps in flight; None if all are there at the start.
+    lag: Iterations between the end of one sequence and the arrival of the next.
+    prices: Seconds of iterations; None predicts none.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
@@ -93,12 +90,10 @@ def simulated(
     lag: int = 0,
     device: ServingDevice | None = None,
 ) -> Predicted:
-    """
-    Return the same for sequences in their own order, each iteration carried out and seen by the referee.
+    """Simulate the sequences in their own order, each iteration checked by the referee.
 
-    sequences, limits, in_flight, lag: As of :func:`predict`.
-    device: Tells the seconds of each iteration; without one there are none.
-    Raises ServingError if a sequence alone needs more keys and values than there are.
+    device: Seconds of each iteration; None predicts none.
+    raises ServingError: A sequence alone exceeds the KV capacity.
     """
     work = Workload.from_lengths(sequences.prompt, sequences.output)
     policy, ledger = engine_of(work, limits)
@@ -110,7 +105,7 @@ def simulated(
 
 
 def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvLedger]:
-    """Return the rule and the memory of an engine of some limits; without one, memory for all requests."""
+    """Return an engine's rule and memory; without a limit, memory for all requests."""
     each = work.input_tokens + work.output_tokens + limits.block_tokens
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
@@ -118,7 +113,7 @@ def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvL
 
 
 def simulable(sequences: Sequences, limits: EngineLimits) -> bool:
-    """Return whether a job is small enough for its iterations to be simulated one by one, in seconds."""
+    """Return whether a job can be simulated iteration by iteration within seconds."""
     few = _iterations(sequences, limits) <= MOST_ITERATIONS
     return few and int(sequences.output.sum()) <= MOST_SIMULATED
 
@@ -129,13 +124,13 @@ def _countable(sequences: Sequences, limits: EngineLimits) -> bool:
 
 
 def _iterations(sequences: Sequences, limits: EngineLimits) -> int:
-    """Return iterations that a job takes at least, by its longest completion and its prompts."""
+    """Return a lower bound on iterations, by the longest completion and the prompts."""
     chunks = int(sequences.prompt.sum()) // limits.batched_tokens
     return max(int(sequences.output.max()), chunks)
 
 
 def fits(sequences: Sequences, limits: EngineLimits) -> bool:
-    """Return whether each request has room for its keys and values while it is alone."""
+    """Return whether each request alone fits the KV capacity."""
     blocks = limits.blocks
     return blocks is None or int((sequences.prompt + sequences.output).max()) <= blocks * limits.block_tokens
 
@@ -147,13 +142,11 @@ def choose_release(
     preferred: str,
     in_flight: int | None = None,
 ) -> Release:
-    """
-    Return the order of least predicted work: iterations, and tokens computed again after a preemption.
+    """Return the order of least predicted work: iterations and recomputed tokens.
 
-    orders: To choose from, by name, each of shape (sequences,).
-    preferred: The one to take where several are equal, or nothing can be predicted.
-    in_flight: Sequences that the client has under way at a time, each sent an iteration after another ended;
-        None for so many that the engine's queue never runs empty.
+    orders: Candidates by name, each of shape (sequences,).
+    preferred: The one to take on a tie or without predictions.
+    in_flight: Sequences that the client keeps in flight; None if the engine's queue never runs empty.
     """
     names = [preferred, *(name for name in orders if name != preferred)]
     best: Release | None = None
@@ -168,15 +161,13 @@ def choose_release(
 
 
 def shuffled_orders(tokens: IntArray, completions: int, rng: np.random.Generator) -> dict[str, IntArray]:
-    """
-    Return orders by decreasing tokens, each shuffled a little or a lot, by name.
+    """Return orders by decreasing tokens, each shuffled by a different amount, by name.
 
-    Where keys and values run out, requests that are all long together put each other back. An order between
-    longest first and none lets short ones run beside long ones; which one is best, only simulation tells.
+    When KV memory binds, requests that are all long preempt each other. A partly shuffled order mixes short
+    with long ones, and only simulation tells the best amount.
 
-    tokens: Of each request, prompt and completions, shape (requests,).
-    completions: Tokens of all completions: there are fewer orders of a larger job, whose simulation takes
-        longer.
+    tokens: Prompt and completions of each request, shape (requests,).
+    completions: Tokens of all completions; larger jobs get fewer orders, as they simulate slowly.
     """
     orders = {}
     for k in range(min(MOST_SHUFFLED, MOST_TRIED // max(1, completions))):
@@ -187,15 +178,15 @@ def shuffled_orders(tokens: IntArray, completions: int, rng: np.random.Generator
 
 
 class _OneSecond:
-    """A device whose every iteration takes a second."""
+    """Device with iterations of one second."""
 
     def run(self, work: DeviceBatch) -> float:
-        """Return the second."""
+        """Return one second."""
         return 1.0
 
 
 class _Client:
-    """An engine's policy that hears of a request only when the client has sent it."""
+    """Policy wrapper that shows a request only once the client has sent it."""
 
     def __init__(self, policy: ServingPolicy, in_flight: int, lag: int) -> None:
         self._policy, self._lag = policy, lag
@@ -203,7 +194,7 @@ class _Client:
         self._room = in_flight
         self._flying = self._iteration = 0
         self._ended: deque[tuple[int, int]] = deque()
-        """Iterations at whose end room came to be, each with the requests there was room for."""
+        """Iterations that freed room, each with the number of requests there was room for."""
 
     def __call__(self, state: ServingState) -> ServingStep:
         """Return the next iteration."""
@@ -212,7 +203,7 @@ class _Client:
         if state.finished:
             self._ended.append((self._iteration, len(state.finished)))
             self._flying -= len(state.finished)
-        # With nothing under way there is no iteration to wait for.
+        # If nothing runs, no iteration can be waited for.
         while self._ended and (self._ended[0][0] + self._lag <= self._iteration or not self._flying):
             self._room += self._ended.popleft()[1]
         state.arrived = [self._unsent.popleft() for _ in range(min(self._room, len(self._unsent)))]
@@ -224,7 +215,7 @@ class _Client:
 def _slots_only(
     sequences: Sequences, limits: EngineLimits, order: IntArray, in_flight: int | None = None, lag: int = 0
 ) -> int:
-    """Return the iterations where a sequence waits for nothing but a slot, and for being sent."""
+    """Return the iterations if sequences wait only for slots and for the client."""
     ends = [0] * min(limits.sequences, len(order))
     flying: list[int] = []
     for rows in sequences.rows(limits)[order].tolist():

@@ -1,7 +1,6 @@
-"""
-Serving a job on a transformers model by a serving policy, its completions checked against the model's own.
+"""Serve a job on a transformers model and check its completions against the model's own.
 
-This module needs torch and transformers when it is imported.
+Importing this module needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from .simulation import ServingRun, serve_on_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRun:
-    """
-    What a model did.
+    """Run of a model.
 
-    run: As a simulated device's, in measured seconds.
-    answers: Token ids of each request.
-    moved_tokens: Tokens of keys and values copied on the device: regions that grew or were moved together,
-        and guests that moved out.
-    compactions: How often all regions were moved together.
+    run: As on a simulated device, in measured seconds.
+    answers: Completion token ids of each request.
+    moved_tokens: Tokens of KV cache copied: regions that grew, compactions, and guests that moved out.
+    compactions: Compactions of all regions.
     """
 
     run: ServingRun
@@ -49,19 +46,15 @@ def serve_on_model(
     paged: bool = False,
     predicted: IntArray | None = None,
 ) -> EngineRun:
-    """
-    Serve every request to its length in the workload, greedily, its keys and values in a flat memory.
+    """Serve every request greedily to its length in the workload, in flat KV memory.
 
-    model: A transformers causal language model in evaluation mode.
     prompts: Token ids of each request, as many as the workload says.
-    workload: The requests, with the lengths their completions are decoded to, arrivals and deadlines.
     policy: Fresh.
-    kv_capacity: Tokens of keys and values; memory for them is allocated, and no more.
-    block_tokens: Tokens of a block.
-    paged: Whether blocks may lie anywhere (block-allocation), instead of one region for each request.
+    kv_capacity: Tokens of KV memory, allocated exactly.
+    paged: Place blocks anywhere (block allocation) instead of one region per request.
     predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
-    Raises UnsupportedModelError if the model's completions would be wrong.
-    Raises ServingError, KvLedgerError as :func:`~.simulation.serve_on_device` says.
+    raises UnsupportedModelError: The model's completions would be wrong.
+    raises ServingError, KvLedgerError: As for :func:`~.simulation.serve_on_device`.
     """
     ledger = PlacedLedger(kv_capacity, len(workload), block_tokens, paged=paged)
     engine = ServingEngine(model, prompts, ledger)
@@ -70,12 +63,7 @@ def serve_on_model(
 
 
 def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """
-    Return the model's own greedy completion to one prompt alone, as ``generate`` gives it.
-
-    model: A transformers causal language model in evaluation mode.
-    tokens: Of the completion; no token ends it before.
-    """
+    """Return the model's own greedy completion of one prompt, exactly ``tokens`` long."""
     ids = torch.tensor([list(prompt)], device=model.device)
     ends, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
     try:

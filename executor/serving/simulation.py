@@ -1,4 +1,4 @@
-"""Serving requests as they arrive, iteration by iteration, on a simulated device or a real one."""
+"""Serve arriving requests iteration by iteration, on a simulated or a real device."""
 
 from __future__ import annotations
 
@@ -17,33 +17,30 @@ from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 
 WAITING, EXECUTING, QUEUED, PAUSED = range(4)
-"""What a request spends its time in: before its prompt starts; prompt or completion under way; between
-prompt and completion; after it was stopped."""
+"""States of a request: before its prompt; computing; between prompt and completion; preempted."""
 
 
 class ServingError(RuntimeError):
-    """A policy asked for something the state does not allow, or for nothing at all while requests wait."""
+    """An invalid step of a policy, or none while requests wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServingRun:
-    """
-    What a device did.
+    """Run of a device.
 
     workload: The requests, with their true lengths.
-    first_token, finished: Seconds after the start, shape (requests,); NaN where the run was stopped before.
-    spent: Seconds each request was waiting, executing, queued between prompt and completion, and paused, as
-        far as the run went, shape (requests, 4).
-    tokens: Generated, shape (requests,).
-    preempted: How often each request was stopped after it began, shape (requests,).
-    start, seconds: Of each iteration, shape (iterations,).
-    decodes, prompt_tokens, held, promised, completed: Of each iteration: requests that generated, prompt
-        tokens computed, tokens of keys and values held and promised at its end, completions completed.
+    first_token, finished: Seconds after the start, shape (requests,); NaN if the run was stopped before.
+    spent: Seconds each request was waiting, executing, queued and paused, shape (requests, 4).
+    tokens: Generated tokens, shape (requests,).
+    preempted: Preemptions of each request, shape (requests,).
+    start, seconds: Begin and duration of each iteration, shape (iterations,).
+    decodes, prompt_tokens, held, promised, completed: Per iteration: requests that generated, prompt tokens
+    computed, KV tokens held and promised at its end, requests completed.
     decided: CPU seconds of the policy before each iteration, measured.
-    capacity: Tokens of keys and values in all.
-    failures: Promises of keys and values that were refused.
+    capacity: KV tokens in all.
+    failures: Promises of KV memory that were refused.
     lent_tokens: Tokens lent, over all loans.
-    until: When the run was stopped, seconds; infinite if everyone was served.
+    until: When the run was stopped, seconds; infinite if every request was served.
     """
 
     workload: Workload
@@ -77,20 +74,16 @@ def simulate_serving(
     prefilled: bool = False,
     until: float = math.inf,
 ) -> ServingRun:
-    """
-    Return what a device does whose every iteration a policy puts together; a referee checks each.
+    """Simulate a device under a policy; a referee checks each iteration.
 
     workload: The requests, with their true lengths, arrivals and deadlines.
     policy: Fresh.
-    kv_capacity: Tokens of keys and values the device holds.
-    block_tokens: Tokens of a block.
+    kv_capacity: KV tokens of the device.
     predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
-    prefilled: Whether the requests come with their prompts computed elsewhere: the keys and values need only
-        be received, and the first token is there already.
-    until: Seconds after which nothing more is begun.
-    Raises ServingError if a request alone needs more than the device holds, or the policy starts what cannot
-        start or leaves a request unserved.
-    Raises KvLedgerError if a request holds keys and values nobody gave it.
+    prefilled: Prompts are computed elsewhere: the KV cache is only received, with the first token.
+    until: Seconds after which nothing new begins.
+    raises ServingError: A request alone exceeds the device, a step is invalid, or a request is left unserved.
+    raises KvLedgerError: A request holds KV cache that it was not given.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
     device = SimulatedDevice(cost)
@@ -107,16 +100,14 @@ def serve_on_device(
     predicted: IntArray | None = None,
     ahead: bool = False,
 ) -> ServingRun:
-    """
-    Return what a device did whose every iteration a policy put together; a referee checks each beforehand.
+    """Serve requests on a device under a policy; a referee checks each iteration beforehand.
 
-    Seconds are the device's; where nobody is there to be served, the clock leaps to the next arrival.
+    Seconds are the device's. An idle device's clock jumps to the next arrival.
 
-    workload, policy, predicted: As :func:`simulate_serving` says.
-    ledger: Its keys and values, all free.
-    ahead: Whether an iteration is decided while the one before it still runs (vLLM's asynchronous
-        scheduling): blocks of what finishes in that one are not free yet, and what arrives in it is not seen.
-    Raises ServingError, KvLedgerError as :func:`simulate_serving` says.
+    ledger: Empty.
+    ahead: Decide an iteration while the last one still runs (vLLM's asynchronous scheduling): its freed
+        blocks and arrivals are not seen yet.
+    raises ServingError, KvLedgerError: As for :func:`simulate_serving`.
     """
     return _carried_out(ServingJob(workload, policy, ledger, predicted, ahead=ahead), device)
 
@@ -133,12 +124,11 @@ def _carried_out(job: ServingJob, device: ServingDevice) -> ServingRun:
 
 
 class ServingJob:
-    """
-    A job under way: asks for one iteration after another, and keeps what came of them.
+    """Job that yields one iteration after another and records their results.
 
-    workload, policy, ledger, predicted, prefilled, until, ahead: As :func:`simulate_serving` and
-        :func:`serve_on_device` say.
-    Raises ServingError if a request alone needs more than the device holds.
+    Its arguments are those of :func:`simulate_serving` and :func:`serve_on_device`.
+
+    raises ServingError: A request alone exceeds the device.
     """
 
     def __init__(
@@ -182,7 +172,7 @@ class ServingJob:
         self.ending: list[int] = []
         self.running: dict[int, None] = {}
         self.stale = False
-        # What is on the host: tokens of each request that was swapped out.
+        # Tokens on the host of each request that was swapped out.
         self.away: dict[int, int] = {}
         self.status = np.full(count, WAITING, dtype=np.int64)
         self.since = workload.arrival.copy()
@@ -200,15 +190,14 @@ class ServingJob:
         self.first_token[:] = workload.arrival
 
     def iterations(self) -> Generator[tuple[float, DeviceBatch], float, None]:
-        """
-        Yield when each iteration begins, seconds, and what a device is to do; be sent the seconds it took.
+        """Yield each iteration's start in seconds and its batch; expect its seconds to be sent.
 
-        Raises ServingError, KvLedgerError as :func:`simulate_serving` says.
+        raises ServingError, KvLedgerError: As for :func:`simulate_serving`.
         """
         count, state = len(self.workload), self.state
         clock = started = 0.0
         while self.done < count and clock < self.until:
-            # Decided ahead, an iteration is put together when the one before it starts.
+            # With ``ahead``, an iteration is decided when the one before it starts.
             state.time = started if self.ahead else clock
             while self.arrived < count and self.arrivals[self.arrived] <= state.time:
                 state.arrived.append(self.order[self.arrived])
@@ -231,7 +220,7 @@ class ServingJob:
             clock = self._end(step, (running, drawing), (clock, seconds), decided)
 
     def _apply(self, step: ServingStep, now: float) -> int:
-        """Carry out what is no computing, and return the tokens swapped."""
+        """Apply preemptions and swaps, and return the tokens swapped."""
         state, ledger, swapped = self.state, self.ledger, 0
         for request in (*step.stop, *step.swap_out, *step.drop):
             if request in self.running:
@@ -282,7 +271,7 @@ class ServingJob:
         self.status[request] = status
 
     def _begin(self, step: ServingStep, now: float) -> tuple[IntArray, list[int]]:
-        """Take up an iteration's tokens; return who decodes, and whose prompt becomes complete."""
+        """Check an iteration; return the requests that decode and those that complete a prompt."""
         state = self.state
         running = state.running if step.decode else state.running[:0]
         drawing = []
@@ -317,7 +306,7 @@ class ServingJob:
         took: tuple[float, float],
         decided: float,
     ) -> float:
-        """Note what an iteration brought, and return when it ended."""
+        """Record an iteration's results, and return when it ended."""
         state, (running, drawing), (now, seconds) = self.state, requests, took
         end = now + seconds
         prompt_tokens = sum(new for _, new in step.prefill)
@@ -343,7 +332,7 @@ class ServingJob:
         self.ledger.check(np.concatenate((running, np.array(prefilling, dtype=np.int64))), self.state.held)
 
     def _held(self) -> int:
-        # A guest as a whole has no blocks of its own; who is both is counted once.
+        # A whole guest has no blocks of its own; a request that is guest and host is counted once.
         there = self.ledger.own.keys() | self.ledger.loans.keys()
         return int(self.state.held[np.fromiter(there, dtype=np.int64, count=len(there))].sum())
 
@@ -361,7 +350,7 @@ class ServingJob:
         self.done += 1
 
     def _retire(self) -> bool:
-        """Free the blocks of requests that are done, and return whether there were any."""
+        """Free the blocks of finished requests, and return whether there were any."""
         for request in self.ending:
             self.ledger.release(request)
         some = bool(self.ending)
@@ -369,7 +358,7 @@ class ServingJob:
         return some
 
     def result(self) -> ServingRun:
-        """Return what was done, once nothing more is asked for."""
+        """Return the finished run."""
         self._retire()
         ledger = self.ledger
         columns = list(zip(*self.records, strict=True))

@@ -1,1 +1,1 @@
-"""Policies that carry out an execution configuration of ExeGPT."""
+"""Policies that run an execution configuration of ExeGPT."""

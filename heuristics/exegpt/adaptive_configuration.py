@@ -1,4 +1,4 @@
-"""A configuration changed while it runs, once completions drift from the lengths it was chosen for."""
+"""Change of a running configuration once lengths drift from those it was chosen for."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from .round_robin import RoundRobinAllocation
 from .workload_aware import WorkloadAwareAllocation
 
 COHORT = 64
-"""Requests after which lengths are looked at, in the order in which they joined."""
+"""Requests between two checks for drift, in the order in which they joined; more react later."""
 
 Replanning = Callable[[PlannedConfiguration, IntArray, IntArray], PlannedConfiguration | None]
-"""Returns the configuration to change to, or None to keep it, from prompt tokens and decode iterations."""
+"""Return a new configuration, or None to keep it, from prompt tokens and decode iterations."""
 
 
 class AdaptiveConfiguration:
-    """
-    Carries a configuration out, and changes it where completions drift (ExeGPT, section 7.6).
+    """Policy that runs a configuration and changes it when lengths drift (ExeGPT, section 7.6).
 
-    The completions looked at are those of the first requests that joined, once all of these are done: the
-    first to finish are the short ones, and would seem to drift whenever lengths vary. After a change, those
-    that join from then on are compared with what it was chosen for.
+    A check covers the first requests that joined, once all of them are done. The first to finish would be a
+    biased sample: they are the short ones. After a change, only later requests are compared with the new
+    lengths.
 
-    policy: Of the configuration.
-    configuration: The one it begins with.
-    replanning: Finds the next one.
-    cohort: Requests looked at first; as many more each time they are as planned.
+    cohort: Requests of the first check; each check without drift doubles it.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class AdaptiveConfiguration:
         self._begin_anew()
 
     def __call__(self, state: State) -> Step:
-        """Return the policy's next step, of the configuration as it is now."""
+        """Return the next step of the present configuration."""
         self._finished.update(state.finished)
         while self._done < len(self._joined) and self._joined[self._done] in self._finished:
             self._done += 1
@@ -65,7 +61,7 @@ class AdaptiveConfiguration:
         self._done, self._next = 0, self._cohort
 
     def _compare(self, state: State, requests: list[int]) -> None:
-        # A completion of one token, which its prefill gives, counts as one iteration: so do plans.
+        # The prefill gives a one-token completion, which plans count as one iteration.
         iterations = np.maximum(1, state.decoded[requests])
         if not LengthDrift.of(self.configuration, iterations).drifted:
             self._next += self._cohort
@@ -77,7 +73,7 @@ class AdaptiveConfiguration:
             self.configuration = changed
             self._policy.change(changed, dynamic_batch(changed))
             return
-        # Kept, knowingly: what drifts from here on is new.
+        # The configuration is kept on purpose: only later drift is new.
         self.configuration = replace(
             self.configuration,
             iterations=float(np.mean(iterations)),

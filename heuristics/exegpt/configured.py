@@ -1,4 +1,4 @@
-"""The policies that carry a planned execution configuration out."""
+"""Policies of a planned execution configuration."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .round_robin import RoundRobinAllocation
 
 
 def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
-    """Return the rule that keeps a configuration's encoding and decode batches near the plan."""
+    """Return the rule that keeps encoding and decode batches near a plan."""
     return DynamicBatch(
         configuration.encode_batch,
         configuration.input_tokens,
         configuration.decode_batch or None,
-        # Batches change by whole prompts: a threshold below one would swing between too few and too many.
+        # Batches change by whole prompts: a threshold below one would oscillate.
         max(THRESHOLD, 1 / configuration.encode_batch),
     )
 
 
 def rra_policy(configuration: PlannedConfiguration) -> RoundRobinAllocation:
-    """Return a fresh policy that carries a configuration out on one device."""
+    """Return a fresh policy that runs a configuration on one device."""
     return RoundRobinAllocation(configuration.decode_steps, dynamic_batch(configuration))

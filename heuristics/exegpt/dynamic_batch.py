@@ -1,26 +1,23 @@
-"""Keeping the workload even: how many prompts to encode next (ExeGPT, section 5.2)."""
+"""Number of prompts in the next encoding batch, for an even workload (ExeGPT, section 5.2)."""
 
 from __future__ import annotations
 
 from ...data.arrays import IntArray
 
 THRESHOLD = 0.1
-"""Deviation from the plan that is let pass if nothing else is said, as a fraction."""
+"""Default deviation from the plan that is tolerated, as a fraction; larger adjusts batches less."""
 
 
 class DynamicBatch:
-    """
-    The size of the next encoding batch.
+    """Size of the next encoding batch.
 
-    It is the planned one, as long as its prompts' tokens and the decode batch stay within a threshold of what
-    was planned; beyond, prompts are left out or added where that comes nearer to it, and made up for in the
-    batches that follow.
+    The planned size is used while prompt tokens and decode batch are within a threshold of the plan. Beyond
+    it, the size changes by as many prompts as bring them nearer, and later batches compensate.
 
     encode_batch: Prompts planned, on average; a fraction is carried over.
     input_tokens: Mean tokens of a prompt.
-    decode_batch: Requests the decode batch is planned to have after the encoding; None to leave it as it
-        comes.
-    threshold: Deviation that is let pass, as a fraction; infinite for always the planned batch.
+    decode_batch: Planned decode requests after the encoding; None does not control them.
+    threshold: Tolerated deviation, as a fraction; infinite for always the planned batch.
     """
 
     def __init__(
@@ -36,14 +33,13 @@ class DynamicBatch:
 
     @property
     def most(self) -> int:
-        """Waiting prompts that :meth:`size` may look at."""
+        """Waiting prompts that :meth:`size` may read."""
         return 3 * int(self.encode_batch + 2)
 
     def size(self, waiting: IntArray, active: int) -> int:
-        """
-        Return how many of the waiting prompts to encode, in order.
+        """Return how many of the waiting prompts to encode, in order.
 
-        waiting: Their tokens; :attr:`most` of them are enough.
+        waiting: Their tokens; the first :attr:`most` are enough.
         active: Requests decoding now.
         """
         wanted = self.encode_batch
@@ -51,7 +47,7 @@ class DynamicBatch:
             drift = active + wanted - self._decode_batch
             excess = abs(drift) - self._threshold * self._decode_batch
             if excess > 0:
-                # Made up for over as many encodings as a request stays: at once, it would swing back.
+                # Compensated over as many encodings as a request stays: at once, it would oscillate.
                 change = min(0.5 * wanted, excess * wanted / self._decode_batch)
                 wanted -= change if drift > 0 else -change
         count = self._within_threshold(waiting, wanted)
@@ -59,7 +55,7 @@ class DynamicBatch:
         return count
 
     def _within_threshold(self, waiting: IntArray, wanted: float) -> int:
-        # No prompts at all would be as far from the plan as can be, unless less than one is planned.
+        # Zero prompts would be the largest deviation, unless less than one is planned.
         count = min(len(waiting), max(int(wanted >= 1), int(wanted + self._owed)))
         if self._threshold == float("inf"):
             return count

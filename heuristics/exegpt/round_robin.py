@@ -1,4 +1,4 @@
-"""ExeGPT's RRA on one device: encode a batch, decode for some decode steps, encode the next."""
+"""ExeGPT's RRA on one device: encode a batch, run some decode steps, encode the next."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from .dynamic_batch import DynamicBatch
 
 
 class RoundRobinAllocation:
-    """
-    Encodes a batch of prompts every so many decode steps (ExeGPT, section 4.1), in order of arrival.
+    """Policy that encodes a batch every N_D decode steps, in order of arrival (ExeGPT, section 4.1).
 
-    Requests that complete leave at once, and the rest decodes on; what is encoded is adjusted so that tokens
-    and decode batch stay near the plan (section 5.2).
+    Completed requests leave at once. Batches are adjusted to keep tokens and decode batch near the plan
+    (section 5.2).
 
     decode_steps: Decode steps between two encodings, :math:`N_D`.
-    batch: How many prompts to encode.
     """
 
     def __init__(self, decode_steps: int, batch: DynamicBatch) -> None:
@@ -25,14 +23,14 @@ class RoundRobinAllocation:
         self._next = 0
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
-        """Go on with another configuration after the decode steps under way."""
+        """Switch to another configuration after the present decode steps."""
         self._decode_steps, self._batch = configuration.decode_steps, batch
 
     def __call__(self, state: State) -> Step:
         """Return the next encoding with its decode steps, or the rest of them."""
         running = state.running
         due = state.steps_done >= self._next or not len(running)
-        # Who they are takes long to list where many wait.
+        # A list of the waiting requests is slow to build if many wait.
         if not state.waiting.any():
             return Step(decode_steps=UNTIL_CHANGE)
         if not due:
@@ -44,8 +42,7 @@ class RoundRobinAllocation:
         )
         count = min(count, len(free))
         if problem.kv_capacity is not None:
-            # A request is let in only if its whole completion would fit beside what the others may come to
-            # hold.
+            # A request joins only if its whole completion fits with the planned growth of the others.
             needs = problem.prompt_tokens + problem.workload.output_tokens
             room = problem.kv_capacity - int(needs[running].sum())
             count = min(count, int(np.searchsorted(np.cumsum(needs[waiting[:count]]), room, side="right")))

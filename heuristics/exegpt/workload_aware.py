@@ -14,27 +14,24 @@ from .dynamic_batch import DynamicBatch
 
 
 class Encoding(Protocol):
-    """The worker that encodes, as the policy sees it."""
+    """Encoding worker as the policy sees it."""
 
     def encode(self, requests: Sequence[int]) -> None:
-        """Have requests encoded, after those asked for before."""
+        """Queue requests for encoding, in order."""
         ...
 
     def encoded(self, *, wait: bool) -> list[list[int]]:
-        """Return the batches that were encoded since the last call, after the next one if ``wait``."""
+        """Return the batches encoded since the last call; with ``wait``, at least one."""
         ...
 
 
 class WorkloadAwareAllocation:
-    """
-    Decodes on and on, and takes up what was encoded meanwhile (ExeGPT, section 4.1), in order of arrival.
+    """Policy that decodes without pause and adds encoded batches (ExeGPT, section 4.1), by arrival.
 
-    So many batches are encoded ahead; before each decode iteration the oldest one that is there joins. What
-    is encoded is adjusted so that tokens and decode batch stay near the plan (section 5.2).
+    A few batches are encoded ahead, and the oldest finished one joins before each decode iteration. Batches
+    are adjusted to keep tokens and decode batch near the plan (section 5.2).
 
-    encoding: The other worker.
-    batch: How many prompts to encode.
-    lead: Batches encoded, or being encoded, and not yet taken up.
+    lead: Batches encoded or being encoded that have not joined yet.
     """
 
     def __init__(self, encoding: Encoding, batch: DynamicBatch, lead: int) -> None:
@@ -45,18 +42,18 @@ class WorkloadAwareAllocation:
         self._joined: list[int] = []
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
-        """Go on with another configuration after the batches under way."""
+        """Switch to another configuration after the batches in progress."""
         self._lead, self._batch = max(1, configuration.lead), batch
 
     def __call__(self, state: State) -> Step:
         """Return the next iteration, with the batch that joins before it."""
-        # They run by now: one that waits again was put back.
+        # They run by now: one that waits again was evicted.
         self._sent[self._joined] = False
         self._encode_ahead(state, 0)
         idle = not len(state.running) and not self._ready
         self._ready.extend(self._encoding.encoded(wait=idle))
         self._joined = chosen = self._joining(state)
-        # Asked for an iteration later, the next batch would find the other worker idle until then.
+        # One iteration later, the other worker would be idle until the request for the next batch.
         self._encode_ahead(state, len(chosen))
         return Step(
             prefill=chosen,
@@ -80,14 +77,13 @@ class WorkloadAwareAllocation:
             fresh = fresh[count:]
 
     def _joining(self, state: State) -> list[int]:
-        """Return what there is room for of the oldest encoded batch."""
+        """Return the part of the oldest encoded batch that fits."""
         if not self._ready:
             return []
         problem, oldest = state.problem, self._ready[0]
         count = min(len(oldest), len(state.free_slots))
         if problem.kv_capacity is not None:
-            # A request is let in only if its whole completion would fit beside what the others may come to
-            # hold.
+            # A request joins only if its whole completion fits with the planned growth of the others.
             needs = problem.prompt_tokens + problem.workload.output_tokens
             room = problem.kv_capacity - int(needs[state.running].sum())
             count = min(count, int(np.searchsorted(np.cumsum(needs[oldest[:count]]), room, side="right")))

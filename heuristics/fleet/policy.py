@@ -1,4 +1,4 @@
-"""How a fleet serves requests of predicted length: what does best over the lengths that may come out."""
+"""Choice of a fleet's policy under predicted lengths, by simulation of sampled lengths."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from ..queues.tail_preemption import TailPreemption
 from .simulation import FleetRun, simulate_fleet
 
 ORDERS: tuple[Follow, ...] = ("longest-first", "as-given", "shortest-first")
-"""The orders that are compared. Where short predictions may turn out long, they had better not come last."""
+"""Orders that are compared; if short predictions may turn out long, they should not come last."""
 
 PATIENCE = (1.0, 0.5, 0.0)
-"""Settings of the ski-rental rule that are compared; with none, a free slot never waits."""
+"""Ski-rental thresholds that are compared; at 0 a free slot never waits."""
 
 ENDS = ((3.0, 80), (10.0, 40), (40.0, 20))
-"""Settings of parking that are compared: its share of the slots, and its margin in decode steps."""
+"""Settings of tail preemption that are compared: share of the slots, and margin in decode steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPolicy:
-    """
-    The order in which each replica serves its queue, when it starts a prefill stage, and how it ends.
+    """Order of each replica's queue, prefill rule, and end of the job.
 
     order: One of :data:`ORDERS`, by predicted length.
-    patience: Of the ski-rental rule, and of backoff.
-    tail: How the queue ends; None to preempt nothing.
-    compared: Mean seconds of everything that was compared, by name.
+    patience: Threshold of the ski-rental rule and of backoff.
+    tail: Tail preemption; None for no preemption.
+    compared: Mean seconds of every candidate, by name.
     """
 
     order: Follow = "longest-first"
@@ -55,13 +54,13 @@ class FleetPolicy:
 
     @property
     def name(self) -> str:
-        """What it is called among others."""
+        """Name among the candidates."""
         parked = "" if self.tail is None else f", last {self.tail.share:g} a slot by what is left"
         return f"{self.order}, patience {self.patience:g}{parked}"
 
     @property
     def remaining(self) -> RemainingLengths | None:
-        """What is left of each request by what it has decoded, where the policy knows it."""
+        """Expected remaining length by decode steps done, if the policy has it."""
         return None if self.tail is None else self.tail.remaining
 
     def select(self, requests: IntArray) -> FleetPolicy:
@@ -71,7 +70,7 @@ class FleetPolicy:
         return replace(self, tail=replace(self.tail, remaining=self.tail.remaining.select(requests)))
 
     def queue(self, problem: Problem) -> IntArray:
-        """Return the requests in the order they are taken, shape (requests,)."""
+        """Return the order of the queue, shape (requests,)."""
         if self.order == "as-given":
             return arrival_order(problem)
         longest = longest_first(problem)
@@ -98,17 +97,15 @@ def choose_fleet_policy(
     groups: Groups = "any",
     longest: IntArray | None = None,
 ) -> tuple[FleetPolicy, IntArray]:
-    """
-    Return the policy of least mean makespan over sampled lengths, and the dispatch it goes with.
+    """Return the policy of least mean makespan over sampled lengths, and its dispatch.
 
     fleet: The job, with the lengths as predicted, and its replicas.
-    samples: Sets of lengths that may come out, to simulate each candidate on.
-    seed: Draws them.
-    rule, groups: Of the dispatch, as of :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take
-        requests over from one another where groups may go anywhere.
+    samples: Sets of lengths on which each candidate is simulated.
+    rule, groups: Dispatch, as for :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take requests
+    from each other if groups may be split.
     longest: Most tokens of each completion, shape (requests,); None for no limit.
-    Returns policy: What each replica follows, with backoff.
-    Returns replica_of: The replica of each request, by expected length, shape (requests,).
+    returns policy: The policy of each replica, with backoff.
+    returns replica_of: The replica of each request, by expected length, shape (requests,).
     """
     predicted = fleet.workload.output_tokens
     planned = fleet.with_output_tokens(error.expected(predicted, longest))
@@ -135,7 +132,7 @@ def choose_fleet_policy(
         compare(FleetPolicy(chosen.order, patience))
     chosen = best()
     for share, margin in ENDS:
-        # The longest wait for the end, where there is most to learn about them.
+        # The longest wait for the end, when most is known about their group.
         compare(FleetPolicy("shortest-first", chosen.patience, Tail(share, margin, remaining)))
     means = {name: mean for name, (mean, _) in compared.items()}
     return replace(best(), compared=means), replica_of
@@ -149,12 +146,7 @@ def serve_with_backoff(
     *,
     backoff: bool = True,
 ) -> FleetRun:
-    """
-    Return what a fleet does that follows a policy, with backoff, in simulated time.
-
-    fleet, replica_of, output_tokens, backoff: As of
-        :func:`~batchbound.heuristics.fleet.simulation.simulate_fleet`.
-    """
+    """Simulate a fleet that follows a policy, with backoff."""
     return simulate_fleet(
         fleet,
         replica_of,

@@ -1,4 +1,4 @@
-"""A fleet in simulated time: a queue per replica, with or without backoff, or one queue for all."""
+"""Simulation of a fleet: a queue per replica, with or without backoff, or one shared queue."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from ..simulator import Progress, Simulator
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRun:
-    """
-    What a fleet did.
+    """Run of a fleet.
 
     replica_of: The replica that served each request, shape (requests,).
-    traces: Of each replica's requests, in the workload's order.
+    traces: One per replica, in the workload's order.
     busy: Seconds each replica was busy before; the traces start after them.
     """
 
@@ -38,7 +37,7 @@ class FleetRun:
 
     @property
     def makespan(self) -> float:
-        """Seconds after which every replica is done, what it was busy with included."""
+        """Seconds until every replica is done, including its earlier work."""
         return max(busy + trace.makespan for busy, trace in zip(self.busy, self.traces, strict=True))
 
 
@@ -57,22 +56,19 @@ def simulate_fleet(
     patience: float = 0.5,
     remaining: RemainingLengths | None = None,
 ) -> FleetRun:
-    """
-    Return what a fleet does in simulated time.
+    """Simulate a fleet.
 
-    fleet: The job, with the lengths that are counted on (known or predicted), and its replicas.
-    replica_of: The replica each request is dispatched to, shape (requests,); None for one queue that all
-        replicas take from.
-    output_tokens: The true length of each completion (tokens, shape (requests,)); the fleet's own by default.
-    policy: Returns a fresh policy for a replica; it must look at the waiting requests of the state only,
-        which change as requests move. Longest first with the ski-rental rule by default.
-    backoff: Whether a replica that runs dry takes pending requests from the one that would end last, by what
-        is predicted: as many as it has free slots, but no more than half, first those with most left. One
-        that was put back takes its tokens along; it is prefilled again wherever it goes on.
-    patience: Stage openings' worth of idle slot-steps for which a replica that still runs something waits
-        before it takes any.
-    remaining: What is left of each request by what it has decoded; by default, what its prediction leaves.
-    Raises PolicyError if a policy does nothing while requests wait.
+    fleet: The job, with known or predicted lengths, and its replicas.
+    replica_of: The replica of each request, shape (requests,); None for one shared queue.
+    output_tokens: True length of each completion (tokens, shape (requests,)); the fleet's own by default.
+    policy: Returns a fresh policy for a replica; it may read only the waiting requests, which change as
+        requests move.
+    backoff: A replica without waiting requests takes some from the one predicted to end last: as many as it
+        has free slots, at most half, longest remaining first. Evicted requests keep their tokens and are
+        prefilled again.
+    patience: Stage openings' worth of idle slot-steps before a replica that still runs requests takes any.
+    remaining: Expected remaining length by decode steps done; by default, prediction minus steps done.
+    raises PolicyError: A policy does nothing while requests wait.
     """
     return _FleetExecution(
         fleet, replica_of, output_tokens, policy, patience if backoff else None, remaining
@@ -80,7 +76,7 @@ def simulate_fleet(
 
 
 class _FleetExecution:
-    """All replicas, each with a clock of its own; the one that is furthest behind goes on."""
+    """All replicas, each with its own clock; the one furthest behind runs next."""
 
     def __init__(
         self,
@@ -126,7 +122,7 @@ class _FleetExecution:
         )
 
     def _take_over(self, thief: _Replica) -> int:
-        """Take pending requests from the replica that would end last; return the rounds to go on without."""
+        """Take requests from the replica predicted to end last; return the decode steps to run first."""
         others = [replica for replica in self._replicas if replica.pending]
         if self._patience is None or self._dispatched is None or not thief.free or not others:
             return UNTIL_CHANGE
@@ -139,11 +135,10 @@ class _FleetExecution:
 
 
 class _Replica:
-    """
-    One replica: an execution that goes on step by step, and takes requests over from others.
+    """One replica: an execution by steps that exchanges requests with others.
 
     busy: Seconds it is busy before.
-    remaining: What is left of each request by what it has decoded; None for what its prediction leaves.
+    remaining: Expected remaining length by decode steps done; None for prediction minus steps done.
     """
 
     def __init__(self, execution: Execution, busy: float, remaining: RemainingLengths | None) -> None:
@@ -159,7 +154,7 @@ class _Replica:
 
     @property
     def pending(self) -> int:
-        """Requests that wait here."""
+        """Number of waiting requests."""
         return int(np.count_nonzero(self._state.waiting))
 
     @property
@@ -174,11 +169,11 @@ class _Replica:
 
     @property
     def served(self) -> IntArray:
-        """The requests that finished here."""
+        """Requests that finished here."""
         return np.flatnonzero(np.isfinite(self._execution.finished))
 
     def predicted_end(self) -> float:
-        """Return the seconds at which all that runs and waits here would be done, lengths as predicted."""
+        """Return the predicted seconds at which this replica is done."""
         problem, state = self._problem, self._state
         running, waiting = state.running, np.flatnonzero(state.waiting)
         left = self._left(running) + self._left(waiting)
@@ -195,14 +190,14 @@ class _Replica:
         )
 
     def idle_wait(self, patience: float) -> int:
-        """Return the decode steps until the free slots have idled long enough to pay for a prefill stage."""
+        """Return the decode steps until idle slot-steps cost as much as a prefill stage."""
         if self._problem.cost.decode_base == 0:
             return 0
         idle = self.free * (self._state.steps_done - self._dry_since)
         return steps_to_wait(bearable_idle(self._problem, patience), idle, self.free)
 
     def give_up(self, count: int) -> IntArray:
-        """Return so many of the requests that wait here, the longest predicted first; they wait no more."""
+        """Remove and return ``count`` waiting requests, the longest predicted first."""
         waiting = self._state.waiting
         if self._remaining is None:
             given = self._order[waiting[self._order]][:count]
@@ -214,16 +209,16 @@ class _Replica:
         return given
 
     def take(self, requests: IntArray) -> None:
-        """Let requests wait here that another replica gave up."""
+        """Add waiting requests that another replica gave up."""
         self._state.waiting[requests] = True
 
     def step(self, most: int) -> None:
-        """Carry out the policy's next step, of so many decode steps at most."""
+        """Run the policy's next step, at most ``most`` decode steps."""
         for _ in self._execution.step(most):
             pass
         if self.pending:
             self._dry_since = self._state.steps_done
 
     def trace(self) -> Trace:
-        """Return the trace of what was served here."""
+        """Return the trace of the requests served here."""
         return self._execution.trace(self.served)

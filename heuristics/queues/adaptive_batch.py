@@ -1,4 +1,4 @@
-"""A batch as large as memory allows: fewer requests past a threshold, more again when there is room."""
+"""Batch size by memory: smaller past a threshold, larger again when there is room."""
 
 from __future__ import annotations
 
@@ -15,30 +15,27 @@ from .prefill_rules import SkiRental
 from .queue_policy import QueuePolicy
 
 THRESHOLD = 0.95
-"""Share of the capacity from which the batch gets smaller."""
+"""Share of the KV capacity at which the batch shrinks."""
 
 RESUME = 0.85
-"""Share of the capacity below which it may grow again."""
+"""Share of the KV capacity below which it may grow again."""
 
 
 def smallest_first(problem: Problem) -> IntArray:
-    """Return the requests by the tokens they come to hold: so the most fit at a time, shape (requests,)."""
+    """Return the requests by peak KV tokens, ascending, so that most run at once, shape (requests,)."""
     return np.argsort(problem.kv_peak, kind="stable")
 
 
 class AdaptiveBatch:
-    """
-    MICO's adaptive batch size (section 3.5.2).
+    """MICO's adaptive batch size (section 3.5.2).
 
-    As many requests run as their predicted keys and values leave room for, smallest first. Where predictions
-    were too short and memory fills up to a threshold, running requests go to the host's memory, those with
-    most still to come first; an engine keeps their keys and values there. They go on, before any other, once
-    enough is free again.
+    As many requests run as their predicted KV cache allows, smallest first. If predictions were too short and
+    memory fills up to a threshold, the requests with most left are offloaded to host memory. They resume
+    before any other once memory is free again.
 
-    problem: The problem, with the lengths as predicted; without a KV capacity the slots alone limit the
-        batch.
+    problem: The problem, with the lengths as predicted; without a KV capacity only the slots limit the batch.
     threshold, resume: Shares of the capacity at which the batch shrinks, and below which it may grow again.
-    Raises ValueError if the shares are not in this order between 0 and 1.
+    raises ValueError: The shares are not in this order between 0 and 1.
     """
 
     def __init__(self, problem: Problem, *, threshold: float = THRESHOLD, resume: float = RESUME) -> None:
@@ -46,7 +43,7 @@ class AdaptiveBatch:
             raise ValueError(f"resume {resume} and threshold {threshold} are not in order between 0 and 1")
         self._most, self._enough = None, 0
         if problem.kv_capacity is not None:
-            # What runs alone may have all of it.
+            # A request that runs alone may have all of it.
             self._most = max(int(threshold * problem.kv_capacity), int(problem.kv_peak.max()))
             self._enough = min(int(resume * problem.kv_capacity), self._most)
             problem = replace(problem, kv_capacity=self._most)
@@ -57,7 +54,7 @@ class AdaptiveBatch:
         self._shrunk = False
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         if self._most is None:
             return self.dispatch(state)
         running = state.running
@@ -76,7 +73,7 @@ class AdaptiveBatch:
         return Step(decode_steps=min(step.decode_steps, until))
 
     def _parked(self, state: State) -> list[int]:
-        """Return who goes for the rest to fit, most still to come first; one always stays."""
+        """Return the requests to offload, most left first; one always stays."""
         running = state.running
         left = np.maximum(1, self._decode_steps[running] - state.decoded[running])
         order = running[np.argsort(-left, kind="stable")]

@@ -1,4 +1,4 @@
-"""How many requests a prefill stage may take, and who leaves when keys and values outgrow their room."""
+"""Admission to a prefill stage, and eviction when the KV cache is full."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State
 
 FULL_STAGE = 0.95
-"""Share of the token cap from which a prefill stage counts as full: waiting would save no stage."""
+"""Share of the token cap from which a stage counts as full: waiting would save no stage."""
 
 Reserve = Literal["future", "present"]
-"""What a request must find room for: all it will ever hold by its planned length, or its next decode step."""
+"""KV tokens that must be free for a request: its planned peak, or its next decode step."""
 
 WATERMARK = 0.01
-"""Share of the capacity that ``"present"`` keeps free when it admits, as vLLM does."""
+"""Share of the capacity that ``"present"`` keeps free at admission, as vLLM does."""
 
 
 class Admission:
-    """
-    The limits of a problem as seen by a policy: token cap of a stage and capacity for keys and values.
+    """Token cap of a stage and KV capacity, as a policy applies them.
 
     problem: The problem, with the lengths as planned.
-    reserve: ``"future"`` admits a request only if everything that runs still fits when it has grown to its
-        planned length, so that nothing is evicted while lengths are as planned. ``"present"`` looks at the
-        next decode step only, as vLLM does, and relies on eviction.
+    reserve: ``"future"`` admits a request only if all running requests fit when grown to their planned
+        lengths, so nothing is evicted while lengths are as planned. ``"present"`` checks only the next decode
+        step, as vLLM does, and relies on eviction.
     """
 
     def __init__(self, problem: Problem, reserve: Reserve = "future") -> None:
@@ -44,14 +43,13 @@ class Admission:
         self._entries = 0
 
     def fitting(self, state: State, requests: Sequence[int]) -> tuple[int, bool]:
-        """
-        Return how many of the requests, from the first on, one prefill stage may take.
+        """Return how many of the requests, from the first on, one prefill stage may take.
 
-        A lone request always fits when nothing runs: nothing could ever make more room for it.
+        A lone request always fits if nothing runs: no wait could make more room.
 
-        requests: Waiting requests in the order they would be taken.
-        Returns count: How many fit.
-        Returns full: Whether the token cap is what ends the stage, so that waiting could not make it larger.
+        requests: Waiting requests in queue order.
+        returns count: Number that fits.
+        returns full: True if the token cap ends the stage, so that waiting could not enlarge it.
         """
         count, full = len(requests), False
         if not count or (self.cap is None and self.capacity is None):
@@ -84,7 +82,7 @@ class Admission:
         if self.reserve == "present":
             now = state.kv_held + np.cumsum(held)
             return int(np.searchsorted(now, self.room_at_entry, side="right"))
-        # The stage holds prompts alone, and a completion of one token is gone when it ends.
+        # The stage holds prompts alone, and a completion of one token leaves when it ends.
         now = state.kv_held + np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
         count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
@@ -105,13 +103,13 @@ class Admission:
 
     def _steps_left(self, state: State, requests: IntArray) -> IntArray:
         left: IntArray = self._problem.decode_steps[requests] - state.decoded[requests]
-        # A completion that outgrew its planned length, be it of one token, goes on for at least a step.
+        # A completion that outgrew its planned length runs for at least one more step.
         begun = (state.decoded[requests] > 0) | (self._entered[requests] > 0)
         left[(left <= 0) & begun] = 1
         return left
 
     def enter(self, requests: Sequence[int]) -> None:
-        """Note that these requests are prefilled now, in this order."""
+        """Record that these requests are prefilled now, in this order."""
         fresh = np.asarray(requests, dtype=np.int64)
         self._cache.begin(fresh[self._entered[fresh] == 0])
         for request in requests:
@@ -119,7 +117,7 @@ class Admission:
             self._entered[request] = self._entries
 
     def overflowing(self, state: State) -> list[int]:
-        """Return whom to evict, newest first, for the next decode step to fit; never the last that runs."""
+        """Return the newest requests to evict for the next decode step to fit; one always stays."""
         if self.capacity is None or state.kv_held <= self.capacity:
             return []
         running = state.running
@@ -131,7 +129,7 @@ class Admission:
         return evicted
 
     def steps_that_fit(self, state: State) -> int:
-        """Return after how many decode steps keys and values outgrow the capacity if none finishes."""
+        """Return after how many decode steps KV memory overflows if no request finishes."""
         if self.capacity is None:
             return UNTIL_CHANGE
         active = int((state.slot_request != FREE).sum())
@@ -141,7 +139,7 @@ class Admission:
 
 
 def _peak(held: IntArray, left: IntArray) -> int:
-    """Return the most tokens held at once by requests that hold and have left this much; left 0 is gone."""
+    """Return the peak of KV tokens, given what requests hold and have left; left 0 has ended."""
     last_first = np.argsort(-left)
     left, held = left[last_first], held[last_first]
     steps_in = np.arange(1, len(left) + 1) * (left - 1)

@@ -14,11 +14,10 @@ from .assignment import Assigned
 
 
 class SortingPreemptive(Assigned):
-    r"""
-    Every slot serves its own list, longest first; one without takes from the slot with most left to do.
+    r"""Slots that serve their own lists, longest first, and then help the slot with most left.
 
-    The paper's sorting and online preemptive method (Algorithm 1). Requests are sorted by
-    :math:`N^p_i + N^d_i`, and ``remain_token`` of a slot is that sum over what still waits in its list.
+    This is the paper's sorting and online preemptive method (Algorithm 1). Requests are sorted by
+    :math:`N^p_i + N^d_i`, and ``remain_token`` of a slot is that sum over the requests that wait in its list.
 
     assignment: The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
     """
@@ -31,7 +30,7 @@ class SortingPreemptive(Assigned):
         np.add.at(self.remaining, np.asarray(assignment, dtype=np.int64), tokens)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return each free slot's next request: of its own list, else the longest of the busiest slot."""
+        """Return each free slot's next request: from its own list, else the longest of the busiest slot."""
         requests: list[int] = []
         slots: list[int] = []
         taken: set[int] = set()
@@ -52,13 +51,13 @@ class SortingPreemptive(Assigned):
         return requests, slots
 
     def take(self, requests: Sequence[int]) -> None:
-        """Take these requests off their lists."""
+        """Remove these requests from their lists."""
         super().take(requests)
         for request in requests:
             self.remaining[self.owner[request]] -= self.tokens[request]
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Put these requests back on their lists."""
+        """Return these requests to their lists."""
         super().put_back(requests)
         for request in requests:
             self.remaining[self.owner[request]] += self.tokens[request]

@@ -1,4 +1,4 @@
-"""Offline assignment: each slot works through its own list of requests."""
+"""Offline assignment: each slot serves its own list of requests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from ..policy import State
 
 
 def round_robin(problem: Problem) -> IntArray:
-    """Return the slot of each request when they are dealt out in turn, shape (requests,)."""
+    """Return the slot of each request when dealt out in turn, shape (requests,)."""
     return np.arange(len(problem), dtype=np.int64) % problem.slots
 
 
 class Assigned:
-    """
-    Every slot has its own queue, filled once from an assignment.
+    """One queue per slot, filled once from an assignment.
 
-    The hybrid paper's offline part: :math:`x_{ij}` of the bin packing (26)-(30), in any order.
+    This is the hybrid paper's offline part: :math:`x_{ij}` of the bin packing (26)-(30), in any order.
 
     assignment: The slot of each request, shape (requests,).
     order: All requests in the order each slot serves its own, shape (requests,); by position if left out.
-    Raises ValueError if a request is assigned to no slot of the problem.
+    raises ValueError: A request's slot does not exist.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class Assigned:
         return None
 
     def take(self, requests: Sequence[int]) -> None:
-        """Take these requests off their lists."""
+        """Remove these requests from their lists."""
         for request in requests:
             self.lists[self.owner[request]].remove(request)
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Put these requests back on their lists, in their old place."""
+        """Return these requests to their old places."""
         for request in requests:
             queue = self.lists[self.owner[request]]
             queue.append(request)

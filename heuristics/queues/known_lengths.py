@@ -1,4 +1,4 @@
-"""The schedule of a queue policy where lengths are known, without the loop: for planners that try many."""
+"""Fast schedules of queue policies for known lengths, for planners that try many."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ from .prefill_rules import Opportunity
 from .queue_policy import Queue, QueuePolicy
 
 ASKED_EVERY = 64
-"""Prefill stages after which it is asked whether the time is over."""
+"""Prefill stages between two checks of the time limit."""
 
 MANY = 32
-"""Requests under way from which on arrays are quicker than lists."""
+"""Running requests from which arrays are faster than lists."""
 
 
 def known_schedule(
     problem: Problem, policy: QueuePolicy, least: float = math.inf, late: Callable[[], bool] = lambda: False
 ) -> Schedule | None:
-    """
-    Return the schedule a fresh policy follows in the simulator, from :func:`dispatch_of`.
+    """Return the schedule of a fresh policy in the simulator, computed without the loop.
 
-    Decides as :class:`~batchbound.heuristics.queues.queue_policy.QueuePolicy` does, in a tenth of the loop's
-    time; a test compares the two. It is given up as soon as what is left takes too long even with slots and
-    memory full to the end.
+    Decisions are those of :class:`~batchbound.heuristics.queues.queue_policy.QueuePolicy`, in a tenth of the
+    time; a test compares the two. The run stops once even full slots and full memory could not beat
+    ``least``.
 
     problem: The problem, every request there at the start.
     policy: One that :func:`dispatch_of` returns.
     least: The makespan to beat, seconds.
-    late: Whether there is no time left.
-    Returns: None if it evicts, is no better than ``least``, or it is too late.
+    late: True once the time is over.
+    returns: None if a request is evicted, ``least`` is not beaten, or the time is over.
     """
     return _Run(problem, policy).schedule(least, late)
 
 
 def dispatch_of(policy: Policy) -> QueuePolicy | None:
-    """Return the queue policy that a policy comes to where lengths are known, or None if it is another."""
+    """Return the queue policy that equals a policy for known lengths, or None."""
     if isinstance(policy, AdaptiveBatch | PriorityPreemption):
         policy = policy.dispatch
     known = isinstance(policy, QueuePolicy) and isinstance(policy.queue, Assigned | Ordered)
@@ -59,7 +58,7 @@ def dispatch_of(policy: Policy) -> QueuePolicy | None:
 
 
 def dispatch_key(policy: QueuePolicy) -> object:
-    """Return a key that two queue policies share only if they serve requests of known lengths alike."""
+    """Return a key that two queue policies share only if they decide the same for known lengths."""
     queue, admission = policy.queue, policy.admission
     if isinstance(queue, Assigned):
         order: object = type(queue), tuple(map(tuple, queue.lists))
@@ -70,19 +69,19 @@ def dispatch_key(policy: QueuePolicy) -> object:
 
 
 class _Queue(Protocol):
-    """What waits, as lists."""
+    """Waiting requests as lists."""
 
     def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
         """Return the requests that free slots would take now, and their slots."""
         ...
 
     def take(self, requests: list[int]) -> None:
-        """Take the first requests proposed."""
+        """Remove the first requests proposed."""
         ...
 
 
 class _InOrder:
-    """Of :class:`~batchbound.heuristics.queues.ordered.Ordered`."""
+    """Lists of :class:`~batchbound.heuristics.queues.ordered.Ordered`."""
 
     def __init__(self, queue: Ordered) -> None:
         self._order, self._head = queue.order.tolist(), 0
@@ -96,7 +95,7 @@ class _InOrder:
 
 
 class _OwnLists:
-    """Of :class:`~batchbound.heuristics.queues.assignment.Assigned`."""
+    """Lists of :class:`~batchbound.heuristics.queues.assignment.Assigned`."""
 
     def __init__(self, queue: Assigned) -> None:
         self._lists, self._owner = [list(each) for each in queue.lists], queue.owner
@@ -112,7 +111,7 @@ class _OwnLists:
 
 
 class _HelpedLists(_OwnLists):
-    """Of :class:`~batchbound.heuristics.queues.algorithm1.SortingPreemptive`."""
+    """Lists of :class:`~batchbound.heuristics.queues.algorithm1.SortingPreemptive`."""
 
     def __init__(self, queue: SortingPreemptive) -> None:
         super().__init__(queue)
@@ -150,7 +149,7 @@ def _lists(queue: Queue) -> _Queue:
 
 
 class _Room:
-    """The limits as an admission sees them: the token cap, and what the running requests will hold."""
+    """Token cap and planned KV tokens, as an admission applies them."""
 
     def __init__(self, problem: Problem, admission: Admission, cache: PrefixCache | None) -> None:
         self._cache = cache
@@ -159,19 +158,19 @@ class _Room:
         self._cap, self._capacity = admission.cap, admission.capacity
         self._entry = admission.room_at_entry if admission.reserve == "present" else None
         self._running: list[tuple[int, int]] = []
-        """The step in which each running request is gone, and its tokens in step 0, as it were; sorted."""
+        """Last decode step of each running request, and its tokens extrapolated back to step 0; sorted."""
         self._array: IntArray | None = None
-        """The same, shape (running, 2), until one begins or ends."""
+        """The same as an array, shape (running, 2), until a request begins or ends."""
         self._offsets = self._peaks = 0
         self._blocked: dict[int, tuple[int, int]] = {}
-        """Requests that had no room, with a step in which others hold too much beside it, and how much."""
+        """Blocked requests, with the decode step that lacks room and the tokens held by others then."""
 
     def held(self, now: int) -> int:
         """Return the tokens held in a decode step."""
         return self._offsets + len(self._running) * now
 
     def overflows(self, now: int, decode_steps: int) -> bool:
-        """Return whether so many steps, in which no request finishes, hold more than there is room for."""
+        """Return whether KV memory overflows within ``decode_steps`` steps if no request finishes."""
         return self._capacity is not None and self.held(now + decode_steps - 1) > self._capacity
 
     def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
@@ -198,9 +197,9 @@ class _Room:
         return count, full
 
     def _within(self, requests: list[int], now: int) -> int:
-        """Return how many of the requests, from the first on, memory has room for."""
+        """Return how many of the requests, from the first on, fit the KV memory."""
         assert self._capacity is not None
-        # What the stage holds, or the decode step after it.
+        # The stage's tokens, or those of the decode step after it.
         room, first = (self._capacity, self._prompt) if self._entry is None else (self._entry, self._start)
         held, count, peaks = self.held(now), 0, self._peaks
         for request in requests:
@@ -227,13 +226,13 @@ class _Room:
         return low
 
     def _is_blocked(self, request: int, now: int) -> bool:
-        """Return whether what others hold still leaves no room: they leave as planned, and more may come."""
+        """Return whether running requests still block this one; others may only have joined since."""
         at, others = self._blocked.get(request, (-1, 0))
         assert self._capacity is not None
         return now <= at and others + self._start[request] + at - now > self._capacity
 
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
-        """Return the most tokens held at once until all that run, and these, are gone, and in which step."""
+        """Return the peak of KV tokens of the running and these requests, and its decode step."""
         new = [
             (now + self._decode_steps[i], self._start[i] - now) for i in requests if self._decode_steps[i] > 0
         ]
@@ -255,7 +254,7 @@ class _Room:
         return most, at
 
     def enter(self, requests: list[int], now: int) -> None:
-        """Note that these requests, each of a decode step at least, run from a decode step on."""
+        """Record that these requests run from a decode step on, each for at least one."""
         self._array = None
         for request in requests:
             gone, offset = now + self._decode_steps[request], self._start[request] - now
@@ -264,7 +263,7 @@ class _Room:
             self._peaks += offset + gone - 1
 
     def leave(self, now: int) -> None:
-        """Forget what is gone by a decode step."""
+        """Remove the requests that ended by a decode step."""
         while self._running and self._running[0][0] <= now:
             self._array = None
             gone, offset = self._running.pop(0)
@@ -273,7 +272,7 @@ class _Room:
 
 
 class _Run:
-    """A policy's run: the decode step it is in, who runs until when, and what it has cost."""
+    """Run of a policy: decode step, running requests and their ends, and cost so far."""
 
     def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
         self._problem, self._rule = problem, policy.rule
@@ -320,7 +319,7 @@ class _Run:
         return Schedule.from_bins(self._problem, self._bin_of, decode_steps)
 
     def _wait(self, requests: list[int], idle: int, full: bool) -> int:
-        """Return the decode steps after which the rule starts a stage of these requests."""
+        """Return the decode steps until the rule starts a stage of these requests."""
         if len(self._free) == self._problem.slots:
             return 0
         tokens = sum([self._prompt[request] for request in requests])
@@ -348,7 +347,7 @@ class _Run:
         self._prefill += self._problem.cost.prefill_seconds(computed)
 
     def _decode(self, most: int) -> bool:
-        """Decode to the next end, or so many steps if that is sooner; return whether memory has room."""
+        """Decode to the next end, at most ``most`` steps; return whether memory has room."""
         decode_steps = self._finishing[0][0] - self._now
         decode_steps = decode_steps if most < 0 else min(decode_steps, most)
         if self._room.overflows(self._now, decode_steps) and len(self._finishing) > 1:
@@ -363,7 +362,7 @@ class _Run:
         return True
 
     def _least(self) -> float:
-        """Return the least seconds to the end of all requests, with slots and memory full from now on."""
+        """Return the least seconds to the end, with slots and memory full from now on."""
         problem, cost = self._problem, self._problem.cost
         left = self._work / problem.slots
         if problem.kv_capacity is not None:

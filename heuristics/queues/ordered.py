@@ -13,7 +13,7 @@ from ..policy import State
 
 
 def arrival_order(problem: Problem) -> IntArray:
-    """Return the requests by arrival, then position, shape (requests,): first come, first served."""
+    """Return the requests by arrival, then position, shape (requests,)."""
     return np.argsort(problem.workload.arrival, kind="stable")
 
 
@@ -23,14 +23,13 @@ def longest_first(problem: Problem) -> IntArray:
 
 
 def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
-    """
-    Return the requests group by group, that of the longest request first, shape (requests,).
+    """Return the requests group by group, that of the longest request first, shape (requests,).
 
-    Those of a group, which share a prompt, go by decreasing decode steps; a request that shares nothing is a
-    group of its own.
+    A group shares a prompt; within it, requests go by decreasing decode steps. A request that shares nothing
+    is a group of its own.
 
-    classes: Longer classes of requests go first, each group by group: so many for each halving of the decode
-        steps; 0 for one class of all.
+    classes: Length classes per halving of the decode steps. Longer classes go first, each group by group; 0
+        makes one class.
     """
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
     decode_steps = np.maximum(problem.decode_steps, 1)
@@ -42,7 +41,7 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
 
 
 class Ordered:
-    """Free slots take the first waiting requests of one order of all requests."""
+    """One queue for all slots, in a given order of all requests."""
 
     def __init__(self, order: IntArray) -> None:
         self.order = np.asarray(order, dtype=np.int64)
@@ -67,12 +66,12 @@ class Ordered:
         return waiting
 
     def take(self, requests: Sequence[int]) -> None:
-        """Note that these requests are prefilled."""
+        """Record that these requests are prefilled."""
         self._taken[requests] = True
         while self._head < len(self.order) and self._taken[self.order[self._head]]:
             self._head += 1
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Note that these requests wait again, in their old place."""
+        """Return these requests to their old places."""
         self._taken[requests] = False
         self._head = min(self._head, int(self._rank[requests].min()))

@@ -20,14 +20,13 @@ def priority_order(problem: Problem) -> IntArray:
 
 
 class PriorityPreemption:
-    """
-    Serves the most urgent first, and puts running requests back when more urgent ones wait.
+    """Policy that serves the most urgent first and evicts running requests for more urgent ones.
 
-    A waiting request takes the slot of one of strictly lower priority only, so that equals never take turns.
-    An engine keeps the keys and values of who goes back, who then goes on where it stopped (BATON,
-    "Preemptive scheduling"). Where keys and values are what is short, admission evicts as for any policy.
+    A waiting request takes a slot only from one of strictly lower priority, so equals never alternate. An
+    engine keeps the KV cache of an evicted request, which resumes where it stopped (BATON, "Preemptive
+    scheduling"). If KV memory is short, admission evicts as for any policy.
 
-    problem: The problem, whose workload says how urgent each request is.
+    problem: The problem, with priorities in its workload.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -36,7 +35,7 @@ class PriorityPreemption:
         self.dispatch = QueuePolicy(self._queue, PrefillFirst(), Admission(problem))
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         evicted = self._preempted(state)
         if evicted:
             self._queue.put_back(evicted)
@@ -46,7 +45,7 @@ class PriorityPreemption:
     def _preempted(self, state: State) -> list[int]:
         waiting = -np.sort(-self._priority[state.waiting])[len(state.free_slots) :]
         running = state.running
-        # Of equals the one that has decoded least goes: it holds the least that has to be moved.
+        # Among equals the request that has decoded least leaves: it has the smallest KV cache to move.
         running = running[np.lexsort((state.decoded[running], self._priority[running]))]
         pairs = min(len(waiting), len(running))
         count = int(np.count_nonzero(waiting[:pairs] > self._priority[running[:pairs]]))

@@ -1,4 +1,4 @@
-"""When to start a prefill stage: now, or after how many more decode steps."""
+"""Rules for the start of a prefill stage: now, or after some decode steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from ..policy import UNTIL_CHANGE, State
 
 
 def bearable_idle(problem: Problem, patience: float) -> float:
-    """
-    Return the slot-steps that slots may idle before a prefill stage starts, by the rule of ski rental.
+    """Return the slot-steps that may idle before a prefill stage starts, by the ski-rental rule.
 
-    An idle slot-step is priced at its share ``decode_base / slots`` of a decode step, so that as many cost
-    ``patience`` times what opening a stage costs. Infinite where decode steps cost nothing.
+    An idle slot-step costs its share ``decode_base / slots`` of a decode step. The limit costs ``patience``
+    times as much as opening a stage; it is infinite if decode steps cost nothing.
 
-    problem: Its costs and slots are read.
-    patience: Stage openings' worth of idle slot-steps to wait for (theta); 0 never waits.
+    patience: Threshold in stage openings' worth of idle slot-steps (theta); 0 never waits.
     """
     cost = problem.cost
     if patience == 0:
@@ -32,26 +30,24 @@ def bearable_idle(problem: Problem, patience: float) -> float:
 
 
 def steps_to_wait(bearable: float, idle: float, joining: int) -> int:
-    """
-    Return the decode steps after which slots have idled as long as the rule of ski rental bears.
+    """Return the decode steps until the idle slot-steps reach the ski-rental limit.
 
-    bearable: Slot-rounds that may idle (:func:`bearable_idle`).
-    idle: Slot-rounds idled so far.
-    joining: Requests that would be prefilled, each of which idles a slot until then; at least one.
+    bearable: Slot-steps that may idle (:func:`bearable_idle`).
+    idle: Slot-steps idled so far.
+    joining: Requests that would be prefilled, at least one; each idles a slot until then.
     """
     return UNTIL_CHANGE if math.isinf(bearable) else max(0, math.ceil((bearable - idle) / joining))
 
 
 @dataclass(frozen=True, slots=True)
 class Opportunity:
-    """
-    The prefill stage that could start now.
+    """Prefill stage that could start now.
 
     joining: Waiting requests it would prefill; at least one.
     tokens: Tokens it would prefill.
-    unstarted: Requests that wait or have yet to arrive, those joining among them.
-    idle: Slot-rounds that slots with a request to take have idled since the last prefill stage.
-    full: Whether the stage is as large as the token cap allows.
+    unstarted: Requests that wait or have not arrived, including those joining.
+    idle: Slot-steps idled since the last prefill stage by slots that had a request to take.
+    full: True if the stage is as large as the token cap allows.
     decoded: Tokens of all slots since the last prefill stage.
     running: Slots that decode.
     """
@@ -68,7 +64,7 @@ class Opportunity:
     def of(
         cls, state: State, requests: Sequence[int], idle: int, full: bool, decoded: int = 0
     ) -> Opportunity:
-        """Return the stage that would prefill some of the requests that wait."""
+        """Return the stage that would prefill some of the waiting requests."""
         chosen = np.asarray(requests, dtype=np.int64)
         tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
         unstarted = state.unarrived + int(np.count_nonzero(state.waiting))
@@ -76,7 +72,7 @@ class Opportunity:
 
 
 class PrefillRule(Protocol):
-    """Decides between prefill and decode; asked while something runs and a request has a slot to take."""
+    """Choice between prefill and decode, made while requests run and a free slot has a request."""
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return the decode steps to run before the stage starts: 0 to start it now."""
@@ -85,7 +81,7 @@ class PrefillRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrefillFirst:
-    """Never waits: vLLM's rule, and the baseline of the hybrid offline-online paper."""
+    """Rule without waiting: vLLM's, and the baseline of the hybrid offline-online paper."""
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return 0."""
@@ -94,20 +90,19 @@ class PrefillFirst:
 
 @dataclass(frozen=True, slots=True)
 class SkiRental:
-    """
-    Waits until the idle slot-steps have cost a share of what opening a stage costs.
+    """Rule that waits until idle slot-steps cost a share of opening a stage.
 
-    An idle slot-step is priced at its share ``decode_base / slots`` of a step. The prompts' tokens have
-    to be prefilled anyway, so their cost does not count: renting or buying, as in ski rental, where either
-    choice is paid for at most twice. A full stage never waits, nor one of the last requests: none could join.
+    An idle slot-step costs its share ``decode_base / slots`` of a step. The prompts' tokens do not count, as
+    they are prefilled anyway. As in ski rental, the rule pays at most twice the better choice. A full stage
+    and one of the last requests never wait, as no request could join.
 
-    patience: Stage openings' worth of idle slot-steps to wait for (theta).
+    patience: Threshold in stage openings' worth of idle slot-steps (theta).
     """
 
     patience: float = 0.5
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode steps until the idle slot-steps reach their price."""
+        """Return the decode steps until the idle slot-steps reach the threshold."""
         if opportunity.full or opportunity.joining == opportunity.unstarted:
             return 0
         return steps_to_wait(bearable_idle(problem, self.patience), opportunity.idle, opportunity.joining)
@@ -115,17 +110,16 @@ class SkiRental:
 
 @dataclass(frozen=True, slots=True)
 class Lagrangian:
-    r"""
-    Waits until the waited decode time exceeds the stage's cost: the hybrid paper's rule (41)-(43).
+    r"""Rule that waits until the waited decode time exceeds the stage's cost: the hybrid paper's (41)-(43).
 
-    The paper compares :math:`C_p = \sum_l T^p_l`, all of the stage with its tokens, to "the waited decode
-    time" :math:`C_d = T^d \sum N^d_i w_{ijk}` and goes on decoding while :math:`C_p \ge C_d`. Which tokens
-    the sum covers is not said; here they are the slot-steps idled since the last stage, or in the most
-    literal reading all that were decoded since.
+    The paper compares :math:`C_p = \sum_l T^p_l`, the whole stage with its tokens, with "the waited decode
+    time" :math:`C_d = T^d \sum N^d_i w_{ijk}`, and decodes while :math:`C_p \ge C_d`. It does not define
+    which tokens the sum covers. Here they are the slot-steps idled since the last stage, or in the most
+    literal reading all tokens decoded since.
 
-    reading: What :math:`T^d` is: ``"decode_step"``, a slot's share of a decode step with every slot active,
-        as in (8); or ``"token"``, the time per token of Table III, which leaves out the base of a decode
-        step. ``"literal"`` is ``"token"``, over all tokens decoded since the last stage.
+    reading: The meaning of :math:`T^d`. ``"decode_step"`` is a slot's share of a decode step with every slot
+        active, as in (8). ``"token"`` is the time per token of Table III, without the base of a decode step.
+        ``"literal"`` is ``"token"``, over all tokens decoded since the last stage.
     """
 
     reading: Literal["decode_step", "token", "literal"] = "decode_step"
@@ -147,11 +141,10 @@ class Lagrangian:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """
-    Waits until enough requests have a free slot to take.
+    """Rule that waits until enough requests have a free slot.
 
     share: Enough, as a share of the slots; of fewer waiting requests than that, all of them.
-    count: Enough, as a number of requests; whichever of the two is reached first.
+    count: Enough, as a number of requests; the one reached first decides.
     """
 
     share: float = 1.0

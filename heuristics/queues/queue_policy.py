@@ -1,4 +1,4 @@
-"""A policy put together from a queue discipline, a prefill rule and an admission."""
+"""Policy that combines a queue, a prefill rule and an admission."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from .prefill_rules import Opportunity, PrefillRule
 
 
 class Queue(Protocol):
-    """Decides which waiting request a free slot takes."""
+    """Choice of the waiting request that a free slot takes."""
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """
-        Return the requests the free slots would take now, in order, and the slot of each; takes nothing.
+        """Return the requests the free slots would take now, in order, and the slot of each.
 
         free: The free slots, ascending; at least one.
         """
         ...
 
     def take(self, requests: Sequence[int]) -> None:
-        """Note that these proposed requests are prefilled."""
+        """Record that these proposed requests are prefilled."""
         ...
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Note that these requests were evicted and wait again."""
+        """Record that these requests were evicted and wait again."""
         ...
 
 
 class QueuedPolicy(Protocol):
-    """A policy whose queue can be told of requests that others put back."""
+    """Policy with a queue that also accepts requests that others evicted."""
 
     @property
     def queue(self) -> Queue:
@@ -40,17 +39,16 @@ class QueuedPolicy(Protocol):
         ...
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         ...
 
 
 class QueuePolicy:
-    """
-    Serves a queue on free slots whenever a prefill rule says so, within the limits.
+    """Policy that serves a queue on free slots when a prefill rule allows, within the limits.
 
-    queue: Which waiting request a free slot takes.
-    rule: When to start a prefill stage. It is not asked when nothing runs.
-    admission: How many requests fit.
+    queue: Order of the waiting requests.
+    rule: Start of a prefill stage; not used while nothing runs.
+    admission: Number of requests that fit.
     """
 
     def __init__(self, queue: Queue, rule: PrefillRule, admission: Admission) -> None:
@@ -63,7 +61,7 @@ class QueuePolicy:
         self._decoded = 0
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         evicted = self.admission.overflowing(state)
         if evicted:
             self.queue.put_back(evicted)
@@ -89,6 +87,5 @@ class QueuePolicy:
         self._idle, self._decoded = 0, int(state.decoded.sum())
         self.queue.take(requests)
         self.admission.enter(requests)
-        # Another stage may follow at once (a token cap, completions of one token), so decoding is not
-        # promised.
+        # Another stage may follow at once (token cap, completions of one token): decoding is not promised.
         return Step(prefill=requests, slots=slots, decode_steps=0)

@@ -1,4 +1,4 @@
-"""Serving the end of a job so that all slots are done together, by what outlived its prediction."""
+"""Preemption at the end of a job, so that all slots are done together."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from .prefill_rules import Opportunity, SkiRental
 
 
 class TailPreemption:
-    """
-    Follows a policy until few requests wait, then serves those with most left to come.
+    """Policy that follows another until few requests wait, then serves those with most left.
 
-    A request that starts last may turn out the longest: no order of requests helps, as predictions cannot
-    tell it from the others. But what *has* decoded long has little left, since no completion is longer than
-    the longest. So, before the queue is empty, running requests with little left are parked in favour of
-    those that may still have much; at the end, everything left is short.
+    The request that starts last may turn out the longest, and predictions cannot prevent it. But a request
+    that *has* decoded long has little left, as no completion exceeds the longest. So at the end, running
+    requests with little left are evicted in favour of those that may have much left.
 
-    policy: What is followed before.
+    policy: Policy before the end.
     problem: The problem, with the lengths as predicted.
-    remaining: What is left of each request, by what it has decoded.
-    share: The end begins when no more than so many times the slots wait.
-    margin: Decode steps by which a waiting request must have more left than a running one, to take its slot.
-    patience: Of the ski-rental rule, for slots that are free.
+    remaining: Expected remaining length by decode steps done.
+    share: The end begins when at most ``share`` times the slots wait.
+    margin: Decode steps by which a waiting request must have more left than a running one to take its slot.
+    patience: Threshold of the ski-rental rule for free slots.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class TailPreemption:
         self._idle = self._idling = self._asked = 0
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         self._ending = self._ending or int(np.count_nonzero(state.waiting)) <= self._few
         return self._end(state) if self._ending else self._policy(state)
 
@@ -71,7 +69,7 @@ class TailPreemption:
         swapped = int(np.count_nonzero(rivals > running_left[least[: len(rivals)]] + self._margin))
         parked = running[least[:swapped]]
         if swapped:
-            # Room for who takes the slots is only known once they are free.
+            # Room for the waiting requests is only known once the slots are free.
             return Step(decode_steps=0, evict=parked.tolist())
         requests: list[int] = waiting[: len(free)].tolist()
         count, full = self._admission.fitting(state, requests)

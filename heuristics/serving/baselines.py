@@ -1,4 +1,4 @@
-"""What EconoServe is compared with: servers that promise blocks as needed, or exactly what is predicted."""
+"""Baselines of EconoServe that promise blocks as needed, or exactly as predicted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from .policy import ServingState, ServingStep
 
 
 def give_blocks(state: ServingState, going: IntArray) -> list[int]:
-    """
-    Give each request that is going to generate room for its token, the oldest first.
+    """Give each request that will generate room for its token, the oldest first.
 
-    state: Its ledger is changed.
+    state: Its ledger is updated.
     going: Requests that generate in the next iteration.
-    Returns list of int: Requests that arrived last and gave their blocks up to the others (block-allocation's
-        preemption).
+    returns: The youngest requests, preempted to free blocks for the others.
     """
     ledger, victims = state.ledger, list[int]()
     short = going[state.held[going] + 1 > ledger.room[going]].tolist()
@@ -38,7 +36,7 @@ def give_blocks(state: ServingState, going: IntArray) -> list[int]:
 
 
 class _Swapped:
-    """Requests on the host, first come, first served, and their way back."""
+    """Requests on the host, first come, first served."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[float, int, int]] = []
@@ -49,7 +47,7 @@ class _Swapped:
             heapq.heappush(self.queue, (float(state.arrival[request]), request, tokens))
 
     def back(self, state: ServingState, spare: int, most: int) -> list[int]:
-        """Return who comes back and has room again, keeping ``spare`` blocks free."""
+        """Return the requests that have room to return, keeping ``spare`` blocks free."""
         found: list[int] = []
         while self.queue and len(found) < most:
             _, request, tokens = self.queue[0]
@@ -62,18 +60,17 @@ class _Swapped:
 
 
 class Vllm:
-    """
-    VLLM as the paper ran it: prompts first, blocks as they are needed, the youngest swapped out.
+    """vLLM as the paper ran it: prompts first, blocks as needed, the youngest swapped out.
 
-    An iteration is either of prompts or of generated tokens. New requests are admitted only while nobody is
-    on the host. (DistServe's second device is this rule on requests whose prompts come done.)
+    An iteration computes either prompts or generated tokens. New requests are admitted only while the host is
+    empty. DistServe's second device is this rule on requests that arrive with their prompts computed.
 
     watermark: Share of the blocks an admission leaves free.
-    received: Whether requests come with their prompts computed: they wait on the host for room.
+    received: Requests arrive with their prompts computed, and wait on the host for room.
     """
 
     most_tokens, sequences = 2560, 256
-    """Most prompt tokens of an iteration (one prompt is always admitted), and most requests under way."""
+    """Most prompt tokens of an iteration (one prompt is always admitted), and most running requests."""
 
     def __init__(self, *, watermark: float = 0.01, received: bool = False) -> None:
         self._watermark, self._received = watermark, received
@@ -100,7 +97,7 @@ class Vllm:
         out = give_blocks(state, going)
         self._swapped.put(state, out)
         self._active -= len(out)
-        # With nothing under way the watermark must not keep the last request out.
+        # If nothing runs, the watermark must not block the last request.
         spare = spare if self._active else 0
         back = [] if out else self._swapped.back(state, spare, self.sequences - self._active)
         self._active += len(back)
@@ -125,17 +122,16 @@ class Vllm:
 
 
 class Sarathi:
-    """
-    Sarathi-Serve: everyone's next token, and chunks of prompts up to the target forward size.
+    """Sarathi-Serve: every next token, and prompt chunks up to the target forward size.
 
-    Blocks as they are needed; the youngest gives its blocks up and is computed anew.
+    Blocks are taken as needed; the youngest request is preempted and recomputed.
 
     forward_size: Tokens of an iteration.
     watermark: Share of the blocks an admission leaves free.
     """
 
     sequences = 128
-    """Most requests under way."""
+    """Most running requests."""
 
     def __init__(self, forward_size: int, *, watermark: float = 0.01) -> None:
         self._forward, self._watermark = forward_size, watermark
@@ -159,7 +155,7 @@ class Sarathi:
             budget -= prefill[-1][1]
         while self._waiting and budget > 0 and self._active < self.sequences and not dropped:
             request = self._waiting[0]
-            # A request whose blocks were taken in this very step has not lost its tokens yet.
+            # A request preempted in this very step has not lost its tokens yet.
             lacks = int(state.prompt[request] + state.generated[request])
             spare = int(self._watermark * ledger.blocks) if self._active else 0
             if ledger.lacking(request, lacks) > ledger.free - spare:
@@ -175,7 +171,7 @@ class Sarathi:
 
 
 class _Exact:
-    """Requests promised what they are predicted to need; who needs more takes blocks, or swaps out."""
+    """Exact allocation: the predicted need; a longer completion takes blocks or is swapped out."""
 
     def __init__(self, forward_size: int) -> None:
         self._forward = forward_size
@@ -196,11 +192,10 @@ class _Exact:
 
 
 class MultiRes(_Exact):
-    """
-    MultiRes: again and again the request whose demands are nearest to what is left of both resources.
+    """MultiRes: repeatedly the request with demands nearest to what is left of both resources.
 
-    Distances are Euclidean, each resource as a share of all there is; exact allocation. Choosing takes time
-    proportional to the queue for each request chosen, quadratic in all.
+    Distances are Euclidean over shares of each resource; allocation is exact. The choice is linear in the
+    queue per request, so quadratic in all.
     """
 
     def __init__(self, forward_size: int = 512) -> None:
@@ -220,7 +215,7 @@ class MultiRes(_Exact):
             memory = ledger.free * ledger.block_tokens
             blocks = -(-(prompt + state.predicted[self._ids]) // ledger.block_tokens)
             blocks = np.minimum(blocks, ledger.blocks) * ledger.block_tokens
-            # A prompt beyond the forward size runs alone beside the generated tokens, or it never would.
+            # A prompt above the forward size runs with the generated tokens only, or it would never run.
             fits = (blocks <= memory) & (prompt <= max(compute, 0))
             if not fits.any():
                 alone = not prefill and not decodes and ledger.free == ledger.blocks
@@ -242,12 +237,11 @@ class MultiRes(_Exact):
 
 
 class SyncCoupled(_Exact):
-    """
-    SyncCoupled: groups of equal predicted length, admitted whole until the memory is full, oldest first.
+    """SyncCoupled: groups of equal predicted length, admitted whole until memory is full, oldest first.
 
-    New groups are looked for only when a group is done; exact allocation for prompt and completion.
+    New groups are admitted only when a group is done; allocation is exact for prompt and completion.
 
-    forward_size: Most prompt tokens of an iteration, with the generated ones (one prompt is always admitted).
+    forward_size: Most tokens of an iteration, generated ones included (one prompt is always admitted).
     """
 
     def __init__(self, forward_size: int = 512) -> None:
@@ -281,7 +275,7 @@ class SyncCoupled(_Exact):
         return ServingStep(prefill=prefill, start=start, swap_out=out, swap_in=back)
 
     def _fill(self, state: ServingState) -> bool:
-        """Admit groups, and return whether the queue ran out before the memory did."""
+        """Admit groups, and return whether the queue was empty before the memory was full."""
         ledger = state.ledger
         for length in sorted(self._groups, key=lambda n: (state.arrival[self._groups[n][0]], n)):
             queue = self._groups[length]

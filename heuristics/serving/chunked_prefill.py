@@ -1,4 +1,4 @@
-"""vLLM's rule since its version 1: chunks of prompts run in the iterations of the generated tokens."""
+"""vLLM's rule since version 1: prompt chunks share the iterations of generated tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from .policy import ServingState, ServingStep
 
 
 class ChunkedPrefill:
-    """
-    Every running request first, then new ones as far as the token budget goes (vLLM's scheduler, version 1).
+    """Policy that serves running requests first, then new ones within the token budget (vLLM, version 1).
 
-    Running requests are served in order of admission, each with all the tokens it lacks, up to the budget;
-    where blocks run out, the request admitted last gives its blocks up and is computed anew. Only when nobody
-    did, waiting requests are admitted in order while there are sequences and budget left and all their tokens
-    would fit at once (``scheduler_reserve_full_isl``).
+    Running requests come in order of admission, each with all the tokens it lacks, up to the budget. If
+    blocks run out, the request admitted last is preempted and recomputed. Without a preemption, waiting
+    requests are admitted in order while sequences and budget allow and all their tokens would fit at once
+    (``scheduler_reserve_full_isl``).
 
     batched_tokens: Most tokens of an iteration.
-    sequences: Most requests under way.
-    Raises ValueError if an iteration has no room for a token of every sequence.
+    sequences: Most running requests.
+    raises ValueError: An iteration has no room for a token of every sequence.
     """
 
     def __init__(self, batched_tokens: int, sequences: int) -> None:
@@ -29,11 +28,11 @@ class ChunkedPrefill:
         self._tokens, self._sequences = batched_tokens, sequences
         self._waiting: deque[int] = deque()
         self._running: list[int] = []
-        """Requests under way, in the order they were admitted."""
+        """Running requests, in order of admission."""
         self._partial: int | None = None
-        """Of these the last, if its prompt is not complete yet."""
+        """The last of them, if its prompt is incomplete."""
         self.preemptions = 0
-        """How often a request gave its blocks up."""
+        """Preemptions so far."""
 
     def __call__(self, state: ServingState) -> ServingStep:
         """Return the next iteration."""
@@ -58,7 +57,7 @@ class ChunkedPrefill:
         return ServingStep(prefill=prefill, start=start, drop=dropped, resume=resumed)
 
     def _make_room(self, state: ServingState) -> list[int]:
-        """Give every request that generates room for its token; return who gave its blocks up for it."""
+        """Give every request that generates room for its token; return the preempted requests."""
         ledger, dropped = state.ledger, list[int]()
         ids = np.array(self._running, dtype=np.int64)
         for request in ids[state.held[ids] + 1 > ledger.room[ids]].tolist():
@@ -79,7 +78,7 @@ class ChunkedPrefill:
     def _admit(
         self, state: ServingState, budget: int, prefill: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Add what new requests compute in this iteration; return the tokens that resuming ones need not."""
+        """Add prompt chunks of new requests; return the cached tokens of those that resume."""
         ledger, resumed = state.ledger, list[tuple[int, int]]()
         while self._waiting and budget > 0 and len(self._running) < self._sequences:
             request = self._waiting[0]

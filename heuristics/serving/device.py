@@ -1,4 +1,4 @@
-"""What carries out the iterations of a serving policy: a cost model's clock, or an engine."""
+"""The device of a serving policy: a cost model's clock, or an engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from ...data.costs.iteration_cost import MixedCost
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceBatch:
-    """
-    What a device is to do next, checked by the referee.
+    """Next iteration of a device, checked by the referee.
 
     decodes: Requests that generate a token from their last one, shape (decodes,).
-    prefill: Requests, each with how many tokens of its prompt (and of its completion, if computed anew) are
-        computed.
-    held: Tokens of keys and values each request has on the device when the iteration is done, shape
-        (requests,).
-    swap_out, swap_in: Requests that go to the host's memory, or come back, before it begins.
+    prefill: Requests with the tokens to compute of their prompt (and of their completion, if recomputed).
+    held: KV tokens of each request on the device after the iteration, shape (requests,).
+    swap_out, swap_in: Requests that move to the host, or return, before the iteration.
     swapped: Tokens of both.
-    drawn: Requests whose next token is drawn at the end.
+    drawn: Requests that sample a token at the end.
     """
 
     decodes: IntArray
@@ -35,21 +32,21 @@ class DeviceBatch:
 
 
 class ServingDevice(Protocol):
-    """Carries iterations out."""
+    """Device that runs iterations."""
 
     def run(self, work: DeviceBatch) -> float:
-        """Return the seconds it took."""
+        """Return the iteration's seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """Takes the time that the cost model of an iteration says."""
+    """Device that takes the cost model's time."""
 
     cost: MixedCost
 
     def run(self, work: DeviceBatch) -> float:
-        """Return the seconds the iteration would take."""
+        """Return the cost model's seconds."""
         prompt_tokens = sum(new for _, new in work.prefill)
         # new * (new + 2 * held before)
         pairs = sum(new * (2 * int(work.held[request]) - new) for request, new in work.prefill)

@@ -1,4 +1,4 @@
-"""How much memory requests will hold, iteration by iteration, if their completions end as predicted."""
+"""Forecast of KV memory by iteration, if completions end as predicted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from ...data.arrays import IntArray
 
 
 class KvForecast:
-    """
-    Whether one more request would ever need memory that others need at the time.
+    """Test whether one more request ever needs memory that others need at the time.
 
-    Each holds a token more every iteration and gives all back at its end, so memory is scarcest just before
-    an end. What is promised to one for later is lent until then to those who will be gone: EconoServe's KVC
-    pipelining (section 3.2) without a fixed place for the guest, nested as deep as it goes. If nobody may
-    overstay, the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
+    Each request grows by a token an iteration and frees all at its end, so memory is scarcest just before an
+    end. Memory promised for later is lent to requests that will have ended by then. This is EconoServe's KVC
+    pipelining (section 3.2) without fixed places for guests, nested to any depth. If no request may stay
+    longer than predicted, the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
 
     capacity: Tokens that may be held.
     held: Tokens each holds, shape (requests,).
@@ -26,9 +25,9 @@ class KvForecast:
     def __init__(self, capacity: int, held: IntArray, rest: IntArray, stay: IntArray) -> None:
         self._capacity = capacity
         self.promised = int(held.sum() + rest.sum())
-        """Tokens all will hold at their ends together."""
+        """Sum of the tokens all hold at their ends."""
         self._held, self._rest, self._stay = held.tolist(), rest.tolist(), stay.tolist()
-        # What all leave free so many iterations from now, once that is asked for; at least this at any time.
+        # Free tokens by iterations from now, filled on demand; and a lower bound of it at any time.
         self._free: IntArray | None = None
         self._least = capacity - self.promised
 
@@ -46,7 +45,7 @@ class KvForecast:
         free[rest : stay + 1] -= held + rest
 
     def fits(self, held: int, rest: int, stay: int) -> bool:
-        """Return whether there is memory for one more request until its end."""
+        """Return whether one more request fits until its end."""
         most = held + rest
         if most <= self._least:
             return True
@@ -54,17 +53,16 @@ class KvForecast:
         self._least = int(free[free.argmin()])
         if most <= self._least:
             return True
-        # numpy counts in a third of the time in which it looks for the least of so few.
+        # For such short arrays, numpy counts in a third of the time that a minimum takes.
         if np.count_nonzero(free[rest : stay + 1] < most):
             return False
         return not np.count_nonzero(free[:rest] < np.arange(held, most))
 
     def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
-        """
-        Return of which of many requests it is not plain that they do not fit, each alone, shape (requests,).
+        """Return False for requests that clearly do not fit, each alone, shape (requests,).
 
-        What they hold is compared with what is free while they grow, at their end and when they must be
-        gone, but not in between.
+        Their tokens are compared with the free ones during growth, at their end and when they must be gone,
+        but not in between.
         """
         if not len(rest):
             return np.zeros(0, dtype=np.bool_)
@@ -76,7 +74,7 @@ class KvForecast:
         return may
 
     def _until(self, end: int) -> IntArray:
-        """Return what all leave free, at least until so many iterations from now."""
+        """Return the free tokens, for at least ``end`` iterations from now."""
         free = self._count() if self._free is None else self._free
         if len(free) <= end:
             free = np.append(free, np.full(2 * end - len(free) + 1, self._capacity))
@@ -84,13 +82,13 @@ class KvForecast:
         return free
 
     def _count(self) -> IntArray:
-        """Work out what all leave free, if nothing more begins."""
+        """Compute the free tokens if nothing more begins."""
         columns = (self._held, self._rest, self._stay)
         held, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
         after = stay + 1
         last = int(after.max(initial=0))
         taken = np.bincount(after, held + rest, last + 1).astype(np.int64)
-        # Whoever still generates takes one more at a time.
+        # Each request that still generates takes one more token an iteration.
         taken[1:] -= (len(rest) - np.cumsum(np.bincount(rest, minlength=last + 1)))[:-1]
         taken[0] -= held.sum()
         free: IntArray = self._capacity + np.cumsum(taken)

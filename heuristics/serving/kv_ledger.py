@@ -1,4 +1,4 @@
-"""Who may write how many tokens of keys and values: in blocks of one's own, or in another's unused part."""
+"""Ledger of KV memory: own blocks, and parts borrowed from other requests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from .freed_blocks import FreedBlocks
 
 
 class KvLedgerError(RuntimeError):
-    """More is given away than there is, or a part of a region is lent twice."""
+    """More is promised than there is, or a part of a region is lent twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """
-    A part of one request's region that another one writes to (EconoServe's KVC pipelining, section 3.2).
+    """A part of one request's region that another one writes to (EconoServe's KVC pipelining, section 3.2).
 
-    host: Whose region it is.
+    host: The owner of the region.
     start: The host's token that would be written to the loan's first place.
     tokens: Places lent.
     """
@@ -30,20 +29,16 @@ class Loan:
 
 
 class KvLedger:
-    """
-    The keys and values of one device, promised to requests.
+    """KV memory of one device, promised to requests.
 
     A request may hold ``room[request]`` tokens: those of its own blocks and those it has borrowed, up to the
-    first it has lent. How much a request is promised is the policy's to choose: the longest sequence there
-    can be (max-allocation), a block at a time (block-allocation), or what it is predicted to need
-    (exact allocation).
+    first it has lent. The policy decides how much to promise: the longest possible sequence (max-allocation),
+    a block at a time (block-allocation), or the predicted need (exact allocation).
 
     capacity: Tokens in all.
-    requests: Number of requests.
-    block_tokens: Tokens of a block.
-    reuse: Whether a request that gave its blocks up can take up again those that nobody was given since
-        (vLLM's prefix cache). Then nothing can be lent.
-    Raises ValueError if there is not a single block.
+    reuse: A preempted request can take its blocks again unless they were reused (vLLM's prefix cache). Then
+        nothing can be lent.
+    raises ValueError: There is not a single block.
     """
 
     def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, reuse: bool = False) -> None:
@@ -70,12 +65,9 @@ class KvLedger:
         return max(0, self.blocks_for(tokens) - self.own.get(request, 0))
 
     def grow(self, request: int, tokens: int) -> bool:
-        """
-        Promise a request blocks of its own for ``tokens``, and return whether there were enough.
+        """Promise a request own blocks for ``tokens`` in all, and return whether there were enough.
 
-        request: One that borrows nothing.
-        tokens: It may hold in all. If there are too few blocks, nothing changes but the count of
-            ``failures``.
+        The request borrows nothing. Without enough blocks only the count of ``failures`` changes.
         """
         if request in self.loans:
             raise KvLedgerError(f"request {request} lives in another's region; move it out before it grows")
@@ -91,18 +83,17 @@ class KvLedger:
         return True
 
     def cached_tokens(self, request: int, tokens: int) -> int:
-        """
-        Return how many of a resuming request's tokens need not be computed again.
+        """Return how many of a resuming request's ``tokens`` need not be recomputed.
 
-        request: Any request; there is nothing to take up for one that has blocks.
-        tokens: It has in all. At least one is always computed: its output is needed.
+        At least one token is always computed: its output is needed. A request that has blocks has nothing to
+        take.
         """
         if self._freed is None or request in self.own:
             return 0
         return min(self._freed.standing(request), (tokens - 1) // self.block_tokens) * self.block_tokens
 
     def resume(self, request: int, tokens: int) -> int:
-        """Give a request back what :meth:`cached_tokens` says, and return those tokens."""
+        """Give a request its cached blocks again, and return :meth:`cached_tokens`."""
         cached = self.cached_tokens(request, tokens)
         blocks = self.blocks_for(cached)
         if self._freed is not None and request not in self.own:
@@ -114,13 +105,12 @@ class KvLedger:
         return cached
 
     def lend(self, host: int, guest: int, start: int, tokens: int) -> None:
-        """
-        Let a guest write its next tokens into a part of its host's region.
+        """Let a guest write its next tokens into a part of its host's region.
 
-        host: Holds no more than ``start`` tokens; must not write further while the guest is there.
-        guest: Lends nothing. Its own blocks are filled first, then what it borrowed, in that order.
-        start, tokens: The part, as :class:`Loan` says.
-        Raises KvLedgerError if the part is not the host's to lend.
+        host: Holds at most ``start`` tokens, and must not write further while the guest is there.
+        guest: Lends nothing. It fills its own blocks first, then its loans in order.
+        start, tokens: The part, as for :class:`Loan`.
+        raises KvLedgerError: The host cannot lend the part.
         """
         full = self.promised(host)
         mine = self.guests.setdefault(host, {})
@@ -140,14 +130,12 @@ class KvLedger:
         self._measure(guest)
 
     def release(self, request: int, *, tokens: int = 0) -> None:
-        """
-        Take everything a request has.
+        """Release everything a request has.
 
-        Blocks that its guests still write to are freed when they leave; guests in what it borrowed are from
-        now on those of whom it borrowed it from.
+        Blocks that its guests still write to are freed when they leave. Guests in its borrowed parts become
+        guests of the lender.
 
-        request: Any request.
-        tokens: Whose KV cache stands in its blocks, if it may resume; 0 if it is done.
+        tokens: KV tokens in its blocks, if it may resume; 0 if it is done.
         """
         self.room[request] = 0
         if request in self.loans:
@@ -163,7 +151,7 @@ class KvLedger:
             self._freed.put(request, blocks, min(blocks, tokens // self.block_tokens))
 
     def _hand_on(self, request: int) -> None:
-        """Let what a request lent of what it borrowed be lent by whom it borrowed it from."""
+        """Transfer a request's loans of borrowed parts to their lenders."""
         mine = self.guests.get(request, {})
         for guest in list(mine):
             loans: list[Loan] = []
@@ -177,7 +165,7 @@ class KvLedger:
                     theirs.append(loan)
 
     def _origin(self, loan: Loan) -> list[Loan]:
-        """Return a loan as those of whom its host has the places from, in order."""
+        """Return a loan split by the requests that its host has the places from, in order."""
         found: list[Loan] = []
         begin, first, last = 0, loan.start, loan.start + loan.tokens
         own = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
@@ -198,14 +186,14 @@ class KvLedger:
                 self._measure(host)
 
     def guests_of(self, request: int) -> list[int]:
-        """Return who still writes to a request's region, guests of guests included, the deepest first."""
+        """Return the guests in a request's region, including guests of guests, the deepest first."""
         found: dict[int, None] = {}
         for guest in self.guests.get(request, ()):
             found |= dict.fromkeys((*self.guests_of(guest), guest))
         return list(found)
 
     def first_guests(self, request: int) -> list[int]:
-        """Return whoever must leave before the request may write its next token."""
+        """Return the guests that must leave before the request may write its next token."""
         mine = self.guests.get(request)
         if not mine:
             return []
@@ -213,12 +201,11 @@ class KvLedger:
         return [*self.guests_of(guest), guest]
 
     def check(self, resident: IntArray, held: IntArray) -> None:
-        """
-        Judge the state after an iteration.
+        """Check the state after an iteration.
 
-        resident: Requests whose keys and values are on the device.
+        resident: Requests with KV cache on the device.
         held: Tokens each request holds there, shape (requests,).
-        Raises KvLedgerError if blocks appeared or vanished, or a request holds more than it may.
+        raises KvLedgerError: Blocks appeared or vanished, or a request holds more than it may.
         """
         if self.free < 0 or self.free + sum(self.own.values()) != self.blocks:
             raise KvLedgerError(
@@ -232,11 +219,11 @@ class KvLedger:
             )
 
     def lent(self, request: int) -> list[Loan]:
-        """Return what a request lends, in no order."""
+        """Return a request's loans to others, in no order."""
         return [loan for loans in self.guests.get(request, {}).values() for loan in loans]
 
     def promised(self, request: int) -> int:
-        """Return the tokens of a request's own blocks and of what it borrowed, lent or not."""
+        """Return the tokens of a request's own blocks and of those it borrowed, lent or not."""
         own = self.own.get(request, 0) * self.block_tokens
         return own + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else own
 

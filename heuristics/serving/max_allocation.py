@@ -1,4 +1,4 @@
-"""What EconoServe is compared with: servers that promise each request the longest sequence there can be."""
+"""Baselines of EconoServe that promise each request the longest possible sequence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from .policy import ServingState, ServingStep
 
 
 class Orca:
-    """
-    ORCA: first come, first served, a fixed batch, each request promised the longest sequence there can be.
+    """ORCA: first come, first served, a fixed batch with max-allocation.
 
-    longest: Tokens of the longest sequence (max-allocation).
-    batch: Most requests under way.
+    longest: Tokens of the longest possible sequence.
+    batch: Most running requests.
     """
 
     def __init__(self, longest: int, batch: int = 8) -> None:
@@ -22,7 +21,7 @@ class Orca:
         self._active = 0
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the next iteration: prompts of new requests beside everyone's next token."""
+        """Return the next iteration: prompts of new requests and the next token of running ones."""
         self._waiting += state.arrived
         self._active -= len(state.finished)
         prefill = []
@@ -36,7 +35,7 @@ class Orca:
 
 
 class _Preemptive:
-    """Keeps the best few requests under way, each promised the longest sequence; swaps the others out."""
+    """Policy that runs the best few requests with max-allocation, and swaps the others out."""
 
     def __init__(self, longest: int, batch: int | None) -> None:
         self._longest, self._batch = longest, batch
@@ -45,7 +44,7 @@ class _Preemptive:
         self._away: set[int] = set()
 
     def _change(self, state: ServingState, leaving: list[int]) -> ServingStep:
-        """Fill the places from the queue; ``leaving`` gave theirs up and may be called back at once."""
+        """Fill the slots from the queue; requests in ``leaving`` may return at once."""
         ledger = state.ledger
         places = ledger.blocks // ledger.blocks_for(self._longest)
         places = places if self._batch is None else min(places, self._batch)
@@ -74,13 +73,13 @@ class _Preemptive:
 
 
 class ShortestRemaining(_Preemptive):
-    """SRTF: those with the fewest tokens left, decided each iteration, with max-allocation."""
+    """SRTF: requests with the fewest tokens left, decided each iteration, with max-allocation."""
 
     def __init__(self, longest: int) -> None:
         super().__init__(longest, None)
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the next iteration; only what arrives can be shorter than what is under way."""
+        """Return the next iteration; only new arrivals can be shorter than running requests."""
         for request in state.finished:
             del self._active[request]
         for request in state.arrived:
@@ -102,16 +101,15 @@ class ShortestRemaining(_Preemptive):
 
 
 class FastServe(_Preemptive):
-    """
-    FastServe: queues of falling priority; who outlasts a queue's quantum moves to the next, twice as long.
+    """FastServe: queues of falling priority; a request that uses up its quantum moves to the next.
 
-    Skip-join: a request enters the first queue whose quantum its prompt does not outlast.
+    Each quantum is twice the last. Skip-join: a request enters the first queue with a quantum for its prompt.
     """
 
     batch = 8
-    """Most requests under way."""
+    """Most running requests."""
     levels, quantum = 5, 16
-    """Queues, and the tokens a request generates in the first one before it moves on."""
+    """Number of queues, and the quantum of the first one in generated tokens."""
     prompt_tokens = 128
     """Prompt tokens that count as one generated."""
 

@@ -1,4 +1,4 @@
-"""Lending to whole requests: one begins if it will be gone before its memory is needed."""
+"""Loans to whole requests: one begins if it ends before its memory is needed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .kv_forecast import KvForecast
 from .policy import ServingState, ServingStep
 
 _TRIED = 8
-"""Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
+"""Most lengths searched for one that fits; more cost more time per decision."""
 _LISTED = 8
-"""Requests looked at one by one, before all others are compared with what is free."""
+"""Requests checked one by one before a vector test of all others."""
 
 
 class Pipelined:
-    """
-    The decision for one iteration by the scheduler of this project: everything promised and unused is lent.
+    """Scheduler of this project: all memory promised but unused is lent.
 
-    Its order, its sizes and the idea of lending are EconoServe's (section 3.2). A request is promised what it
-    is predicted to need, but for the time at which it will: whoever is predicted to be gone by then may begin
-    in that memory, prompt and completion (:class:`KvForecast`). Blocks are taken one at a time. The first in
-    EconoServe's order begins if it fits; if not, of requests with a deadline one of those that need least,
-    which are gone soonest, and of others the one that needs most, which fills best. A completion longer than
-    predicted goes on, in the reserve's blocks as well; where there are none left for someone, whoever began
-    last is moved to the host.
+    Its order, its sizes and the idea of lending are EconoServe's (section 3.2). A request is promised its
+    predicted need, but only from the time it needs it. Until then, a request predicted to end in time may run
+    in that memory, prompt and completion (:class:`KvForecast`). Blocks are taken one at a time.
 
-    sizes: What is kept free. A completion begins when its prompt is done.
+    The first request in EconoServe's order begins if it fits. Otherwise, with deadlines, one of the smallest
+    begins, as it ends soonest; without, the largest that fits, as it fills best. A completion longer than
+    predicted continues, in the reserve's blocks as well. If blocks run out, the request that began last moves
+    to the host.
+
+    sizes: Memory kept free. A completion begins when its prompt is done.
     """
 
     def __init__(self, sizes: EconoServeSizes | None = None) -> None:
@@ -41,19 +41,19 @@ class Pipelined:
         self._host: dict[int, int] = {}
         """Requests on the host, with the tokens each held."""
         self._partial: int | None = None
-        """The request of whose prompt a chunk is computed."""
+        """The request with a partly computed prompt."""
         self._end: IntArray = np.zeros(0, dtype=np.int64)
         """Tokens of each completion as predicted now, shape (requests,)."""
         self._look = False
-        """Whether something came or ended since nothing more fitted."""
+        """True if a request arrived or ended since the last failed search."""
         self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        """Which requests have begun, shape (requests,)."""
+        """True for requests that have begun, shape (requests,)."""
         self._waiting: IntArray = np.zeros(0, dtype=np.int64)
-        """Requests without a deadline as listed last, largest first; some may have begun since."""
+        """Requests without a deadline as sorted last, largest first; some may have begun since."""
         self._came: list[int] = []
-        """Requests without a deadline that came since."""
+        """Requests without a deadline that arrived since."""
         self._candidates: IntArray | None = None
-        """Of the requests without a deadline those that may fit in this iteration; None if not looked for."""
+        """Requests without a deadline that may fit in this iteration; None before the search."""
 
     def __call__(self, state: ServingState) -> ServingStep:
         """Return the next iteration."""
@@ -76,7 +76,7 @@ class Pipelined:
         return ServingStep(prefill, start=started + back, swap_out=sent, swap_in=back)
 
     def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
-        """Give everyone under way a place for the next token; return who generates and who must go."""
+        """Give each running request room for its token; return those that generate, and those to move out."""
         ledger = state.ledger
         going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
         self._extend(state, going)
@@ -84,7 +84,7 @@ class Pipelined:
         left = len(going)
         for request in going[state.held[going] + 1 > ledger.room[going]].tolist():
             while request not in sent and not ledger.grow(request, int(state.held[request]) + 1):
-                # The last one in is a guest in what the others were promised.
+                # The last one in is a guest in memory promised to the others.
                 left -= 1
                 guest = int(going[left])
                 self._send(state, guest)
@@ -92,7 +92,7 @@ class Pipelined:
         return going[:left], sent
 
     def _extend(self, state: ServingState, going: IntArray) -> None:
-        """Predict anew how long completions are that are longer than predicted."""
+        """Raise the predictions of completions that exceed them."""
         over = going[state.generated[going] >= self._end[going]]
         padding = np.ceil(state.predicted[over] * self._sizes.padding).astype(np.int64)
         self._end[over] = state.generated[over] + np.maximum(padding, 1)
@@ -102,7 +102,7 @@ class Pipelined:
         self._host[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, going: IntArray) -> list[int]:
-        """Bring back from the host, in order, those for whom there is room again."""
+        """Return from the host, in order, the requests that fit again."""
         back: list[int] = []
         ledger = state.ledger
         alone = not going.size and self._partial is None
@@ -122,7 +122,7 @@ class Pipelined:
         if self._partial is not None:
             partial, self._partial = self._partial, None
             budget = self._chunk(state, partial, budget, prefill)
-        # Nobody begins before those on the host are back.
+        # No request begins before those on the host have returned.
         if self._host or not self._look:
             return prefill
         begun = np.array([request for request, _ in prefill], dtype=np.int64)
@@ -145,7 +145,7 @@ class Pipelined:
         return KvForecast(capacity, held, rest, self._stays(rest))
 
     def _stay(self, rest: int) -> int:
-        """Return how many iterations a request may be there that is to generate ``rest`` tokens more."""
+        """Return how many iterations a request with ``rest`` tokens left may be there."""
         return math.ceil(rest * (1 + self._sizes.buffer))
 
     def _stays(self, rest: IntArray) -> IntArray:
@@ -153,7 +153,7 @@ class Pipelined:
         return stays
 
     def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the request to begin with, or None if none fits."""
+        """Return the request to begin, or None if none fits."""
         queue = self._prompts
         first = queue.head()
         if first is None or self._fits(state, first, forecast):
@@ -164,11 +164,11 @@ class Pipelined:
         return next((request for request in least if self._fits(state, request, forecast)), None)
 
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the request that needs most of those that fit, the oldest of equal ones, or None."""
+        """Return the largest request that fits, the oldest among equals, or None."""
         if self._candidates is None:
             self._list(state)
             self._candidates = self._that_may(state, forecast, self._waiting)
-        # Memory only gets scarcer while an iteration is put together: who does not fit now never will.
+        # Memory only gets scarcer within an iteration: a request that does not fit now never will.
         while len(self._candidates):
             some, self._candidates = self._candidates[:_LISTED], self._candidates[_LISTED:]
             some = some[~self._begun[some]]
@@ -181,7 +181,7 @@ class Pipelined:
         return None
 
     def _list(self, state: ServingState) -> None:
-        """Bring those that wait without a deadline in order, largest first."""
+        """Sort the waiting requests without a deadline, largest first."""
         if self._came:
             ids = np.append(self._waiting, np.array(self._came, dtype=np.int64))
             ids.sort()
@@ -209,7 +209,7 @@ class Pipelined:
         ledger.grow(request, prompt)
         held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
         forecast.add(held, rest, self._stay(rest))
-        # What everyone is promised beyond what there is.
+        # Promised tokens beyond the capacity.
         beyond = forecast.promised - ledger.blocks * ledger.block_tokens
         ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))
 

@@ -1,4 +1,4 @@
-"""Serving requests as they arrive: what a policy sees before an iteration, and what it answers."""
+"""The interface of serving policies: the state before an iteration, and the next step."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from .kv_ledger import KvLedger
 
 @dataclass(slots=True, eq=False)
 class ServingState:
-    """
-    The device as it stands before an iteration.
+    """State of the device before an iteration.
 
-    The simulator keeps it; a policy reads it and promises keys and values in the ledger, nothing else.
+    The simulator updates it. A policy reads it and only promises KV memory in the ledger.
 
     prompt: Prompt tokens of each request, shape (requests,).
-    predicted: Completion tokens of each request as predicted, shape (requests,); the true number shows at the
-        end.
+    predicted: Predicted completion tokens, shape (requests,); the true number shows at the end.
     arrival, deadline: Seconds after the start, shape (requests,).
-    ledger: Who may hold how much.
+    ledger: Promised KV memory.
     generated: Completion tokens each request has, shape (requests,).
-    held: Tokens of keys and values each has on the device, shape (requests,); one behind prompt and
-        completion while it generates.
+    held: KV tokens on the device, shape (requests,); one less than prompt and completion while it generates.
     running: Requests that generate a token each iteration, in the order they began.
-    arrived, prefilled, finished: What happened since the policy was last asked: requests that came, whose
-        prompt was completed (and are not finished), and whose completion was completed.
+    arrived, prefilled, finished: Events since the last call: arrivals, completed prompts (of unfinished
+    requests), completed completions.
     """
 
     prompt: IntArray
@@ -46,29 +43,28 @@ class ServingState:
     time: float = 0.0
 
     def lacks(self, request: int) -> int:
-        """Return the tokens a request that is not generating has yet to compute before its next one."""
+        """Return the tokens that a request must compute before it can generate."""
         return int(self.prompt[request] + self.generated[request] - self.held[request])
 
     def chunk(self, request: int, budget: int) -> int:
-        """Return how many of these fit into a budget of tokens, at least one."""
+        """Return how many of these fit a token budget, at least one."""
         return max(1, min(budget, self.lacks(request)))
 
 
 @dataclass(frozen=True, slots=True)
 class ServingStep:
-    """
-    What changes with the next iteration; whoever is running and not named goes on.
+    """Changes with the next iteration; running requests not named here continue.
 
-    prefill: Requests that are not running, each with how many of the tokens it lacks are computed.
+    prefill: Requests that do not run, each with the number of its missing tokens to compute.
     start: Requests that generate from this iteration on. Their prompt is done.
-    stop: Running requests that pause and keep their keys and values on the device.
-    swap_out, swap_in: Requests whose keys and values go to the host's memory (their blocks are released
-        already), or come back (they have room again).
-    drop: Requests whose keys and values are given up (their blocks are released already): prompt and
-        completion so far are computed anew.
-    decode: Whether running requests generate in this iteration; if not, they sit it out.
-    resume: Requests that take up blocks they had given up, each with the tokens whose KV cache stands in them
-        (:meth:`~.kv_ledger.KvLedger.resume` has given them back already).
+    stop: Running requests that pause and keep their KV cache on the device.
+    swap_out, swap_in: Requests that move to the host (their blocks are released already), or return (they
+    have room again).
+    drop: Requests that lose their KV cache (their blocks are released already); prompt and completion so far
+        are recomputed.
+    decode: Running requests generate in this iteration; if false, they pause.
+    resume: Requests that take their old blocks again, each with the cached tokens
+        (:meth:`~.kv_ledger.KvLedger.resume` was called already).
     """
 
     prefill: Sequence[tuple[int, int]] = ()
@@ -82,8 +78,8 @@ class ServingStep:
 
 
 class ServingPolicy(Protocol):
-    """Decides the next iteration."""
+    """Function from the state to the next iteration."""
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return what changes; if nothing then runs, the device waits for the next arrival."""
+        """Return the changes; if nothing runs then, the device waits for the next arrival."""
         ...

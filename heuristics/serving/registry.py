@@ -1,4 +1,4 @@
-"""The serving policies by name, each with what the paper sets for it."""
+"""Serving policies by name, with the settings of the papers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from .policy import ServingPolicy
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """
-    What serving policies are made from.
+    """Options of serving policies.
 
-    longest: Tokens of the longest sequence there can be, promised by max-allocation.
-    forward_size: Tokens of an iteration to aim at (TFS).
-    sizes: What EconoServe and the pipelined scheduler keep free; their forward size is the one above.
-    orca_batch: Most requests ORCA has under way.
+    longest: Tokens of the longest possible sequence, promised by max-allocation.
+    forward_size: Target tokens of an iteration (TFS).
+    sizes: Memory that EconoServe and the pipelined scheduler keep free; ``forward_size`` overrides theirs.
+    orca_batch: Most running requests of ORCA.
     """
 
     longest: int = 2048
@@ -56,10 +55,10 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "econoserve": _econoserve,
     "pipelined": lambda options: Pipelined(options.at_forward_size),
 }
-"""Fresh policies by name."""
+"""Factories of policies by name."""
 
 BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
-"""Policies that take a block at a time, wherever it lies."""
+"""Policies that take blocks one at a time, anywhere in memory."""
 
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:

@@ -1,4 +1,4 @@
-"""What earlier completions of the same prompts agree on: a score for each prompt."""
+"""One score for each prompt from several files of earlier completions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from ...data.arrays import FloatArray
 from .lengths import normal_scores
 
 LARGEST_LOADING = 0.95
-"""Correlation with what all agree on that a file has at most, so that none decides alone."""
+"""Largest correlation of a file with the common factor, so that none decides alone."""
 
 DECODE_STEPS = 50
-"""Decode steps in which the loadings are improved; they settle in a few."""
+"""Iterations of the loadings; they converge in a few."""
 
 
 def agreed_scores(lengths: FloatArray) -> FloatArray:
-    r"""
-    Return a score of each prompt that earlier completions agree on, the longer the larger, shape (prompts,).
+    r"""Return a common score of each prompt, larger for longer completions, shape (prompts,).
 
-    The normal score of a prompt in file ``j`` is taken as :math:`\lambda_j f + \sqrt{1-\lambda_j^2}\, e`: one
-    factor that all share and what is the file's own (Spearman 1904). The loadings :math:`\lambda_j` are those
-    that fit the correlations between files best (minimum residuals, Harman and Jones 1966), so that a file
-    that agrees with the others counts more, whatever its scale. The score is the factor's expectation.
+    The normal score of a prompt in file ``j`` is modelled as :math:`\lambda_j f + \sqrt{1-\lambda_j^2}\, e`:
+    a common factor and the file's own part (Spearman 1904). The loadings :math:`\lambda_j` fit the
+    correlations between files best (minimum residuals, Harman and Jones 1966). So a file that agrees with the
+    others counts more, whatever its scale. The score is the factor's expectation.
 
-    lengths: Of each prompt in each file, in any unit; not a number where a file has none, shape (files,
-        prompts).
-    Returns ndarray: Not a number where no file has the prompt.
+    lengths: In any unit, NaN where a file lacks the prompt, shape (files, prompts).
+    returns: NaN where no file has the prompt.
     """
     scores = np.array([normal_scores(file) for file in lengths])
     has = ~np.isnan(scores)
@@ -37,11 +35,9 @@ def agreed_scores(lengths: FloatArray) -> FloatArray:
 
 
 def prompt_scores(lengths: FloatArray, prompt: FloatArray) -> FloatArray:
-    """
-    Return :func:`agreed_scores` of files of earlier completions, with what the prompts' own lengths add.
+    """Return :func:`agreed_scores` of files and the prompts' own lengths.
 
-    These count as one more file, of which the others say how far it goes along with them; two of them at
-    least, as one alone could not.
+    The prompts' lengths count as one more file if there are at least two files; one could not weigh them.
 
     lengths: As for :func:`agreed_scores`.
     prompt: Tokens of each prompt, shape (prompts,).

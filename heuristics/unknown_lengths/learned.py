@@ -1,4 +1,4 @@
-"""Our policy for lengths nobody knows: arrival's order, but where the groups are seen to differ."""
+"""Our policy for unknown lengths: order of arrival, unless groups are seen to differ."""
 
 from __future__ import annotations
 
@@ -19,49 +19,45 @@ from .lengths import NOTHING, Known, LengthModel, Observed
 from .queues import LEAST_SHARE, SURE, group_numbers, has_groups, place_in_group
 
 SCOUTS = 2
-"""Requests of each group, of which nothing is predicted, that start before others of the last waves."""
+"""Requests of each group without prediction that start first in the last waves; more learn more."""
 
 WAVES_AT_FIRST = 3.0
-"""Waves (as many waiting requests as there are slots) that are ordered before anything has ended."""
+"""Waves (of as many waiting requests as slots) that are ordered before any request has ended."""
 
 WAVES_AT_ONE = 100.0
-"""Waves that would be ordered at an intraclass correlation of one; they go with its square."""
+"""Ordered waves at an intraclass correlation of one; they scale with its square."""
 
 LEARN_EVERY = 16
-"""The model is learnt again each time one request more in this many has ended."""
+"""Model updates: one per 1/16 more finished requests; larger updates more often."""
 
 ALIKE = 0.3
-"""Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
+"""Intraclass correlation from which waiting requests may replace running ones."""
 
 LEAST_CUT = 0.02
-"""
-Probability of a request to be cut at the cap from which what runs may give way: then what has run long is
-near its end. Where nothing is cut, the longer a request has run the more it has left, and those begun first
-should go on (Weber 1982); jobs with moves took longer then.
+"""Probability of a cut at the cap from which running requests may be replaced.
+
+With a cap, a request that has run long is near its end. Without one, the longer a request has run the more it
+has left, and the oldest should continue (Weber 1982); jobs with moves took longer then.
 """
 
 AT_MOST = 0.95
-"""
-Quantile of what is left of a request by which requests are compared: not the expected, as the makespan is
-decided by the longest of what may happen.
-"""
+"""Quantile of the remaining length by which requests are compared; the longest decide the makespan."""
 
 WAVES_MOVED = 1.5
-"""Waves that wait, at most, when what runs may give way."""
+"""Most waiting waves when running requests may be replaced."""
 
 REST = 0.15
-"""Least time between two changes of a request, as a share of the mean length."""
+"""Least time between two moves of a request, as a share of the mean length."""
 
 MARGIN = 0.3
-"""Share of the mean length by which what waits must be expected to have more left than what it replaces."""
+"""Least extra remaining length of a waiting request to replace a running one, in mean lengths."""
 
 
 class Learner:
-    """
-    What is known of a job's lengths as it runs.
+    """Knowledge of a job's lengths while it runs.
 
     problem: Its groups are read, its lengths are not.
-    known: What was known before.
+    known: Earlier knowledge.
     """
 
     def __init__(self, problem: Problem, known: Known = NOTHING) -> None:
@@ -70,21 +66,20 @@ class Learner:
         self.started = np.zeros(len(problem), dtype=np.bool_)
         self.ended = np.zeros(len(problem), dtype=np.bool_)
         self.stopped = np.zeros(len(problem), dtype=np.bool_)
-        """Requests put back: of those that do not wait again, no length is known."""
+        """Stopped requests: the length of one that does not wait again is unknown."""
         self._ends = self._learnt_at = -1
         self._model: LengthModel | None = None
 
     def observe(self, state: State) -> None:
-        """Note which requests have ended since the last call."""
+        """Record the requests that have ended since the last call."""
         self.ended = self.started & ~state.waiting & ~self.stopped
         self.ended[state.running] = False
         self._ends = int(np.count_nonzero(self.ended))
 
     def model(self, state: State, *, now: bool = False) -> LengthModel | None:
-        """
-        Return the model of lengths, or None as long as nothing has ended.
+        """Return the model of lengths, or None before any request has ended.
 
-        now: Whether what has been decoded since the last end counts, too.
+        now: Include tokens decoded since the last end.
         """
         past = self.known.past is not None and bool(self.known.past.ended.any())
         if not self._ends and not past:
@@ -98,14 +93,12 @@ class Learner:
         return self._model
 
     def ordered_requests(self, state: State) -> float:
-        """
-        Return how many of the requests that wait are worth an order; those before are served as they arrive.
+        """Return how many of the waiting requests to order; those before come by arrival.
 
-        An order by a group's effect moves requests that may be the longest to the end as well. Arrival does
-        so no less, on average, but on a single step the two differ. What an order gains
-        is at the end of the job, where slots run dry, so only the last waves are ordered: the more,
-        the larger the share of the variance that groups explain (:data:`WAVES_AT_ONE`), and none where it
-        may be next to nothing.
+        An order matters at the end of the job, when slots run dry, so only the last waves are ordered. Their
+        number grows with the share of variance that groups explain (:data:`WAVES_AT_ONE`), and is zero if
+        that share may be negligible. On a single step, an order by group effects can move the longest
+        requests to the end, as arrival can.
         """
         model = self.model(state)
         if self.known.score is not None and (model is None or model.predicted_share >= LEAST_SHARE):
@@ -118,11 +111,10 @@ class Learner:
 
 
 class LearnedOrder:
-    """
-    Requests as they arrive, and the last of them by what is expected to be left.
+    """Queue by arrival, with its last requests by expected remaining length.
 
     problem: Its arrivals are read, its lengths are not.
-    learner: What is known of lengths.
+    learner: Knowledge of lengths.
     """
 
     def __init__(self, problem: Problem, learner: Learner) -> None:
@@ -149,16 +141,16 @@ class LearnedOrder:
         return requests, free[: len(requests)].tolist()
 
     def take(self, requests: Sequence[int]) -> None:
-        """Note that these requests are prefilled."""
+        """Record that these requests are prefilled."""
         self._learner.started[requests] = True
         self._learner.stopped[requests] = False
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Note that these requests wait again, or are given up."""
+        """Record that these requests wait again, or are stopped for good."""
         self._learner.stopped[requests] = True
 
     def left(self, state: State, requests: IntArray) -> FloatArray:
-        """Return the expected decode steps left of each request, shape (requests,); all alike at first."""
+        """Return the expected decode steps left, shape (requests,); all equal before the first end."""
         model, learner = self._learner.model(state), self._learner
         if model is None:
             score = learner.known.score
@@ -168,7 +160,7 @@ class LearnedOrder:
     def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
         """Return the decode steps left of each request by :data:`AT_MOST`, shape (requests,)."""
         group, tokens = self._learner.group[requests], state.decoded[requests]
-        # The expected length decides among equals, as those that may all reach the cap.
+        # The expected length breaks ties, such as requests that may all reach the cap.
         left = model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
         return _told_apart(left)
 
@@ -183,23 +175,22 @@ class LearnedOrder:
 
 
 def _told_apart(steps: FloatArray) -> FloatArray:
-    """Return decode steps without what is rounding: equals stand in the same order on every machine."""
+    """Return decode steps without rounding noise, for the same order on every machine."""
     return np.round(steps, 6)
 
 
 class SurvivalPolicy:
-    """
-    Arrival's order with the ski-rental rule, and more where what was seen of lengths says it is worth it.
+    """Policy by arrival with the ski-rental rule, and an order once observed lengths justify it.
 
-    It sees the groups, which requests have started, what each has decoded and which have ended, and never the
-    length of a request. Requests are served as they arrive until the last waves; these are ordered by a model
-    of lengths (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave
-    what runs gives way to what waits and is expected to have much more left, if KV cache can be moved to the
-    host: by :data:`MARGIN` of the mean length and by what the way costs all slots, and no request before
-    :data:`REST` of the mean length since it joined.
+    It sees the groups, the started requests, what each has decoded and which have ended, but no length. Until
+    the last waves, requests are served by arrival. These are ordered by a model of lengths
+    (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave, if KV cache
+    can move to the host, waiting requests replace running ones. Such a request must be expected to have more
+    left by :data:`MARGIN` of the mean length plus the cost of the move. None moves within :data:`REST` of the
+    mean length since it joined.
 
     problem: Its groups, arrivals and prompts are read, its lengths are not.
-    known: What was known of lengths before.
+    known: Earlier knowledge of lengths.
     swap: Seconds a token of KV cache takes to the host or back; None if none is moved.
     """
 
@@ -212,7 +203,7 @@ class SurvivalPolicy:
         self._looked = 0
 
     def __call__(self, state: State) -> Step:
-        """Return what to do next."""
+        """Return the next step."""
         step = self._preempting(state) if self._may_preempt(state) else None
         if step is None:
             step = self._dispatch(state)
@@ -226,7 +217,7 @@ class SurvivalPolicy:
         return step
 
     def _mean(self, state: State) -> float:
-        """Return the mean length expected of requests yet to start, decode steps."""
+        """Return the expected length of requests not yet started, in decode steps."""
         model = self._learner.model(state)
         return 0.0 if model is None else float((model.mass @ model.lengths).mean())
 
@@ -245,7 +236,7 @@ class SurvivalPolicy:
         return state.steps_done - self._looked >= REST * self._mean(state) / 4
 
     def _preempting(self, state: State) -> Step | None:
-        """Return the step in which requests that wait take the slots of others, or None."""
+        """Return a step in which waiting requests replace running ones, or None."""
         self._looked = state.steps_done
         model = self._learner.model(state, now=True)
         if model is None:
@@ -281,7 +272,7 @@ class SurvivalPolicy:
         return np.asarray(found, dtype=np.float64)
 
     def _fits(self, state: State, out: IntArray, into: IntArray) -> bool:
-        """Return whether memory and a stage's tokens have room for the change."""
+        """Return whether memory and the token cap allow the change."""
         held = self._problem.kv_at_start + state.decoded
         if self._admission.capacity is not None:
             after = state.kv_held - int(held[out].sum()) + int(held[into].sum())
@@ -292,11 +283,10 @@ class SurvivalPolicy:
 
 
 def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:
-    """
-    Return :class:`SurvivalPolicy`, or arrival's order where there is nothing that it could learn from.
+    """Return :class:`SurvivalPolicy`, or order of arrival if it could learn nothing.
 
-    Nothing is moved unless a group has two requests: of one alone only its own running tells more than was
-    predicted, and jobs of such requests took longer with moves (``docs/unknown_lengths.md``).
+    Moves need a group of two requests. For single requests only their own run tells more than the prediction,
+    and such jobs took longer with moves (``docs/unknown_lengths.md``).
     """
     several = has_groups(problem)
     if known.score is None and not several:

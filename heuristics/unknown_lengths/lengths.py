@@ -1,4 +1,4 @@
-"""A model of completion lengths that learns from what a job has generated so far."""
+"""Model of completion lengths, updated from what a job has generated so far."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ import numpy.typing as npt
 from ...data.arrays import FloatArray, IntArray
 
 ATOMS = 48
-"""Lengths told apart, at most: neighbours of the lengths that finished are taken together."""
+"""Most distinct lengths; neighbouring lengths are merged. More are finer and slower."""
 
 SHARES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-"""Intraclass correlations weighed against each other; alike before anything is seen."""
+"""Grid of intraclass correlations, with equal prior weights."""
 
 EFFECTS = np.linspace(-3.5, 3.5, 41)
-"""Group effects weighed against each other, in standard deviations; normal before anything is seen."""
+"""Grid of group effects in standard deviations, with a normal prior."""
 
 TRUSTS = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
-"""Correlations of a group's effect with what was predicted of it, weighed against each other."""
+"""Grid of correlations between a group's effect and its prediction."""
 
 SHARED_LONGEST = 3
-"""As many completions that share the largest length were cut there, where no cap is stated."""
+"""Completions that must share the largest length to infer a cap, if none is stated."""
 
 FAR = 9.0
-"""Standard deviations beyond which a normal variable does not lie."""
+"""Standard deviations at which the normal distribution is truncated."""
 
 LEAST = 1e-300
-"""What a probability counts as at least, so that its logarithm is finite."""
+"""Least probability, so that its logarithm is finite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """
-    What has been seen of requests that have started.
+    """Observations of started requests.
 
     group: The group of each, counted from zero, shape (started,).
     tokens: Decode steps each has had, shape (started,).
-    ended: Whether that was all of it; otherwise its length is larger (censored), shape (started,).
+    ended: True if that is its length; otherwise its length is larger (censored), shape (started,).
     """
 
     group: IntArray
@@ -48,14 +47,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """
-    What is known of lengths before a job runs, none of it a length of the job.
+    """Knowledge of lengths before a job runs, without any length of the job.
 
-    longest: Decode steps after which every completion is cut; None for no limit.
-    past: Completions of earlier steps with their groups, which are none of this job's; None for none.
-    score: What is predicted of each group, by the lengths that other models or earlier epochs gave its
-        prompt: any number that grows with the length, not a number where nothing is predicted, shape
-        (groups,). Only the order of the scores counts. None for no predictions.
+    longest: Decode steps at which every completion is cut; None for no limit.
+    past: Completions of earlier steps, with groups of their own; None for none.
+    score: Prediction of each group, such as the lengths of other models or earlier epochs; NaN for none,
+        shape (groups,). Only the order of the scores counts. None for no predictions.
     """
 
     longest: int | None = None
@@ -68,24 +65,22 @@ NOTHING = Known()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthModel:
-    r"""
-    Lengths whose normal scores are the sum of a group's effect and of the request's own.
+    r"""Model in which normal scores of lengths are a group effect plus the request's own part.
 
     The score of a length is :math:`z = \Phi^{-1}(F(\text{length}))` with the pooled distribution ``F`` by
-    Kaplan and Meier (1958), which allows for requests that still run. Then
-    :math:`z_{ij} = \sqrt{\rho}\, g_i + \sqrt{1-\rho}\, e_{ij}` with independent standard normal parts, a
-    Gaussian copula; :math:`\rho` is the intraclass correlation. Where something was predicted of a group,
-    :math:`g_i = c\, h_i + \sqrt{1-c^2}\, u_i` with the normal score :math:`h_i` of the prediction. The
-    posterior of :math:`\rho`, :math:`c` and each effect is summed over grids (:data:`SHARES`,
-    :data:`TRUSTS`, :data:`EFFECTS`), so that an order of groups is worth no more than what the data say.
-    Lengths that many share, as those cut at a cap, are one atom of ``F``.
+    Kaplan and Meier (1958), which allows for running requests. Then :math:`z_{ij} = \sqrt{\rho}\, g_i +
+    \sqrt{1-\rho}\, e_{ij}` with independent standard normal parts, a Gaussian copula; :math:`\rho` is the
+    intraclass correlation. With a prediction for the group, :math:`g_i = c\, h_i + \sqrt{1-c^2}\, u_i`, where
+    :math:`h_i` is its normal score. The posterior of :math:`\rho`, :math:`c` and each effect is summed over
+    grids (:data:`SHARES`, :data:`TRUSTS`, :data:`EFFECTS`), so the data decide how much an order of groups is
+    worth. Lengths shared by many requests, such as those cut at a cap, are one atom of ``F``.
 
     lengths: The atoms' lengths (decode steps, ascending), shape (atoms,).
-    mass: Probability of each atom for a request of each group that has yet to start, shape (groups, atoms).
+    mass: Probability of each atom for a new request of each group, shape (groups, atoms).
     share_weight: Posterior probability of each of :data:`SHARES`, shape (shares,).
     predicted_share: Posterior mean of the share of the scores' variance that predictions explain; 0 without
         any.
-    capped: Probability that a request yet to start is cut at the cap, over all groups; 0 if none is known.
+    capped: Probability that a new request is cut at the cap, over all groups; 0 if none is known.
     """
 
     lengths: FloatArray
@@ -96,13 +91,12 @@ class LengthModel:
 
     @classmethod
     def learnt(cls, observed: Observed, groups: int, known: Known = NOTHING) -> LengthModel:
-        """
-        Return the model after what was observed.
+        """Return the model after some observations.
 
-        observed: Requests that have started, of which at least one has ended, or of earlier steps has.
-        groups: How many groups there are, seen or not.
-        known: What was known before.
-        Raises ValueError if nothing has ended: no length is known.
+        observed: Started requests; at least one must have ended, here or in earlier steps.
+        groups: Number of groups, seen or not.
+        known: Earlier knowledge.
+        raises ValueError: No request has ended, so no length is known.
         """
         seen = observed if known.past is None else _joined(observed, known.past, groups)
         if not seen.ended.any():
@@ -127,20 +121,19 @@ class LengthModel:
         return float(self.share_weight @ SHARES)
 
     def probability_of_share(self, least: float) -> float:
-        """Return the posterior probability that the intraclass correlation is at least so large."""
+        """Return the posterior probability that the intraclass correlation is at least ``least``."""
         return float(self.share_weight[least <= SHARES].sum())
 
     def expected(self, group: IntArray) -> FloatArray:
-        """Return the expected length (decode steps) of requests of these groups yet to start, same shape."""
+        """Return the expected length (decode steps) of new requests of these groups, same shape."""
         found: FloatArray = (self.mass @ self.lengths)[group]
         return found
 
     def remaining(self, group: IntArray, tokens: IntArray) -> FloatArray:
-        """
-        Return the expected decode steps left of requests that have not ended, same shape.
+        """Return the expected decode steps left of unfinished requests, same shape.
 
-        group: The group of each; what is known of it already holds that this request has come so far.
-        tokens: Decode steps each has had. A request that outlived every length seen has at least one left.
+        group: The group of each; its posterior already includes that this request has come this far.
+        tokens: Decode steps each has had. A request longer than every length seen has at least one left.
         """
         by_atom, total = self._yet_to_come(group, tokens)
         left = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
@@ -148,11 +141,10 @@ class LengthModel:
         return found
 
     def remaining_at_most(self, group: IntArray, tokens: IntArray, probability: float) -> FloatArray:
-        """
-        Return the decode steps left that requests which have not ended exceed by a small chance, same shape.
+        """Return the quantile of the decode steps left of unfinished requests, same shape.
 
-        group, tokens: As of :meth:`remaining`.
-        probability: The quantile: with how much probability no more are left.
+        group, tokens: As for :meth:`remaining`.
+        probability: The quantile.
         """
         by_atom, total = self._yet_to_come(group, tokens)
         below = by_atom.cumsum(axis=1) < probability * total[:, None]
@@ -160,13 +152,13 @@ class LengthModel:
         return np.where(total > LEAST, np.maximum(self.lengths[atom] - tokens, 1.0), 1.0)
 
     def _yet_to_come(self, group: IntArray, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return the probability of each longer length, shape (requests, atoms), and of them together."""
+        """Return the probability of each longer length, shape (requests, atoms), and their sum."""
         by_atom = np.where(self.lengths > np.asarray(tokens)[:, None], self.mass[group], 0.0)
         return by_atom, by_atom.sum(axis=1)
 
 
 def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
-    """Return what was seen in this job and before, the groups of before after this job's."""
+    """Return observations of this job and earlier ones; earlier groups come after this job's."""
     _, number = np.unique(past.group, return_inverse=True)
     return Observed(
         np.concatenate((observed.group, number + groups)),
@@ -176,7 +168,7 @@ def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
 
 
 def _cap(observed: Observed, longest: int | None) -> int | None:
-    """Return the decode steps after which completions are cut: as stated, or as several show."""
+    """Return the cap in decode steps: as stated, or inferred from equal lengths."""
     if longest is not None:
         return longest
     most = int(observed.tokens.max())
@@ -185,16 +177,15 @@ def _cap(observed: Observed, longest: int | None) -> int | None:
 
 
 def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """
-    Return the pooled distribution: mean length of each atom, its longest, and survival from its start on.
+    """Return the pooled distribution: mean and longest length of each atom, and its survival function.
 
-    The last atom stands for what is longer than all that ended, as far as some still run: as if they ended
-    at the rate of the whole job (the exponential distribution's estimate, tokens over ends), and no later
-    than the cap.
+    If requests longer than all that ended still run, the last atom represents them. They are taken to end at
+    the rate of the whole job (the exponential distribution's estimate, tokens over ends), and no later than
+    the cap.
     """
     ended = np.sort(observed.tokens[observed.ended])
     if cap is not None:
-        # What was longer in an earlier step is cut in this one.
+        # A longer completion of an earlier step is cut in this one.
         ended = np.minimum(ended, cap)
     values, ends = np.unique(ended, return_counts=True)
     at_risk = len(observed.tokens) - np.searchsorted(np.sort(observed.tokens), values, side="left")
@@ -232,14 +223,13 @@ def _mass(survival: FloatArray) -> FloatArray:
 def _log_likelihood(
     observed: Observed, tops: FloatArray, mass: FloatArray, groups: int
 ) -> tuple[FloatArray, IntArray]:
-    """
-    Return the logarithm of the probability of what was shown, and the row of each group in it.
+    """Return the log-likelihood of the observations, and the row of each group in it.
 
-    Returns tuple of arrays: Shapes (rows, shares, effects) and (groups,); groups that showed nothing share
-        the last row, of zeros.
+    returns: Shapes (rows, shares, effects) and (groups,); groups without observations share the last row, of
+        zeros.
     """
     atoms = mass.shape[2]
-    # What ended is within an atom; of what still runs only that it reached one is known.
+    # An ended request lies within an atom; a running one is only known to have reached it.
     atom = np.minimum(np.searchsorted(tops, observed.tokens, side="left"), atoms - 1)
     longer = mass[..., ::-1].cumsum(axis=2)[..., ::-1]
     shown, row = np.unique(observed.group, return_inverse=True)
@@ -262,22 +252,20 @@ def _posterior(
     table: FloatArray,
     groups: int,
 ) -> tuple[FloatArray, FloatArray]:
-    """
-    Return the probability of each atom by group, and of each trust and share.
+    """Return the probability of each atom by group, and of each trust and share.
 
-    log, of_group: As :func:`_log_likelihood` returns them.
-    score: Normal score of the prediction of each group, not a number where there is none, shape (all
-        groups,).
-    trusts: Correlations of effects with predictions that are weighed.
+    log, of_group: As returned by :func:`_log_likelihood`.
+    score: Normal score of each group's prediction, NaN for none, shape (all groups,).
+    trusts: Grid of correlations between effects and predictions.
     table: Probability of each atom by share and effect, shape (shares x effects, atoms).
-    groups: The first of all groups, of which atoms are asked for.
-    Returns tuple of arrays: Shapes (groups, atoms) and (trusts, shares).
+    groups: Number of groups, from the first on, to return atoms for.
+    returns: Shapes (groups, atoms) and (trusts, shares).
     """
     told = ~np.isnan(score)
     peak = log.max(axis=2, keepdims=True)
     likelihood = np.exp(log - peak)
     if not told.any():
-        # Groups that showed the same, nothing above all, have the same.
+        # Groups with the same observations, such as none, have the same posterior.
         count = np.bincount(of_group, minlength=len(log))
         prior = np.exp(-(EFFECTS**2) / 2)
         prior /= prior.sum()
@@ -300,14 +288,14 @@ def _posterior(
 
 
 def _shares(evidence: FloatArray) -> FloatArray:
-    """Return the probability of each trust and share by the logarithm of their evidence."""
+    """Return the probability of each trust and share from their log evidence."""
     joint = np.exp(evidence - evidence.max())
     shares: FloatArray = joint / joint.sum()
     return shares
 
 
 def normal_scores(values: FloatArray) -> FloatArray:
-    """Return the normal scores of numbers by their ranks, equals alike; what is none stays none."""
+    """Return the normal scores of numbers by rank, with equal scores for ties; NaN stays NaN."""
     from scipy.special import ndtri
     from scipy.stats import rankdata
 

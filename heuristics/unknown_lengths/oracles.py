@@ -1,4 +1,4 @@
-"""Policies told more than can be known: what they do not recover, no policy without foresight is known to."""
+"""Policies with foresight, to estimate what any policy could gain."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ from .registry import by_groups
 
 
 def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
-    """
-    Return the policy that is told from the start how long each group tends to be, the longest first.
+    """Return the policy that knows from the start how long each group tends to be, longest first.
 
-    A policy has to learn it. What this one does not recover is chance within the groups. It is the order of
-    lists by expected length, which is not the best for every draw, so that what it recovers is an estimate
-    of what can be and no bound.
+    Other policies have to learn it, and chance within the groups remains. List order by expected length is
+    not the best for every draw, so its gain is an estimate and no bound.
 
     problem: Its lengths are not read.
-    tendency: Of each group, any number that grows with its lengths, shape (groups,).
+    tendency: For each group, any number that grows with its lengths, shape (groups,).
     """
     return by_groups(problem, lambda _observed, _groups: tendency, scouts=0)
 
 
 def told_lengths(problem: Problem, lengths: IntArray) -> QueuedPolicy:
-    """
-    Return the policy that is told which lengths each group has and not whose: most left on average first.
+    """Return the policy that knows each group's lengths but not their order: most left on average first.
 
-    That a group has a single long completion is told, too, which is foresight. What it recovers is an
-    estimate and no bound, as of :func:`told_tendencies`.
+    It knows of a group's single long completion, which is foresight. Its gain is an estimate and no bound.
 
     problem: Its lengths are not read.
     lengths: True ones, tokens, shape (requests,).

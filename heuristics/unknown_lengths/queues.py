@@ -1,4 +1,4 @@
-"""Which waiting request comes next, by what the others of its group have shown; no length is looked up."""
+"""Order of waiting requests by what others of their group have shown, without any length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..queues.ordered import arrival_order
 from .lengths import LengthModel, Observed
 
 NEWEST = 0.1
-"""What a newly ended request weighs in vllm-ascend's moving average."""
+"""Weight of a newly ended request in vllm-ascend's moving average."""
 
 MOST_AVERAGED = 10
-"""Requests of a group in that average, at most."""
+"""Most requests of a group in that average."""
 
 COLD_START = 128.0
-"""Decode steps that a group has in that average before one of its requests has ended."""
+"""Decode steps assumed for a group before one of its requests has ended."""
 
 LEAST_SHARE = 0.05
 """Intraclass correlation from which the order of the groups is worth something."""
@@ -30,7 +30,7 @@ SURE = 0.5
 
 
 class Ranking(Protocol):
-    """Scores requests by what is known of their groups."""
+    """Score of groups from observations."""
 
     def __call__(self, observed: Observed, groups: int) -> FloatArray:
         """Return the score of each group, the largest first, shape (groups,)."""
@@ -38,11 +38,10 @@ class Ranking(Protocol):
 
 
 class GroupQueue:
-    """
-    A few requests of every group first, then the groups by their score; equals by arrival.
+    """Queue with a few requests of every group first, then the groups by score; ties by arrival.
 
-    Policies of this queue see the groups, which requests have started, what each has decoded and which have
-    ended, and never the length of a request. A request without a group is a group of its own.
+    It sees the groups, the started requests, what each has decoded and which have ended, but no length. A
+    request without a group is a group of its own.
 
     problem: Its groups, arrivals and prompts are read, its lengths are not.
     ranking: Scores the groups.
@@ -81,14 +80,14 @@ class GroupQueue:
         return requests, free[: len(requests)].tolist()
 
     def take(self, requests: Sequence[int]) -> None:
-        """Note that these requests are prefilled."""
+        """Record that these requests are prefilled."""
         self._started[requests] = True
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Note that these requests wait again."""
+        """Record that these requests wait again."""
 
     def _observed(self, state: State) -> tuple[Observed, bool]:
-        """Return what has been seen, and whether a request has ended since the last call."""
+        """Return the observations, and whether a request has ended since the last call."""
         under_way = state.waiting.copy()
         under_way[state.running] = True
         over = self._started & ~under_way
@@ -101,7 +100,7 @@ class GroupQueue:
 
 
 def group_numbers(problem: Problem) -> tuple[IntArray, int]:
-    """Return the group of each request, counted from zero, shape (requests,), and how many there are."""
+    """Return the group of each request, counted from zero, shape (requests,), and their number."""
     number = problem.workload.group_numbers()
     return number, int(number.max()) + 1
 
@@ -113,7 +112,7 @@ def has_groups(problem: Problem) -> bool:
 
 
 def place_in_group(group: IntArray) -> IntArray:
-    """Return how many of the same group stand before each, same shape."""
+    """Return each request's position in its group, same shape."""
     order = np.argsort(group, kind="stable")
     ordered = group[order]
     place = np.empty(len(group), dtype=np.int64)
@@ -122,10 +121,10 @@ def place_in_group(group: IntArray) -> IntArray:
 
 
 def longest_seen(observed: Observed, groups: int) -> FloatArray:
-    """
-    Return the longest completion of each group that has ended, infinite where none has, shape (groups,).
+    """Return the longest ended completion of each group, infinite if none, shape (groups,).
 
-    Seer's estimate (Qin et al. 2025, arXiv:2511.14617): a group is taken to be long until it shows otherwise.
+    This is Seer's estimate (Qin et al. 2025, arXiv:2511.14617): a group counts as long until it shows
+    otherwise.
     """
     score = np.full(groups, -1.0)
     ended = observed.ended
@@ -135,11 +134,10 @@ def longest_seen(observed: Observed, groups: int) -> FloatArray:
 
 
 def moving_average(observed: Observed, groups: int) -> FloatArray:
-    """
-    Return the exponentially weighted mean length of what has ended in each group, shape (groups,).
+    """Return the moving average of ended lengths in each group, shape (groups,).
 
-    The estimate of vllm-ascend's ``BatchJobAwareScheduler``, where a group is a job: a new length weighs
-    a tenth, the first ten count, and a job of which nothing has ended is taken to have 128 tokens.
+    This is the estimate of vllm-ascend's ``BatchJobAwareScheduler``, where a group is a job. A new length
+    weighs a tenth, the first ten count, and a job without ended requests has 128 tokens.
     """
     score = np.full(groups, COLD_START)
     seen = np.zeros(groups, dtype=np.int64)
@@ -153,11 +151,10 @@ def moving_average(observed: Observed, groups: int) -> FloatArray:
 
 
 def expected_length(observed: Observed, groups: int) -> FloatArray:
-    """
-    Return the expected length of a request of each group that has yet to start, shape (groups,).
+    """Return the expected length of a new request of each group, shape (groups,).
 
-    All groups score alike, so that arrival decides, until one has ended, and as long as the groups are not
-    shown to differ: their intraclass correlation is :data:`LEAST_SHARE` with probability :data:`SURE`.
+    All scores are equal, so arrival decides, until a request has ended and the groups are shown to differ:
+    their intraclass correlation is at least :data:`LEAST_SHARE` with probability :data:`SURE`.
     """
     if not observed.ended.any():
         return np.zeros(groups)

@@ -1,4 +1,4 @@
-"""Policies that need no length, by name, and a job whose lengths none of them can see."""
+"""Policies that need no length, by name, and jobs with hidden lengths."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from .lengths import NOTHING, Known
 from .queues import GroupQueue, Ranking, expected_length, group_numbers, longest_seen, moving_average
 
 CHOSEN = "learned"
-"""The policy for lengths nobody knows, where the user names none."""
+"""Default policy for unknown lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenEntry:
-    """
-    A policy that needs no length.
+    """Policy that needs no length.
 
-    make: Returns a fresh policy for a problem, what is known beforehand, and the seconds a token of KV cache
-        takes to the host or back (None if it cannot be moved).
-    takes_swap: Whether moving has an effect.
-    takes_known: Whether what is known beforehand has one.
+    make: Returns a fresh policy for a problem, earlier knowledge, and the seconds a token of KV cache takes
+        to the host or back (None if it cannot be moved).
+    takes_swap: True if it moves KV cache.
+    takes_known: True if it uses earlier knowledge.
     """
 
     make: Callable[[Problem, Known, float | None], QueuedPolicy]
@@ -37,7 +36,7 @@ class HiddenEntry:
 
 
 def by_arrival(problem: Problem, rule: PrefillRule) -> QueuedPolicy:
-    """Return the policy that serves requests as they arrive, with memory for what they hold now."""
+    """Return the policy by arrival, with memory for present tokens only."""
     return QueuePolicy(Ordered(arrival_order(problem)), rule, Admission(problem, "present"))
 
 
@@ -64,21 +63,18 @@ WITHOUT_LENGTHS: Mapping[str, HiddenEntry] = {
 
 
 def without_lengths(problem: Problem) -> Problem:
-    """
-    Return the problem that a policy may see where lengths are not known: every length is one token.
+    """Return the problem with every length set to one token, as a policy without lengths sees it.
 
-    What stands there is read by no policy of :data:`WITHOUT_LENGTHS`; it is in the place of the true lengths
-    so that none could.
+    No policy of :data:`WITHOUT_LENGTHS` reads lengths; the ones make sure that none could.
     """
     unknown = np.ones(len(problem), dtype=np.int64)
     return replace(problem, workload=problem.workload.with_output_tokens(unknown))
 
 
 def without_sharing(problem: Problem) -> Problem:
-    """
-    Return the problem in which a policy counts on no prompt to be kept, as those of steps do.
+    """Return the problem without shared prompts, as policies of rollout steps see it.
 
-    Kept prompts are dropped as the weights change, and of a stage's cap more is left than it counts on.
+    Kept prompts are dropped when the weights change; a policy must not count on them.
     """
     none = np.zeros(len(problem), dtype=np.int64)
     return replace(problem, workload=replace(problem.workload, shared_tokens=none), prefix_cache=0)
@@ -87,14 +83,13 @@ def without_sharing(problem: Problem) -> Problem:
 def hidden_policy(
     name: str, problem: Problem, known: Known = NOTHING, swap: float | None = None
 ) -> QueuedPolicy:
-    """
-    Return a fresh policy that needs no length.
+    """Return a fresh policy that needs no length.
 
     name: A key of :data:`WITHOUT_LENGTHS`.
-    problem: As :func:`without_lengths` returns it.
-    known: What is known of lengths before the job.
+    problem: As returned by :func:`without_lengths`.
+    known: Knowledge of lengths before the job.
     swap: Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
-    Raises ValueError if there is no such policy, or one that it would need a length for.
+    raises ValueError: There is no such policy, or it needs lengths.
     """
     entry = WITHOUT_LENGTHS.get(name)
     if entry is None:

@@ -47,7 +47,7 @@ class StepsRun:
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
-        """Whether each request was completed, shape (requests,)."""
+        """True for completed requests, shape (requests,)."""
         return self.ended >= 0
 
     @property
@@ -73,7 +73,7 @@ class StepsRun:
 
 
 class StepsEngine(Engine, Protocol):
-    """Engine whose weights may change between steps, and whose requests can restart."""
+    """Engine with changing weights between steps, and requests that can restart."""
 
     def forget_prompts(self) -> None:
         """Drop shared prompts from the cache; later requests compute them again."""
@@ -176,7 +176,7 @@ class _Evicting:
 
 
 class _Serving:
-    """Groups as they are served: which have been released, which are complete."""
+    """State of the groups: released and complete ones."""
 
     def __init__(
         self, problem: Problem, group: IntArray, way: Way, policy: QueuedPolicy, engine: StepsEngine

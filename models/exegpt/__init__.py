@@ -1,1 +1,1 @@
-"""ExeGPT's timing model: what a configuration reaches, from a profile and length distributions."""
+"""ExeGPT's timing model: a configuration's performance from a profile and length distributions."""

@@ -1,4 +1,4 @@
-"""When queries complete in the decode iterations between two encodings (ExeGPT, section 6)."""
+"""Completions within the decode iterations between two encodings (ExeGPT, section 6)."""
 
 from __future__ import annotations
 
@@ -11,37 +11,24 @@ _NEVER = 1e-300
 
 
 class Occupancy:
-    r"""
-    What one query encoded a phase keeps in the decode batch, on average over the iterations of a phase.
+    r"""Mean share of the decode batch that one query per phase occupies.
 
-    In iteration :math:`u` decode the queries whose :math:`d`-th token is due, :math:`d = u, u + N_D, ...`:
-    of those encoded so many phases ago a share :math:`P(S \ge d)` is left. The first iteration's are
-    :math:`B_D / B_E`, the mean number of phases that a query meets.
+    In iteration :math:`u` the queries decode whose :math:`d`-th token is due, :math:`d = u, u + N_D, ...`. Of
+    those encoded that many phases ago, a share :math:`P(S \ge d)` is left. In the first iteration they are
+    :math:`B_D / B_E`, the mean number of phases of a query.
 
     The paper's :math:`B_D = B_E / \sum_U P_D(U)` differs, as its :math:`P_D(U) = \sum_S P_D(U \mid S) P_D(S)`
-    takes the lengths of queries that *arrive*. Those in the batch are longer: one of
-    :math:`m = \lceil S / N_D \rceil` phases is met :math:`m` times as often. Weighted by :math:`m` it agrees
-    with the paper's own :math:`B_D = B_E S_D` where :math:`N_D = 1`, and with this.
+    takes the lengths of *arriving* queries. Those in the batch are longer: a query of :math:`m = \lceil S /
+    N_D \rceil` phases is met :math:`m` times as often. Weighted by :math:`m`, the paper's formula agrees with
+    its own :math:`B_D = B_E S_D` at :math:`N_D = 1`, and with this one.
 
-    Parameters
-    ----------
-    lengths
-        Inputs and outputs.
-    decode_steps
-        Iterations of a phase.
-
-    Attributes
-    ----------
-    queries
-        Decoding queries in each iteration, shape (decode_steps,).
-    tokens
-        Tokens they hold, the new one included, shape (decode_steps,).
-    context
-        Tokens each of them holds, shape (decode_steps,).
-    variance, spread
-        Of those tokens, and of those queries, shape (decode_steps,).
-    idle
-        Logarithm of the chance that no query is left to decode, shape (decode_steps,).
+    lengths: Inputs and outputs.
+    decode_steps: Iterations of a phase.
+    queries: Decoding queries in each iteration, shape (decode_steps,).
+    tokens: Tokens they hold, the new one included, shape (decode_steps,).
+    context: Mean tokens per query, shape (decode_steps,).
+    variance, spread: Variances of those tokens and of those queries, shape (decode_steps,).
+    idle: Logarithm of the chance that no query is left to decode, shape (decode_steps,).
     """
 
     def __init__(self, lengths: LengthPair, decode_steps: int) -> None:

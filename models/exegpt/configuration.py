@@ -1,4 +1,4 @@
-"""Execution configurations: what ExeGPT's scheduler chooses, and the devices it chooses for."""
+"""Execution configurations of ExeGPT's scheduler, their targets and their devices."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from ...data.arrays import FloatArray
 
 
 class Strategy(StrEnum):
-    """How encoding and decoding share the devices (ExeGPT, section 4.1)."""
+    """Division of the devices between encoding and decoding (ExeGPT, section 4.1)."""
 
     RRA = "RRA"
-    """Every device encodes and decodes in turn."""
+    """Every device alternates between encoding and decoding."""
     WAA_C = "WAA-C"
-    """Some devices encode, others decode, shared out by computation."""
+    """Some devices encode, others decode, divided by computation."""
     WAA_M = "WAA-M"
-    """Some devices encode, others decode, shared out by memory."""
+    """Some devices encode, others decode, divided by memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecConfig:
-    """
-    One execution configuration.
+    """Execution configuration.
 
     encode_batch: Prompts of an encoding phase, the paper's :math:`B_E`.
     decode_steps: Decode iterations between two encoding phases, :math:`N_D`; 1 under WAA.
-    micro_batches: Parts a decode batch is split into under WAA, :math:`B_m`; 1 under RRA, which splits it by
-        stages.
-    tensor_degree: Devices that share a layer where layers are shared, :math:`T_P`.
+    micro_batches: Parts of a decode batch under WAA, :math:`B_m`; 1 under RRA, which splits it by stages.
+    tensor_degree: Devices that share a layer, :math:`T_P`.
     tensor_groups: Groups of that many devices; the others hold layers alone.
-    Raises ValueError if a number is below one (groups: zero).
+    raises ValueError: A number is below one (groups: zero).
     """
 
     strategy: Strategy
@@ -84,16 +82,16 @@ class Targets:
 
     @property
     def of_latency_alone(self) -> bool:
-        """Whether there is no target for the first token, nor for those after it."""
+        """True without targets for the first token and those after it."""
         return math.isinf(self.ttft) and math.isinf(self.tpot)
 
     def tightened(self, margin: float) -> Targets:
-        """Return targets with a share of each kept back."""
+        """Return targets reduced by a share of each."""
         left = 1 - margin
         return Targets(left * self.latency, left * self.ttft, left * self.tpot)
 
     def within(self, latency: FloatArray, ttft: FloatArray, tokens: int) -> FloatArray:
-        """Return latencies, infinite where a target is missed, of completions of so many tokens."""
+        """Return latencies of completions of ``tokens`` tokens, infinite where a target is missed."""
         kept = (latency <= self.latency) & (ttft <= self.ttft) & (latency - ttft <= tokens * self.tpot)
         return np.where(kept, latency, math.inf)
 
@@ -104,18 +102,17 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """
-    The devices of one model instance.
+    """Devices of one model instance, all of one kind.
 
-    devices: Of one kind.
+    devices: Their number.
     device_bytes: Memory of each; 0 for no limit.
-    usable: Share of it for weights, keys and values.
-    link_bandwidth, link_latency: Between two devices: bytes a second each way, and seconds. Modelled, where
-        the profile holds no synchronisation of its own. By default those of PCIe 5.0 x16.
-    host_bandwidth: From a device to another through the host's memory, bytes a second.
-    slots, kv_tokens: Most requests decoding at once, and most tokens of keys and values held, where the
-        engine sets such limits; 0 for none. Looked at under RRA.
-    Raises ValueError if there is no device.
+    usable: Share of it for weights and KV cache.
+    link_bandwidth, link_latency: Between two devices: bytes a second each way, and seconds, for profiles
+    without measured synchronisation. Defaults: PCIe 5.0 x16.
+    host_bandwidth: Between two devices through host memory, bytes a second.
+    slots, kv_tokens: Most decoding requests and most KV tokens, where the engine limits them; 0 for none.
+    Used under RRA only.
+    raises ValueError: There is no device.
     """
 
     devices: int
@@ -132,12 +129,7 @@ class Cluster:
             raise ValueError(f"a cluster has {self.devices} devices; it needs at least one")
 
     def all_reduce_seconds(self, degree: int, data: float) -> float:
-        """
-        Return the seconds in which ``degree`` devices add up an array each has (ring all-reduce).
-
-        degree: Devices.
-        data: Bytes of the array.
-        """
+        """Return the seconds of a ring all-reduce of ``data`` bytes over ``degree`` devices."""
         if degree == 1:
             return 0.0
         return self.link_latency + 2 * (degree - 1) / degree * data / self.link_bandwidth
@@ -145,16 +137,15 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """
-    What a configuration reaches.
+    """Performance of a configuration.
 
     throughput: Requests a second, in the steady state.
-    latency: Seconds from the start of a request's encoding to its last token, for the 99th-percentile length;
-        infinite if the configuration does not fit into memory.
-    decode_batch: Requests that a decode iteration starts with, the paper's :math:`B_D`.
+    latency: Seconds from the start of encoding to the last token, for the 99th-percentile length; infinite if
+        the configuration does not fit into memory.
+    decode_batch: Requests at the start of a decode iteration, the paper's :math:`B_D`.
     stages: Pipeline stages that encode and that decode; the same ones under RRA.
     device_bytes: Most bytes on one device.
-    encode_seconds: Of an encoding stage, on average.
+    encode_seconds: Mean seconds of an encoding stage.
     """
 
     throughput: float

@@ -1,4 +1,4 @@
-"""Seconds that every iteration of an engine takes at least: an affine function under its table of costs."""
+"""Affine lower bound on an engine's seconds per iteration, from its table of costs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ..programme import Programme
 from .layer_cost import LayerCost
 
 _ROUNDING = 1e-12
-"""Share of the seconds by which coefficients are lowered beyond need, against rounding."""
+"""Share by which coefficients are lowered beyond need, against rounding."""
 
 _LARGEST = 1e4
-"""What the largest cost counts in the linear program, whose tolerances are absolute."""
+"""Largest cost after scaling in the linear program, as its tolerances are absolute."""
 
 _MARGIN = 1e-6
-"""By which the program keeps each coefficient below what the parts allow: lowering those is paid for."""
+"""Margin of each coefficient below its parts; without it, a later correction would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """
-    What an iteration does, or all of a job's iterations together.
+    """Work of one iteration, or of a job's iterations together.
 
     iterations: Their number.
-    decodes: Sequences that compute the one token drawn last.
+    decodes: Sequences that compute one token in a decode.
     prompt_tokens: Tokens computed in chunks.
-    drawn: Tokens drawn.
+    drawn: Tokens sampled.
     kv_tokens: Tokens held by the decoding sequences, the new one included, summed.
-    pairs: Over the chunks: new tokens times the tokens already held and half of the new ones.
+    pairs: Sum over the chunks: new tokens times (tokens held before plus half of the new ones).
     """
 
     iterations: float
@@ -46,12 +45,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Minorant:
-    """
-    Seconds per unit of :class:`Work`; what they sum to is no more than any iteration takes.
+    """Seconds per unit of :class:`Work`; their sum is a lower bound on every iteration.
 
-    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs: Seconds of an iteration, and per unit of
-        each.
-    points: At which it was checked against the table.
+    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs: Seconds per iteration, and per unit of each.
+    points: Points at which it was checked against the table.
     """
 
     iterations: float
@@ -64,36 +61,35 @@ class Minorant:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The seconds of an iteration, and per unit of each kind of work, by its name."""
+        """Seconds per iteration and per unit of each kind of work, by its name."""
         return {each.name: getattr(self, each.name) for each in fields(Work)}
 
     def seconds(self, work: Work) -> float:
-        """Return the seconds some work takes at least."""
+        """Return a lower bound on the seconds of some work."""
         mine = self.rates.values()
         return float(sum(rate * amount for rate, amount in zip(mine, astuple(work), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """
-    One summand of an iteration's cost at the points between which it is linear, or all points there are.
+    """Summand of an iteration's cost at its vertices, or at every point.
 
-    features: Of each point, shape (points, coefficients); the first one is positive.
-    seconds: Of each point, shape (points,).
+    features: Features of each point, shape (points, coefficients); the first one is positive.
+    seconds: Seconds at each point, shape (points,).
     """
 
     features: FloatArray
     seconds: FloatArray
 
     def lowered(self, coefficients: FloatArray) -> FloatArray:
-        """Return coefficients with the first one lowered until they hold at every point."""
+        """Return the coefficients with the first one lowered until they hold at every point."""
         lower = coefficients.copy()
         excess = (self.features @ lower - self.seconds) / self.features[:, 0]
         lower[0] -= max(0.0, float(excess.max())) + _ROUNDING * float(np.abs(self.seconds).max())
         return lower
 
     def holds(self, coefficients: FloatArray) -> bool:
-        """Return whether the coefficients' sum exceeds the seconds at no point."""
+        """Return True if the coefficients' sum exceeds the seconds at no point."""
         return bool((self.features @ coefficients <= self.seconds).all())
 
 
@@ -106,21 +102,20 @@ def best_minorant(
     graph_tokens: Sequence[int] = (),
     put_back: bool = False,
 ) -> Minorant:
-    """
-    Return the affine function under every feasible iteration's seconds that is largest for some work.
+    """Return the affine function below every feasible iteration's seconds that is largest for some work.
 
-    An iteration's cost is a sum of parts: dense operations by tokens and by tokens drawn, attention of the
-    decodes, of each chunk, and what decodes add to chunks. Each part is piecewise multilinear, so that an
-    affine function is below it everywhere if it is so at the vertices (numbers of tokens are tried one by
-    one). One linear program chooses all of them, for iterations with prompts and without.
+    An iteration's cost is a sum of parts: dense operations by computed and by sampled tokens, attention of
+    decodes and of each chunk, and what decodes add to chunks. Each part is piecewise multilinear, so an
+    affine function below it at the vertices is below it everywhere (token counts are tried one by one). One
+    linear program chooses all of them, for iterations with and without prompts.
 
-    Where requests may be put back, the token drawn last is computed within a chunk when one resumes: then
-    that chunk has to pay for what the decode would have been charged.
+    After a preemption, a resuming chunk also computes the token sampled last. Then that chunk must pay for
+    what the decode would have been charged.
 
-    longest: Tokens of a prompt and its completion at most.
-    graph_tokens: Numbers of tokens the engine rounds up to, ascending.
-    put_back: Whether requests may be put back.
-    Raises ValueError if the table has operations whose attention depends on several prompts at once.
+    longest: Most tokens of a prompt and its completion.
+    graph_tokens: Token counts the engine rounds up to, ascending.
+    put_back: Requests may be preempted.
+    raises ValueError: Attention of some operation depends on several prompts at once.
     """
     parts = _parts(cost, limits, longest, graph_tokens, put_back=put_back)
     launch = cost.attention(0, 0.0, [(0.0, 0.0)])
@@ -178,9 +173,9 @@ Sum = tuple[tuple[str, ...], tuple[tuple[str, int], ...], float]
 
 
 def _sums(launch: float, *, put_back: bool) -> list[Sum]:
-    """Return which coefficients are together at most which parts' coefficients and a constant."""
+    """Return which sums of coefficients are bounded by which parts' coefficients and a constant."""
     sums: list[Sum] = [
-        # Without prompts: as many tokens as decodes, each draws another.
+        # Without prompts, tokens equal decodes, and each samples another token.
         (("iterations",), (("decode tokens", 0), ("decode drawn", 0), ("decode attention", 0)), 0.0),
         (
             ("decodes", "drawn"),
@@ -198,7 +193,7 @@ def _sums(launch: float, *, put_back: bool) -> list[Sum]:
     ]
     if put_back:
         sums += [
-            # A chunk has at least one token; what it hides of others' reading is charged to it as well.
+            # A chunk has at least one token, which is charged for the reads it hides.
             (("decodes",), (("mixed tokens", 1), ("decodes beside", 1), ("resumed", 0)), 0.0),
             (("kv_tokens",), (("resumed", 1),), 0.0),
             ((), (("mixed tokens", 1), ("decodes beside", 1)), 0.0),
@@ -214,7 +209,7 @@ def _certified(
     *,
     put_back: bool,
 ) -> Minorant:
-    """Return the largest coefficients that the parts allow, once each part is seen to hold at every point."""
+    """Return the largest coefficients that the parts allow, after a check of each part at every point."""
     for name, part in parts.items():
         if not part.holds(chosen[name]):
             raise ValueError(f"the seconds of {name} are not bounded at every point of the table")
@@ -298,7 +293,7 @@ def _decode_attention(cost: LayerCost, limits: EngineLimits, most: int, longest:
 
 
 def _positive(seconds: list[float]) -> FloatArray:
-    """Return seconds, or raise ValueError where the table was cut off at zero and is not linear there."""
+    """Return seconds; raise ValueError where the table was cut off at zero, as it is not linear there."""
     values = np.array(seconds)
     if (values <= 0).any():
         raise ValueError("attention beyond the points of the table comes out as nothing")
@@ -306,12 +301,12 @@ def _positive(seconds: list[float]) -> FloatArray:
 
 
 def _room(limits: EngineLimits) -> float:
-    """Return the tokens of keys and values that decodes can hold together."""
+    """Return the most KV tokens that decodes can hold together."""
     return float("inf") if limits.blocks is None else float(limits.blocks * limits.block_tokens)
 
 
 def _excesses(cost: LayerCost, budget: int, longest: int) -> Iterator[tuple[int, float, float]]:
-    """Yield sizes of chunks, tokens held before, and the seconds beyond what any chunk costs."""
+    """Yield chunk sizes, tokens held before, and the seconds beyond what any chunk costs."""
     launch, past = cost.attention(0, 0.0, [(0.0, 0.0)]), _knots(cost, "past", 0, longest)
     for new in range(1, min(budget, longest) + 1):
         for held in past:
@@ -331,10 +326,9 @@ def _resumed(cost: LayerCost, budget: int, longest: int) -> _Part:
 
 
 def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: int) -> _Part:
-    """
-    Return what decodes add to chunks, with what of their reading a chunk hides charged to the chunk.
+    """Return what decodes add to chunks; reads that a chunk hides are charged to the chunk.
 
-    Vertices count as far as a box of the grid begins within the room for keys and values.
+    A vertex counts if its box of the grid begins within the KV capacity.
     """
     chunks = [
         (new, held)
@@ -360,7 +354,7 @@ def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: i
 
 
 def _finer(knots: list[float], limits: EngineLimits) -> list[float]:
-    """Return knots with others between them, where a finer grid keeps closer to the room there is."""
+    """Return knots with others between them, where a finer grid follows the KV capacity more closely."""
     if limits.blocks is None:
         return knots
     between = [low + (high - low) * k / 3 for low, high in pairwise(knots) for k in (1, 2)]
@@ -376,14 +370,12 @@ def _corners(decodes: list[float], contexts: list[float], room: float) -> list[t
 def dearest_excess(
     cost: LayerCost, minorant: Minorant, limits: EngineLimits, longest: int
 ) -> tuple[float, Work] | None:
-    """
-    Return the iteration that a minorant prices highest above its seconds, and by how much; None if none is.
+    """Return the iteration that a minorant overprices most, with the excess; None if none is found.
 
-    Whole iterations are tried, put together and priced as an engine's are, and not the parts that the
-    minorant was made of: every number of decodes alone, and a grid of decodes beside a chunk. That refutes;
-    that nothing is found proves nothing.
+    It tries whole iterations, priced as an engine's, and not the minorant's parts: every number of decodes
+    alone, and a grid of decodes with a chunk. A find refutes the minorant; no find proves nothing.
 
-    cost, limits, longest: As of :func:`best_minorant`.
+    cost, limits, longest: As for :func:`best_minorant`.
     """
     most, room = min(limits.sequences, limits.batched_tokens), _room(limits)
     worst: tuple[float, Work] | None = None
@@ -401,7 +393,7 @@ def dearest_excess(
 def _iterations_to_try(
     most: int, budget: int, longest: int, room: float
 ) -> Iterator[tuple[int, float, tuple[int, int] | None]]:
-    """Yield decodes, what each holds, and the chunk beside them."""
+    """Yield decodes, tokens each holds, and the chunk that runs with them."""
     spread = sorted({1, 2, most, *(most * k // 8 for k in range(1, 8))} - {0})
     for decodes in range(1, most + 1):
         for context in {1.0, min(longest, room / decodes)}:

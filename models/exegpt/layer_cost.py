@@ -1,4 +1,4 @@
-"""What an iteration costs, composed from a table of operations."""
+"""Cost of an iteration, composed from a table of operations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.lengths.distributions import LengthDistribution
 
 _FAR = 0.5
-"""Beyond the last point the slope is that from the point at this share of it: neighbours are too noisy."""
+"""The slope after the last point starts at this share of it: the slope of neighbours is too noisy."""
 
 
 class Curve:
-    """
-    A function of one number through points: linear between, a line after the last, flat before the first.
+    """Function of one number through points: flat, then linear between them, then a line.
 
-    at: Where it is known, ascending.
-    values: What it is there, same length.
+    at: Abscissae, ascending.
+    values: Values there, same length.
     """
 
     __slots__ = ("_at", "_slope", "_values")
@@ -48,26 +47,25 @@ class Curve:
 
     @property
     def at(self) -> list[float]:
-        """Where it is known."""
+        """Abscissae of the points."""
         return self._at
 
     def many(self, x: FloatArray) -> FloatArray:
-        """Return the values at several places, shape (places,)."""
+        """Return the values at several abscissae, shape (places,)."""
         inside = np.interp(x, self._at, self._values)
         return np.asarray(inside + self._slope * np.maximum(0.0, x - self._at[-1]))
 
     def plus(self, other: Curve, times: int) -> Curve:
-        """Return this curve and ``times`` the other, added."""
+        """Return the sum of this curve and ``times`` the other."""
         at = sorted({*self._at, *other._at})
         return Curve(at, [self(x) + times * other(x) for x in at])
 
 
 class Surface:
-    """
-    A function of several numbers through points that need not form a full grid.
+    """Function of several numbers through points that need not form a full grid.
 
-    At each known value of the first number stands a function of the others; between two of those it is
-    linear, and beyond the last a line.
+    Each known value of the first number has a function of the others. Between two such values it is linear,
+    and beyond the last a line.
 
     points: Shape (points, axes).
     values: Shape (points,).
@@ -96,7 +94,7 @@ class Surface:
         right = min(bisect_right(at, first), len(at) - 1)
         left = right - 1
         if first >= at[-1]:
-            # As far back as for a curve: neighbours on a fine grid say little about what comes after.
+            # The slope starts as far back as a curve's: on a fine grid neighbours predict little.
             left = min(max(bisect_right(at, _FAR * at[-1]) - 1, 0), right - 1)
         low, high = self._inner[left](*rest), self._inner[right](*rest)
         share = (first - at[left]) / (at[right] - at[left])
@@ -128,33 +126,30 @@ class LayerCost:
         self._mixed = None if mixed is None else Surface(mixed.points, mixed.seconds)
 
     def encode(self, sequences: float, length: float) -> tuple[float, float]:
-        """
-        Return seconds per layer, and seconds once an iteration, of encoding prompts of equal length.
+        """Return seconds per layer, and seconds once an iteration, of encoding equal prompts.
 
-        sequences: Prompts; an expectation may be fractional.
+        sequences: Number of prompts; an expectation may be fractional.
         length: Tokens of each.
         """
         return self._encode(sequences * length, sequences, (length, 0.0))
 
     def encode_many(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """
-        Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
+        """Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
 
-        chunks: New tokens and tokens already held, of each prompt.
+        chunks: New tokens and tokens held before, of each prompt.
         """
         return self._encode.chunks(chunks)
 
     def encode_rest(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return what of :meth:`encode` depends on all tokens and on the number of prompts alone."""
+        """Return the part of :meth:`encode` that depends on total tokens and the number of prompts alone."""
         return self._encode.rest_many(tokens, sequences)
 
     def encode_attention_mean(
         self, lengths: LengthDistribution
     ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
-        """
-        Return what of :meth:`encode` depends on each prompt's length, for some numbers of prompts.
+        """Return attention's part of :meth:`encode` as a function of the number of prompts.
 
-        lengths: Of the prompts; long ones cost more than in proportion, so the mean length would not do.
+        lengths: Lengths of prompts; cost is convex in length, so the mean length is not enough.
         """
         return self._encode.attention_mean(lengths)
 
@@ -163,15 +158,14 @@ class LayerCost:
         return self._decode.many(sequences, contexts)
 
     def decode_knots(self) -> tuple[FloatArray, FloatArray]:
-        """Return the numbers of sequences, and the tokens each holds, between which decoding is linear."""
+        """Return the knots of decoding: numbers of sequences, and tokens each holds."""
         return self._decode.knots()
 
     def decode(self, sequences: float, context: float) -> tuple[float, float]:
-        """
-        Return seconds per layer, and seconds once an iteration, of one decode iteration.
+        """Return seconds per layer, and seconds once an iteration, of one decode iteration.
 
         sequences: Decoding sequences.
-        context: Tokens each of them holds, on average.
+        context: Mean tokens each holds.
         """
         return self._decode(sequences, sequences, (context, 0.0))
 
@@ -184,32 +178,30 @@ class LayerCost:
         sampled: int | None = None,
         padded_tokens: int | None = None,
     ) -> float:
-        """
-        Return the seconds of one iteration of the whole model, on one pipeline stage.
+        """Return the seconds of one iteration of the whole model, on one pipeline stage.
 
         decodes: Sequences that get one token.
-        context: Tokens each of them holds, on average.
-        chunks: New tokens and tokens already held, of each prompt encoded in the iteration.
-        sampled: Sequences whose next token is drawn; by default all that are there.
-        padded_tokens: Tokens the engine computes for, if it rounds them up (to a captured graph, say).
+        context: Mean tokens each of them holds.
+        chunks: New tokens and tokens held before, of each prompt in the iteration.
+        sampled: Sequences that sample a token; all by default.
+        padded_tokens: Computed tokens, if the engine rounds up (for instance to a captured graph).
         """
         tokens = padded_tokens or decodes + sum(new for new, _ in chunks)
         drawn = decodes + len(chunks) if sampled is None else sampled
         return self.dense(tokens, drawn, prompts=bool(chunks)) + self.attention(decodes, context, chunks)
 
     def dense(self, tokens: float, drawn: float, *, prompts: bool) -> float:
-        """
-        Return the seconds of everything but attention in one iteration of the whole model.
+        """Return the seconds of everything except attention in one iteration of the whole model.
 
         tokens: Computed, padding included.
-        drawn: Sequences whose next token is drawn.
-        prompts: Whether prompts are among the tokens.
+        drawn: Sequences that sample a token.
+        prompts: Some of the tokens are of prompts.
         """
         per_layer, once = (self._encode if prompts else self._decode).rest(tokens, drawn)
         return self.profile.shape.layers * per_layer + once
 
     def attention(self, decodes: float, context: float, chunks: Sequence[tuple[float, float]]) -> float:
-        """Return the seconds of attention in one iteration of the whole model, as :meth:`iteration` says."""
+        """Return the seconds of attention in one :meth:`iteration` of the whole model."""
         if not chunks:
             attention, whole = self._decode.attention(decodes, (context, 0.0))
         elif not decodes:
@@ -219,11 +211,10 @@ class LayerCost:
         return self.profile.shape.layers * attention + whole
 
     def mixed_attention(self, new: float, past: float, decodes: float, context: float) -> float | None:
-        """
-        Return the seconds of attention of a prompt's chunk and decodes together, None if nobody measured it.
+        """Return the attention seconds of a chunk with decodes, or None if it was not measured.
 
-        new, past: Tokens of the chunk, and those it has already.
-        decodes, context: Sequences that decode, and the tokens each holds on average.
+        new, past: Tokens of the chunk, and those held before.
+        decodes, context: Decoding sequences, and the mean tokens each holds.
         """
         if self._mixed is None:
             return None
@@ -237,14 +228,14 @@ class LayerCost:
             decoded, also = self._decode.attention(decodes, (context, 0.0))
             return encoded + decoded, once + also
         new = sum(chunk for chunk, _ in chunks)
-        # One chunk of the same size that reads as many keys in all stands for them.
+        # One chunk of the same size that reads as many keys in total represents them.
         past = sum(chunk * held for chunk, held in chunks) / new
         alone = self._encode.attention_of([(new, past)])[0]
         return encoded + max(0.0, self._mixed(new, past, decodes, context) - alone), once
 
 
 class _Phase:
-    """The operations of one phase: curves of all tokens and of sequences, and what depends on lengths."""
+    """Operations of one phase: curves of total tokens and of sequences, and parts that depend on lengths."""
 
     def __init__(self, profile: LayerProfile, phase: str) -> None:
         zero = Curve([0.0], [0.0])
@@ -282,7 +273,7 @@ class _Phase:
         return np.array(sorted(sequences)), np.array(sorted(contexts))
 
     def attention(self, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
-        """Return what depends on lengths, for equal ones: (new, held) of each prompt, or what each holds."""
+        """Return attention's seconds for equal sequences: (new, held) tokens of a prompt, or held ones."""
         seconds = {True: 0.0, False: 0.0}
         for operation, surface in self.others:
             values = {"sequences": sequences, "decodes": sequences, "length": size[0], "context": size[0]}
@@ -370,7 +361,7 @@ def _curve(operation: Operation) -> Curve:
 
 
 def _launch(surface: Curve | Surface, operation: Operation) -> float:
-    """Return what one sequence costs however short: paid once, not by each sequence of a batch."""
+    """Return the fixed cost of a launch: paid once, not by each sequence of a batch."""
     return surface(*(0.0 for _ in operation.axes))
 
 

@@ -1,4 +1,4 @@
-"""Whether completions came out as long as planned (ExeGPT, section 7.6)."""
+"""Test whether lengths drift from the plan (ExeGPT, section 7.6)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from ...data.arrays import IntArray
 from ...data.configuration import PlannedConfiguration
 
 LEAST = 0.05
-"""A mean that is off by less, as a share of the planned one, is no drift worth a new plan (Figure 11)."""
+"""Least relative change of the mean that justifies a new plan (Figure 11)."""
 _SURE = 3.0
-"""Standard errors that a mean must be off by: less is chance."""
+"""Standard errors from which a change of the mean is no chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthDrift:
-    """
-    Planned and observed decode iterations of completions.
+    """Planned and observed decode iterations of completions.
 
     planned, planned_deviation, observed, observed_deviation: Means and standard deviations.
-    requests: Observed.
+    requests: Number observed.
     """
 
     planned: float
@@ -33,12 +32,11 @@ class LengthDrift:
 
     @classmethod
     def of(cls, configuration: PlannedConfiguration, iterations: IntArray) -> LengthDrift:
-        """
-        Return what was observed beside what a configuration was chosen for.
+        """Return observed iterations compared with a configuration's plan.
 
         configuration: The planned one.
-        iterations: Decode iterations of finished completions, all those of a time (the first to finish are
-            the short ones), shape (requests,), at least one.
+        iterations: Decode iterations of all completions of a period (the first to finish are short), shape
+            (requests,), at least one.
         """
         return cls(
             configuration.iterations,
@@ -55,7 +53,7 @@ class LengthDrift:
 
     @property
     def drifted(self) -> bool:
-        """Whether the means differ by enough to matter, and by more than chance."""
+        """True if the means differ by enough to matter, and by more than chance."""
         error = max(self.planned_deviation, self.observed_deviation) / math.sqrt(self.requests)
         return abs(self.change) > LEAST and abs(self.observed - self.planned) > _SURE * error
 

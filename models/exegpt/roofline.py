@@ -1,4 +1,4 @@
-"""What a layer would cost at the share of a device's rates that engines reach: for want of a profile."""
+"""Estimated cost of a layer from a device's peak rates, without a profile."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _SEQUENCES = np.array([1, 8, 64, 256, 1024], dtype=np.float64)
 
 @dataclass(frozen=True, slots=True)
 class RooflineDevice:
-    """
-    A device's peak rates.
+    """Peak rates of a device.
 
     flops: Multiplications and additions a second, at 16 bits, dense.
     bandwidth: Bytes a second from its memory.
     memory: Bytes.
-    flops_8bit, flops_4bit: At fewer bits; 0 where it has no such units.
-    Raises ValueError if a rate is not positive and finite.
+    flops_8bit, flops_4bit: At fewer bits; 0 without such units.
+    raises ValueError: A rate is not positive and finite.
     """
 
     name: str
@@ -50,15 +49,14 @@ class RooflineDevice:
             raise ValueError(f"rates of {self.name!r} at fewer bits are negative")
 
     def flops_at(self, bits: int) -> float:
-        """Return the rate at so many bits, that of 16 where there is none."""
+        """Return the rate at this number of bits, or that of 16 if there is none."""
         return {8: self.flops_8bit, 4: self.flops_4bit}.get(bits, 0.0) or self.flops
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RooflineDevice:
-        """
-        Return the device that a JSON file describes.
+        """Return the device that a JSON file describes.
 
-        Raises InputError if a rate is missing or none, or a field is unknown.
+        raises InputError: A rate is missing or zero, or a field is unknown.
         """
         return record(cls, read_json_object(path), file=path)
 
@@ -87,20 +85,19 @@ ROOFLINE_DEVICES: Mapping[str, RooflineDevice] = {
         RooflineDevice("mi300x", 1307.4 * _T, 5300 * _G, 192e9, 2614.9 * _T),
     )
 }
-"""Data sheets' dense rates, by name."""
+"""Dense rates of data sheets, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """
-    What of the peak rates a serving engine reaches, and what it spends besides.
+    """Shares of the peak rates that a serving engine reaches, and its overheads.
 
-    weights, keys: Share of the memory's bandwidth at which weights, and keys and values, are read.
-    decoding, encoding: Share of the arithmetic's rate beside generated tokens, and at prompts.
+    weights, keys: Share of memory bandwidth for reading weights, and KV cache.
+    decoding, encoding: Share of the arithmetic rate in decodes, and in prompts.
     link: Share of the link's bandwidth.
-    collective: Seconds of a collective operation besides.
-    kernel: Seconds that a kernel of a layer takes besides (:attr:`.ModelShape.kernels`).
-    iteration: Seconds that an iteration takes besides.
+    collective: Overhead of a collective operation, seconds.
+    kernel: Overhead of a kernel of a layer, seconds (:attr:`.ModelShape.kernels`).
+    iteration: Overhead of an iteration, seconds.
     """
 
     weights: float
@@ -116,19 +113,18 @@ class Efficiency:
 CALIBRATED = Efficiency(0.805, 0.746, 0.6, 0.788, 0.396, 13.2e-6, 3.31e-6, 0.466e-3)
 """Fitted to measured points of eight models on three kinds of device by ``benchmarks/roofline_error.py``."""
 ERROR_BAR = (0.74, 1.52)
-"""Estimated over measured TPOT of models and devices that were left out: 90 of 100 points lie between."""
+"""Range of estimated over measured TPOT for 90 % of points of held-out models and devices."""
 ERROR_MEDIAN = 1.04
-"""The median of it."""
+"""The median of that ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """
-    A model at a device's rates.
+    """Roofline estimate of a model on a device.
 
     degree: Devices that share every layer.
-    efficiency: What of the rates is reached.
-    link: Between the devices; by default the device's usual one.
+    efficiency: Shares of the rates that are reached.
+    link: Between the devices; the device's usual one by default.
     """
 
     shape: ModelShape
@@ -138,7 +134,7 @@ class Roofline:
     link: Link | None = None
 
     def layer_seconds(self, tokens: FloatArray, *, prompts: bool) -> FloatArray:
-        """Return the seconds of one layer's matrices for so many tokens, mean over the layers."""
+        """Return the seconds of one layer's matrices by tokens, mean over the layers."""
         shape, of = self.shape, self.efficiency
         read = shape.read_bytes(tokens) / (self.device.bandwidth * of.weights)
         share = of.encoding if prompts else of.decoding
@@ -146,14 +142,14 @@ class Roofline:
         return np.asarray(np.maximum(read, arithmetic) / self.degree + of.kernel * shape.kernels)
 
     def head_seconds(self, sequences: FloatArray) -> FloatArray:
-        """Return the seconds of the output head for so many sequences, once an iteration."""
+        """Return the seconds of the output head by sequences, once an iteration."""
         values = self.shape.vocabulary * self.shape.hidden
         read = values * self.shape.bytes_per_value / (self.device.bandwidth * self.efficiency.weights)
         arithmetic = 2 * sequences * values / (self.device.flops * self.efficiency.decoding)
         return np.asarray(np.maximum(read, arithmetic) / self.degree + self.efficiency.iteration)
 
     def decode_attention(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
-        """Return the seconds in which a layer reads the keys and values of so many sequences."""
+        """Return the seconds in which a layer reads the KV cache of the sequences."""
         held = sequences * self.shape.attended(context) * self.shape.kv_bytes_per_layer_token
         parts = self.degree / self.shape.kv_copies(self.degree)
         return np.asarray(held / (parts * self.device.bandwidth * self.efficiency.keys))
@@ -165,7 +161,7 @@ class Roofline:
         return np.asarray(self.shape.prompt_pair_flops * pairs / (rate * self.degree))
 
     def told_seconds(self, tokens: FloatArray) -> FloatArray:
-        """Return the seconds of a layer's all-reduces of so many tokens."""
+        """Return the seconds of a layer's all-reduces by tokens."""
         if self.degree == 1:
             return np.zeros_like(tokens)
         shape, across = self.shape, self.shape.norm_across
@@ -175,18 +171,17 @@ class Roofline:
         return np.asarray((2 + across) * self.efficiency.collective + ring)
 
     def decode_step(self, sequences: float, context: float) -> float:
-        """Return the seconds in which each of some sequences generates a token."""
+        """Return the seconds in which each sequence generates a token."""
         each, held = np.array([float(sequences)]), np.array([float(context)])
         layer = self.layer_seconds(each, prompts=False) + self.decode_attention(each, held)
         layer = layer + self.told_seconds(each)
         return float((self.shape.layers * layer + self.head_seconds(each))[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
-        """
-        Return the seconds between two tokens of a request, where each that ends makes room for a new prompt.
+        """Return the seconds between two tokens of a request, in a steady state with new prompts.
 
-        Beside a token of each sequence, iterations compute the prompts that keep the number of sequences: one
-        in as many tokens as a request generates. The weights are read once for both.
+        Besides a token of each sequence, iterations compute prompts at the rate that keeps the number of
+        sequences: one per ``output_tokens`` tokens of a request. The weights are read once for both.
         """
         each, length = np.array([float(sequences)]), np.array([float(input_tokens)])
         prompts = sequences / output_tokens
@@ -200,7 +195,7 @@ class Roofline:
         return step + self.shape.layers * float(more[0])
 
     def profile(self) -> LayerProfile:
-        """Return the profile of the model, which says that it is estimated, and how far off estimates are."""
+        """Return the model's profile, marked as estimated, with the error of such estimates."""
         new, held = np.repeat(_SEQUENCES, len(_LENGTHS)), np.tile(_LENGTHS, len(_SEQUENCES))
         by_tokens, far = _TOKENS[:, None], np.array([[1.0], [1e6]])
         operations = [

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
-from .row import Probe
+from .row import Probe, RowTimeline
 from .run_profile import WARMING_STEPS, seconds_after_encoding
 from .seconds_table import SecondsTable, rising, saving
 from .stage_seconds import Encoding, largest
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
 
 _NEVER = 1e-300
 
 
 class RoundRobinRow:
-    """
-    RRA configurations of one number of decode iterations; there are as many micro-batches as stages.
+    """RRA configurations of one number of decode iterations, with as many micro-batches as stages.
 
     timeline: Costs, cluster and lengths.
     config: Any of the row.
     most: Its largest encoding batch.
     """
 
-    def __init__(self, timeline: Timeline, config: ExecConfig, most: int) -> None:
+    def __init__(self, timeline: RowTimeline, config: ExecConfig, most: int) -> None:
         self.timeline = timeline
         self.stages = timeline.stage_seconds(
             timeline.cluster.devices, config.tensor_degree, config.tensor_groups
@@ -43,7 +38,7 @@ class RoundRobinRow:
         self._context = self.occupancy.context
         self._place = self.stages.table.place(self._context)
         self._phases, self._until = divmod(timeline.longest - 1, config.decode_steps)
-        # The request whose latency is sought is there for sure: of its like only a share would be.
+        # The request of the latency exists with certainty, while others of its length count by probability.
         survival = timeline.survival
         phases = np.zeros((self._phases + 1, config.decode_steps))
         known = survival[: phases.size]
@@ -51,7 +46,7 @@ class RoundRobinRow:
         self._own = 1.0 - phases.mean(axis=0)
 
     def _with_what_follows(self, encoding: Encoding, decode_steps: int) -> Encoding:
-        """Return the seconds of encodings with what they add to the decode iterations after them."""
+        """Add to encoding seconds what they delay the decode iterations after them."""
         count, first = self.stages.count, slice(WARMING_STEPS)
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
         decoding = batches * self.occupancy.queries[first].mean() / count
@@ -67,7 +62,7 @@ class RoundRobinRow:
         )
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return latency and throughput for each of some encoding batches."""
+        """Return latency and throughput of some encoding batches."""
         encoding = self._encoding
         encode, slowest = encoding.mean[0, batches], encoding.slowest[0, batches]
         share, active, own = self._batch(batches[:, None].astype(np.float64))
@@ -78,20 +73,20 @@ class RoundRobinRow:
         return self.timeline.within_memory(latency, self._bytes(batches)), batches / cycle
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token for each of some encoding batches."""
+        """Return the seconds to a request's first token of some encoding batches."""
         return np.asarray(self.stages.count * self._encoding.mean[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
+        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
         encoding = self._encoding
         encode, slowest = encoding.bounded(low, at)
         share, active, own = self._batch(np.array(float(at)))
         seconds = self.stages.table.bounded(np.stack((active, own)), self._place)
-        # Sums round as they do over a whole row only if iterations lie side by side.
+        # Contiguous iterations give the same rounding as sums over a whole row.
         seconds = np.ascontiguousarray(seconds.transpose(2, 0, 1))
         decode, tail = share * seconds[:, 0], seconds[:2, 1]
-        # Per prompt, a smaller batch decodes no fewer sequences than on average, nor, where it decodes at
-        # all, fewer than in this one's largest micro-batch.
+        # Per prompt, a smaller batch decodes at least as many sequences on average. If it decodes, it also
+        # decodes at least as many as this one's largest micro-batch.
         mean, largest_of = at * self._mean, at * self._mean + math.sqrt(at) * self._deviation
         running = self._running(np.array(float(low))) if low < at else share
         decode[SecondsTable.SAVING] *= np.maximum(mean, running * largest_of) / np.maximum(
@@ -106,7 +101,7 @@ class RoundRobinRow:
         return Probe(float(latency[0]), at / float(cycles[0]), float(latency[1]), at / float(cycles[2]))
 
     def performance(self, batch: int) -> Performance:
-        """Return all that is known of an encoding batch."""
+        """Return the full performance of an encoding batch."""
         probe, count = self.probe(batch, batch), self.stages.count
         encode = float(self._encoding.mean[0, batch])
         planned = batch * float(self.occupancy.queries[0])
@@ -114,7 +109,7 @@ class RoundRobinRow:
         return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode)
 
     def _bytes(self, batches: IntArray) -> FloatArray:
-        """Return the bytes on a device; infinite where the engine's own limits are passed."""
+        """Return the bytes on a device; infinite beyond the engine's own limits."""
         cluster, shape = self.timeline.cluster, self.timeline.shape
         peak = self.timeline.peak(self.occupancy, batches.astype(np.float64))
         token_bytes = shape.layers * shape.kv_bytes_per_layer_token
@@ -124,26 +119,24 @@ class RoundRobinRow:
         return np.where(too_many, math.inf, held / cluster.devices)
 
     def _running(self, batch: FloatArray) -> FloatArray:
-        """Return the chance of each iteration that any sequence is left to decode."""
+        """Return each iteration's chance that any sequence is left to decode."""
         return np.asarray(-np.expm1(batch * self.occupancy.idle))
 
     def _batch(self, batch: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """
-        Return the chance that an iteration runs, and the sequences of its largest micro-batch, twice.
+        """Return the chance that an iteration runs, and two sizes of its largest micro-batch.
 
-        First on average if it runs, then where the request of the sought latency is among them. Micro-batches
-        follow each other through all stages: every iteration takes as long as the largest.
+        The first is the mean if it runs, the second includes the request of the latency. Micro-batches follow
+        each other through all stages, so every iteration takes as long as the largest.
         """
         mean, share = batch * self._mean, self._running(batch)
         active = np.maximum(mean / np.maximum(share, _NEVER), mean + np.sqrt(batch) * self._deviation)
         return share, active, np.maximum(active, mean + self._own)
 
     def _cycle(self, encode: FloatArray, slowest: FloatArray, decode: FloatArray) -> FloatArray:
-        """
-        Return the seconds from one encoding phase to the next.
+        """Return the seconds from one encoding phase to the next.
 
-        A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles): that is
-        paid where decoding follows encoding and where encoding follows decoding.
+        A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles). This is
+        paid at each change between encoding and decoding.
         """
         others, first, last = self.stages.count - 1, decode[..., 0], decode[..., -1]
         waits = others * (np.maximum(last, encode) + np.maximum(first, slowest))
@@ -152,11 +145,10 @@ class RoundRobinRow:
     def _latency(
         self, encode: FloatArray, slowest: FloatArray, decode: FloatArray, before: FloatArray
     ) -> FloatArray:
-        """
-        Return the seconds of the completion whose latency is sought: whole cycles, and a last phase in part.
+        """Return the latency: whole cycles, and a part of the last phase.
 
-        The first micro-batch waits for all others at the first decode; micro-batches begin at the distance
-        of encodings and end at that of decodes, so on average they take less than the first.
+        The first micro-batch waits for all others at the first decode. Micro-batches begin at the distance of
+        encodings and end at that of decodes, so on average they take less than the first.
         """
         others, first, last = self.stages.count - 1, decode[..., 0], decode[..., self._until]
         drops = np.maximum(0.0, before - encode) + np.maximum(0.0, slowest - first) + first - last

@@ -1,4 +1,4 @@
-"""What the configurations of one row of a grid reach: all of them, or one with what it says of the others."""
+"""Performance of one row of a grid of configurations, with bounds for searches."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...data.arrays import FloatArray, IntArray
-from .configuration import Performance
+from ...data.costs.layer_profile import LayerProfile
+from ...data.costs.model_shape import ModelShape
+from ...data.lengths.pair import LengthPair
+from .completion import Occupancy
+from .configuration import Cluster, Performance
+from .stage_seconds import StageSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """
-    What one configuration reaches, and what it says of the rest of its row.
+    """Performance of one configuration, and bounds on the rest of its row.
 
     latency, throughput: Its own, seconds and requests a second.
-    least_latency: No configuration of the row with as large an encoding batch, or a larger one, has less.
-    most_throughput: None with as large an encoding batch, or a smaller one, has more.
+    least_latency: Lower bound for this and larger encoding batches.
+    most_throughput: Upper bound for this and smaller encoding batches.
     """
 
     latency: float
@@ -26,16 +30,52 @@ class Probe:
 
 
 class Row(Protocol):
-    """The configurations that differ in the encoding batch alone."""
+    """Configurations that differ in the encoding batch alone."""
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return latency and throughput for each of some encoding batches."""
+        """Return latency and throughput of some encoding batches."""
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token for each of some encoding batches."""
+        """Return the seconds to a request's first token of some encoding batches."""
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
+        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
 
     def performance(self, batch: int) -> Performance:
-        """Return all that is known of an encoding batch."""
+        """Return the full performance of an encoding batch."""
+
+
+class RowTimeline(Protocol):
+    """:class:`~.timeline.Timeline` as its rows use it."""
+
+    cluster: Cluster
+    lengths: LengthPair
+    profile: LayerProfile
+    shape: ModelShape
+    survival: FloatArray
+    longest: int
+
+    def stage_seconds(self, devices: int, degree: int, groups: int) -> StageSeconds:
+        """Return the stages of these devices."""
+
+    def occupancy(self, decode_steps: int) -> Occupancy:
+        """Return a query's share of the decode batch."""
+
+    def peak(self, occupancy: Occupancy, encode_batch: FloatArray) -> FloatArray:
+        """Return the bytes of KV cache."""
+
+    def within_memory(self, seconds: FloatArray, device_bytes: FloatArray) -> FloatArray:
+        """Return latencies, infinite where a device lacks memory."""
+
+    def waa_bytes(
+        self,
+        encode_batch: FloatArray,
+        encoders: int,
+        batches: int,
+        lead: IntArray | int,
+        copies: float = 1.0,
+    ) -> FloatArray:
+        """Return the bytes on the fullest device."""
+
+    def handover_seconds(self, encode_batch: float) -> float:
+        """Return the seconds in which KV cache passes through host memory."""

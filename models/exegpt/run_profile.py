@@ -1,4 +1,4 @@
-"""A measured profile as a configuration runs it: with what requests cost besides the model."""
+"""Measured profile with the overheads of a running configuration."""
 
 from __future__ import annotations
 
@@ -12,35 +12,33 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from .layer_cost import LayerCost, Surface
 
 WARMING_STEPS = 8
-"""After an encoding: decode steps that take longer, as it has driven keys and values out of the caches."""
+"""Decode steps slowed down after an encoding, as it has evicted KV cache from the processor caches."""
 _OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
 
 
 def profile_of_run(
     profile: LayerProfile, iterations: float, *, handed_over: bool = False, input_tokens: float = 0.0
 ) -> LayerProfile:
-    r"""
-    Return a profile whose encode and decode operations include those of phase ``run``.
+    r"""Return a profile with the operations of phase ``run`` added to encode and decode.
 
-    Each stage pays what passes in the loop around it (``loop``), and a request what its leaving (``leave``)
-    and keeping its completion (``keep``) cost, where it is encoded. What a change of the decode batch costs
-    (``change``), and what a call takes longer as other work came before it (``interrupted``), is paid in the
-    share of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
-    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is
-    paid for sure, and iterations take longer for a while (``start``, the first one, and ``warming``, those
-    after it): see :func:`seconds_after_encoding`.
+    Each stage pays the loop around it (``loop``). A request pays for leaving (``leave``) and for storing its
+    completion (``keep``) when it is encoded. A changed decode batch (``change``) and the slow-down of a call
+    after other work (``interrupted``) are paid in the share of decode iterations in which a request
+    completes. Among :math:`B` requests that stay for :math:`S_D` iterations on average, none completes with a
+    chance of about :math:`e^{-B / S_D}`. After an encoding they are always paid, and iterations are slower
+    for a while (``start`` and ``warming``): see :func:`seconds_after_encoding`.
 
-    Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
-    what passes between two iterations where so many join (``join``), and what those make the iteration itself
-    longer by, for each request that decodes (``joined``). The worker that encodes pays what it
-    takes longer beside one that decodes (``send``, with sending). Each second it is at work costs the other
-    one some part of a second (``crowding``): workers of one host share caches, memory and cores.
+    Under WAA every iteration admits :math:`B / S_D` requests. It pays the change, their leaving, the time
+    between two iterations (``join``) and the slow-down of the iteration per decoding request (``joined``).
+    The encoding worker pays its slow-down by the decoding one (``send``, including the transfer). Each of its
+    busy seconds costs the other a part of a second (``crowding``): workers of one host share caches, memory
+    and cores.
 
-    profile: Measured; one without such operations is returned as it is.
+    profile: Measured; one without such operations is returned unchanged.
     iterations: Mean decode iterations of a request, :math:`S_D`.
-    handed_over: Whether another worker encodes (WAA).
-    input_tokens: Mean tokens of a prompt; only looked at for what is handed over.
-    Raises ValueError if the profile lacks what two workers cost each other.
+    handed_over: Another worker encodes (WAA).
+    input_tokens: Mean tokens of a prompt; used only under WAA.
+    raises ValueError: The profile lacks the costs of two workers.
     """
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     if not own:
@@ -71,13 +69,11 @@ def profile_of_run(
 def seconds_after_encoding(
     profile: LayerProfile, batches: FloatArray, context: float, decode_steps: int
 ) -> FloatArray:
-    """
-    Return what so many decode iterations take longer as they follow an encoding.
+    """Return by how many seconds decode iterations are slower after an encoding.
 
-    profile: As a configuration runs it (:func:`profile_of_run`); without ``start`` and ``warming`` it is
-        nothing.
+    profile: As returned by :func:`profile_of_run`; without ``start`` and ``warming`` the result is zero.
     batches: Decoding sequences, shape (batches,).
-    context: Tokens each of them holds, on average.
+    context: Mean tokens each holds.
     decode_steps: Iterations until the next encoding.
     """
     start, warming = profile.operation("start"), profile.operation("warming")
@@ -91,7 +87,7 @@ def seconds_after_encoding(
 
 
 def can_hand_over(profile: LayerProfile) -> bool:
-    """Tell whether a profile says what two workers cost each other, or nothing of what a run costs."""
+    """Return True if a profile has the costs of two workers, or no run costs."""
     own = {operation.name for operation in profile.operations if operation.phase == "run"}
     return not own or own >= _OF_TWO_WORKERS
 
@@ -104,7 +100,7 @@ def _handed_over(
     batches, contexts = change.points.T
     joining = batches / iterations
     sending = Surface(send.points, send.seconds)
-    # Less than a prompt in each iteration is one now and then.
+    # Less than a prompt in each iteration means one prompt now and then.
     whole, share = np.maximum(1.0, joining), np.minimum(1.0, joining)
 
     encode = np.array([layers * a + b for a, b in (cost.encode(prompts, input_tokens) for prompts in whole)])
@@ -118,7 +114,7 @@ def _handed_over(
     lost = np.interp(batches, crowding.points[:, 0], crowding.seconds)
     per_layer, once = cost.decode_many(batches, contexts)
     decode = layers * per_layer + once + change.seconds
-    # At most, the other worker is at work all the time.
+    # At most, the other worker is always busy.
     crowded = np.minimum(lost * encode, decode * lost / (1 - lost))
     each = float(np.diff(_leaving(own))[0] / np.diff(own["leave"].points[:, 0])[0])
     seconds = change.seconds + joining * each + between + crowded
@@ -129,7 +125,7 @@ def _handed_over(
 
 
 def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
-    """Return the seconds that pass between two decode calls, and those the next one takes longer for it."""
+    """Return the seconds between two decode calls, including the slow-down of the next one."""
     loop = np.full_like(batches, own["loop"].seconds[0])
     if "interrupted" not in own:
         return loop
@@ -138,5 +134,5 @@ def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
 
 
 def _leaving(own: Mapping[str, Operation]) -> FloatArray:
-    """Return the seconds of requests that are done, at the points of ``leave``."""
+    """Return the seconds of requests that leave, at the points of ``leave``."""
     return np.asarray(sum(own[name].seconds for name in ("leave", "keep") if name in own))

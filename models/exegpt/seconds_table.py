@@ -1,4 +1,4 @@
-"""Seconds at the knots of a table, linear between, with the bounds that make a search exact."""
+"""Seconds at the knots of a table, linear between, with bounds for an exact search."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from ...data.arrays import FloatArray, IntArray
 
 
 def rising(values: FloatArray) -> FloatArray:
-    """Return the largest values that never fall along the first axis and are nowhere above the given ones."""
+    """Return the largest values below the given ones that never fall along the first axis."""
     return np.asarray(np.minimum.accumulate(values[::-1], axis=0)[::-1])
 
 
 def saving(at: FloatArray, values: FloatArray) -> FloatArray:
-    """
-    Return the largest values below the given ones whose share of each unit of ``at`` never rises.
+    """Return the largest values below the given ones with a never rising share per unit of ``at``.
 
     at: Ascending, shape (points,); the share at 0 counts as the largest.
     values: Shape (points, ...).
@@ -26,17 +25,16 @@ def saving(at: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def saved(values: FloatArray, low: int, high: int) -> float:
-    """Return :func:`saving` of position ``high``, where none before position ``low`` is of interest."""
+    """Return :func:`saving` of position ``high`` over the positions from ``low`` on."""
     return float(high * (values[low : high + 1] / np.arange(low, high + 1)).min())
 
 
 class SecondsTable:
-    """
-    Seconds of decoding so many sequences that hold so many tokens each.
+    """Seconds of decoding, by sequences and the tokens each holds.
 
-    Beside the seconds themselves it holds two functions that are nowhere above them: one that never falls as
-    the sequences grow, and one whose seconds a sequence never rise. What larger batches take at least follows
-    from the first, what smaller ones save at most from the second, however uneven the measured seconds are.
+    It also holds two lower bounds on the seconds: one never falls with more sequences, the other never rises
+    per sequence. The first bounds the seconds of larger batches from below, the second the savings of smaller
+    ones from above, however uneven the measured seconds are.
 
     sequences, contexts: The knots, ascending; outside of them the seconds of the nearest ones hold.
     seconds: Shape (sequences, contexts).
@@ -49,12 +47,12 @@ class SecondsTable:
         self._rows, self._columns = np.arange(float(len(sequences))), np.arange(float(len(contexts)))
         self._width = len(contexts)
         kinds = (seconds, rising(seconds), saving(sequences, seconds))
-        # Side by side, as they are read together.
+        # Contiguous, as they are read together.
         self._values = np.stack([kind.ravel() for kind in kinds], axis=-1)
         self._seconds = np.ascontiguousarray(self._values[:, :1])
 
     def place(self, contexts: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Return where contexts are, to look seconds up at: the knot before, and the way to the next."""
+        """Return the knot before each context and the fraction to the next, for look-ups."""
         column = np.interp(contexts, self._contexts, self._columns)
         left = np.minimum(column.astype(np.int64), len(self._columns) - 2)
         return left, (column - left)[..., None]
@@ -64,7 +62,7 @@ class SecondsTable:
         return self._read(self._seconds, sequences, self.place(contexts))[..., 0]
 
     def bounded(self, sequences: FloatArray, place: tuple[IntArray, FloatArray]) -> FloatArray:
-        """Return the seconds and the two below them, shape (..., 3), at contexts that :meth:`place` gave."""
+        """Return the seconds and their two bounds, shape (..., 3), at contexts from :meth:`place`."""
         return self._read(self._values, sequences, place)
 
     def _read(

@@ -1,4 +1,4 @@
-"""Seconds of the pipeline stages that a number of devices make."""
+"""Seconds of the pipeline stages on a number of devices."""
 
 from __future__ import annotations
 
@@ -15,58 +15,56 @@ from .layer_cost import LayerCost
 from .seconds_table import SecondsTable, rising, saved, saving
 
 _THRESHOLD = 0.1
-"""Deviation of the encoding workload that the dynamic adjustment lets pass (section 5.2)."""
+"""Deviation of the encoding workload that the dynamic adjustment tolerates (section 5.2)."""
 LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 """Mean of the largest of 1, 2, ... standard normal numbers."""
 NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
-"""Equally likely deviations."""
+"""Deviations of equal probability."""
 _FAR = (1e7, 1e6)
-"""Sequences and tokens that none has: beyond the last measured ones seconds are linear up to there."""
+"""Upper limits on sequences and tokens: beyond the last measured ones seconds are linear up to there."""
 _LEAST = 1e-12
-"""Seconds that a layer takes at least: beyond its last point, a curve that falls reaches none."""
+"""Least seconds of a layer: beyond its last point a falling curve would reach zero."""
 _STEP = 256
-"""Encoding batches are tabulated so many at a time."""
+"""Encoding batches per block of the table."""
 
 
 def largest(many: int) -> float:
-    """Return how many deviations above the mean the largest of so many normal numbers is, on average."""
+    """Return the mean of the largest of ``many`` normal numbers, in deviations above the mean."""
     return LARGEST[min(many, len(LARGEST)) - 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """
-    Seconds of a stage for each encoding batch from none on, and the two bounds below them.
+    """Seconds of a stage for each encoding batch from 0 on, and their two bounds.
 
-    mean: On average, shape (3, batches): the seconds, what larger batches take at least, what smaller ones
-        save at most (see :class:`.SecondsTable`).
-    slowest: Of the slowest of as many encodings as there are stages, shape (3, batches).
+    mean: Mean seconds, lower bound for larger batches, upper bound on savings of smaller ones, shape (3,
+        batches) (see :class:`.SecondsTable`).
+    slowest: The same of the slowest of as many encodings as there are stages, shape (3, batches).
     """
 
     mean: FloatArray
     slowest: FloatArray
 
     def bounded(self, low: int, at: int) -> tuple[FloatArray, FloatArray]:
-        """Return both of one batch, shape (3,); what smaller batches save at most, from ``low`` on."""
+        """Return both of one batch, shape (3,); savings of smaller batches from ``low`` on."""
         mean, slowest = self.mean[:, at].copy(), self.slowest[:, at].copy()
         mean[2], slowest[2] = saved(self.mean[0], low, at), saved(self.slowest[0], low, at)
         return mean, slowest
 
 
 class StageSeconds:
-    """
-    A pipeline whose layers are shared out so that all its stages take equally long.
+    """Pipeline with layers divided so that all stages take equally long.
 
-    The shares may be fractional (as the paper's :math:`E / N`); the embedding and the output head count as
-    the layers they are worth.
+    Shares may be fractional (as the paper's :math:`E / N`). Embedding and output head count as the layers
+    they are worth.
 
-    costs: Of the model's layers, by tensor-parallel degree.
+    costs: Layer costs by tensor-parallel degree.
     cluster: Links between the devices.
-    lengths: Of the requests.
-    devices: Of the pipeline.
+    lengths: Length distributions of the requests.
+    devices: Their number.
     degree, groups: Groups of ``degree`` devices that share each of their layers; every other device is a
-        stage itself.
-    Raises ValueError if there is no cost at a degree that is needed.
+    stage itself.
+    raises ValueError: There is no cost at a degree that is needed.
     """
 
     def __init__(
@@ -96,11 +94,10 @@ class StageSeconds:
         self._encodings: dict[int, Encoding] = {}
 
     def encoding(self, most: int, parts: int = 1) -> Encoding:
-        """
-        Return the seconds of batches of 0, 1, ... prompts, at least up to ``most``, in so many parts each.
+        """Return the seconds of batches of 0, 1, ... prompts, up to ``most`` or more, each in ``parts``.
 
-        Seconds are means over the sum of the prompts' lengths, as times do not quite grow in proportion. Less
-        than a prompt takes its share of one.
+        Seconds are means over the sum of the prompts' lengths, as they are not proportional to it. A fraction
+        of a prompt takes its share of one.
         """
         known = self._encodings.get(parts)
         if known is None or known.mean.shape[1] <= most:
@@ -125,13 +122,11 @@ class StageSeconds:
         return known
 
     def _token_deviation(self, prompts: FloatArray) -> FloatArray:
-        """
-        Return the standard deviation of the tokens of a batch.
+        """Return the standard deviation of a batch's tokens.
 
-        Prompts are added or left out until the tokens are near the planned ones
-        (:class:`~batchbound.heuristics.exegpt.dynamic_batch.DynamicBatch`): what is left is taken as
-        uniform over the threshold or, where that is more, half of the prompt at its edge, which is likely a
-        long one.
+        Prompts are added or left out until the tokens are near the plan
+        (:class:`~batchbound.heuristics.exegpt.dynamic_batch.DynamicBatch`). The rest is taken as uniform over
+        the threshold or, if larger, over half of the prompt at its edge, which is likely a long one.
         """
         mean, spread = self._inputs.mean, self._inputs.sd
         edge = (mean**2 + spread**2) / mean / 2
@@ -139,7 +134,7 @@ class StageSeconds:
         return np.asarray(np.minimum(spread * np.sqrt(prompts), within))
 
     def encode_chunks(self, lengths: FloatArray) -> float:
-        """Return the seconds in which a stage encodes prompts of the given lengths, tokens."""
+        """Return the seconds in which a stage encodes prompts of these lengths, tokens."""
         if not len(lengths):
             return 0.0
         chunks = [(float(length), 0.0) for length in lengths]
@@ -150,17 +145,16 @@ class StageSeconds:
         return float(seconds[0])
 
     def decode(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
-        """
-        Return the seconds in which a stage decodes a token of each sequence, shape (batches,).
+        """Return the seconds in which a stage decodes a token of each sequence, shape (batches,).
 
-        sequences: Of each batch; for less than one, that share of the seconds of one.
-        contexts: Tokens each sequence of it holds.
+        sequences: Number in each batch; less than one takes that share of the seconds of one.
+        contexts: Tokens each sequence holds.
         """
         return self.table(sequences, contexts)
 
     @property
     def table(self) -> SecondsTable:
-        """The seconds of decoding; between the profile's knots they are taken as linear."""
+        """Seconds of decoding, linear between the profile's knots."""
         if self._table is None:
             knots = [cost.decode_knots() for cost in self._costs.values()]
             inner = np.unique(np.concatenate([each for each, _ in knots]))

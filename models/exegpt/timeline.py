@@ -1,4 +1,4 @@
-"""ExeGPT's simulator: throughput and latency of a configuration, from a profile and length distributions."""
+"""ExeGPT's simulator: a configuration's throughput and latency from a profile and lengths."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from .stage_seconds import StageSeconds
 from .workload_aware_row import WorkloadAwareRow
 
 LATENCY_QUANTILE = 0.99
-"""Of output lengths: the latency is that of generating a completion so long (section 7.1)."""
+"""Quantile of output lengths at which the latency is measured (section 7.1)."""
 _TAIL = 2.326
-"""Deviations above the mean that 99 % of a normal distribution stay below."""
+"""99 % quantile of the standard normal distribution."""
 
 
 class Timeline:
-    """
-    The execution timeline of one model on one cluster, for one pair of length distributions.
+    """Execution timeline of one model on one cluster, for one pair of length distributions.
 
-    costs: Of the model's layers, by tensor-parallel degree.
-    lengths: Of the requests; outputs are decode iterations.
+    costs: Layer costs by tensor-parallel degree.
+    lengths: Length distributions of the requests; outputs are decode iterations.
     """
 
     def __init__(self, costs: Mapping[int, LayerCost], cluster: Cluster, lengths: LengthPair) -> None:
@@ -41,17 +40,16 @@ class Timeline:
         self._waa_rows: dict[tuple[int, int, int, int], WorkloadAwareRow] = {}
 
     def __call__(self, config: ExecConfig) -> Performance:
-        """Return what a configuration reaches."""
+        """Return the performance of a configuration."""
         row = self.row(config, config.encode_batch)
         if row is None:
             return Performance(0.0, math.inf, 0.0, (0, 0), math.inf, 0.0)
         return row.performance(config.encode_batch)
 
     def row(self, config: ExecConfig, most: int) -> RoundRobinRow | WorkloadAwareRow | None:
-        """
-        Return the configurations that differ from one in the encoding batch alone.
+        """Return the configurations that differ from one in the encoding batch alone.
 
-        config: The configuration; under WAA its allocation of the devices holds for the whole row.
+        config: The configuration; under WAA its division of the devices holds for the whole row.
         most: The largest encoding batch of the row.
         """
         return (self.rra_row if config.strategy is Strategy.RRA else self.waa_row)(config, most)
@@ -72,22 +70,22 @@ class Timeline:
         return known
 
     def waa_lead(self, config: ExecConfig) -> int:
-        """Return how many batches the encoders work ahead: as many as keep the decoders from waiting."""
+        """Return how many batches the encoders work ahead, enough for decoders never to wait."""
         row = self.waa_row(config, config.encode_batch)
         return 0 if row is None else row.lead(config.encode_batch)
 
     def waa_planned(self, config: ExecConfig) -> float | None:
-        """Return the decode batch to keep to; None where encoding is the slower side."""
+        """Return the planned decode batch; None if encoding is the slower side."""
         row = self.waa_row(config, config.encode_batch)
         return None if row is None else row.planned(config.encode_batch)
 
     def within_memory(self, seconds: FloatArray, device_bytes: FloatArray) -> FloatArray:
-        """Return latencies, infinite where a device has no room for its bytes (arrays of one shape)."""
+        """Return latencies, infinite where a device lacks memory (arrays of one shape)."""
         limit = self.cluster.device_bytes * self.cluster.usable or 1e300
         return np.where(device_bytes <= limit, seconds, math.inf)
 
     def stage_seconds(self, devices: int, degree: int, groups: int) -> StageSeconds:
-        """Return the stages that so many devices make, ``groups`` of ``degree`` of them sharing layers."""
+        """Return the stages of these devices, with ``groups`` groups of ``degree`` that share layers."""
         groups = min(groups, devices // degree)
         key = (devices, degree, groups)
         if key not in self._stages:
@@ -95,16 +93,15 @@ class Timeline:
         return self._stages[key]
 
     def occupancy(self, decode_steps: int) -> Occupancy:
-        """Return what a query keeps in the decode batch, with so many iterations a phase."""
+        """Return a query's share of the decode batch for ``decode_steps`` iterations a phase."""
         if decode_steps not in self._occupancy:
             self._occupancy[decode_steps] = Occupancy(self.lengths, decode_steps)
         return self._occupancy[decode_steps]
 
     def encoders(self, strategy: Strategy, encode_batches: IntArray) -> IntArray:
-        """
-        Return how many devices encode under WAA, for each of some encoding batches.
+        """Return the number of encoding devices under WAA, for each of some encoding batches.
 
-        The paper's WAA-C steps both shares down, which may leave a device idle or a side without one; here
+        The paper's WAA-C rounds both shares down, which may leave a device idle or a side without one. Here
         the encoders' share is rounded, and each side has at least one.
 
         strategy: WAA-C or WAA-M.
@@ -147,7 +144,7 @@ class Timeline:
         return max(encoder_weights / encoders, decoder_weights / (self.cluster.devices - encoders))
 
     def _waa_weights(self) -> tuple[float, float]:
-        """Return the bytes of the encoding and of the decoding layers: of a decoder-only model, all twice."""
+        """Return the bytes of encoding and of decoding layers; a decoder-only model has all twice."""
         shape = self.shape
         if not shape.encoder_layers:
             return float(shape.weight_bytes), float(shape.weight_bytes)
@@ -155,13 +152,13 @@ class Timeline:
         return encoder, shape.weight_bytes - encoder
 
     def peak(self, occupancy: Occupancy, encode_batch: FloatArray) -> FloatArray:
-        """Return the bytes of keys and values that 99 % of the time are enough."""
+        """Return the bytes of KV cache that are enough 99 % of the time."""
         shape, batch = self.shape, np.asarray(encode_batch)[..., None]
         tokens = batch * occupancy.tokens + _TAIL * np.sqrt(batch * occupancy.variance)
         return np.asarray(tokens.max(axis=-1) * shape.layers * shape.kv_bytes_per_layer_token)
 
     def handover_seconds(self, encode_batch: float) -> float:
-        """Return the seconds in which an encoded batch's keys and values go through the host's memory."""
+        """Return the seconds in which an encoded batch's KV cache passes through host memory."""
         shape = self.shape
         tokens = encode_batch * self.lengths.inputs.mean
         return tokens * shape.layers * shape.kv_bytes_per_layer_token / self.cluster.host_bandwidth

@@ -1,4 +1,4 @@
-"""A cost model of whole stages as a layer profile, for a timeline of one device."""
+"""Layer profile from a cost model of whole stages, for a timeline of one device."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.model_shape import ModelShape
 
 _MANY = 1e6
-"""Tokens or slots: a line through the origin's value and this one's is exact everywhere."""
+"""Tokens or slots far out: a line through the values at 0 and here is exact everywhere."""
 
 
 def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
-    """
-    Return the profile of a model whose stages cost what a cost model says.
+    """Return the profile of a model with the stage costs of a cost model.
 
-    Layers cannot be told apart, so the profile is that of a single layer: it plans for one device, or for
-    pipelines that divide evenly.
+    Layers cannot be separated, so the profile has a single layer. It plans for one device, or for pipelines
+    that divide evenly.
     """
     tokens = np.array([0.0, *_corners(cost)])
     tokens = np.unique(np.append(tokens, tokens.max() + _MANY))
@@ -41,7 +40,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
 
 
 def _corners(cost: CostModel) -> list[float]:
-    """Return the tokens at which what a prefill stage costs changes its slope, and perhaps some more."""
+    """Return the tokens at which a prefill stage's cost changes its slope, and perhaps more."""
     slope, beyond, bend = cost.prefill_per_token, cost.prefill_per_token_beyond, cost.prefill_bend
     corners = [bend] if beyond > 0 else []
     if slope > 0:

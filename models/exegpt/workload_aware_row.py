@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
-from .row import Probe
+from .row import Probe, RowTimeline
 from .seconds_table import rising
 from .stage_seconds import largest
 
-if TYPE_CHECKING:
-    from .timeline import Timeline
-
 _STEP = 0.08
-"""Between the square roots of the decode batches looked at; the deviation of such a root is 0.2 or so."""
+"""Distance of the square roots of tabulated decode batches; such a root deviates by about 0.2."""
 _AT_ONCE = 8
-"""Encoding batches are looked at so many at a time: more would not stay in the caches."""
+"""Encoding batches computed at a time: more would exceed the processor caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Balance:
-    """
-    What encoders and decoders settle at, shape (batches,).
+    """Equilibrium of encoders and decoders, shape (batches,).
 
-    size: Requests of a decode batch, on average.
+    size: Mean requests of a decode batch.
     decode, slot: Seconds of a decode stage, and those between encoded batches.
     ahead: Share of iterations in which the decoders, or the link to them, are slower than the encoders.
     """
@@ -40,8 +35,7 @@ class _Balance:
 
 
 class WorkloadAwareRow:
-    """
-    WAA configurations of one number of micro-batches and one allocation of the devices.
+    """WAA configurations of one number of micro-batches and one division of the devices.
 
     timeline: Costs, cluster and lengths.
     config: Any of the row.
@@ -49,7 +43,7 @@ class WorkloadAwareRow:
     most: The largest encoding batch of the row.
     """
 
-    def __init__(self, timeline: Timeline, config: ExecConfig, encoders: int, most: int) -> None:
+    def __init__(self, timeline: RowTimeline, config: ExecConfig, encoders: int, most: int) -> None:
         self.timeline, self._encoders, self.most = timeline, encoders, most
         decoders = timeline.cluster.devices - encoders
         # Groups are formed among the decoders first: their latency is paid once a token.
@@ -59,12 +53,12 @@ class WorkloadAwareRow:
         self.decoding = timeline.stage_seconds(decoders, degree, groups)
         self.encoding = timeline.stage_seconds(encoders, degree, config.tensor_groups - groups)
         self.micro = min(config.micro_batches, self.decoding.count)
-        # Without micro-batches, as many batches as stages are under way, each decoding every so many slots.
+        # Without micro-batches there are as many batches as stages, and each decodes once per cycle of slots.
         self.batches = -(-self.decoding.count // self.micro)
         occupancy, inputs, outputs = timeline.occupancy(1), timeline.lengths.inputs, timeline.lengths.outputs
         self._length = float(occupancy.queries[0])
         self._deviation = math.sqrt(float(occupancy.spread[0]) / self._length)
-        # In as many seconds come more short prompts than long ones, and their completions vary, too.
+        # Short prompts arrive faster per encoding second than long ones, and completions vary, too.
         squares = outputs.mean**2 * (inputs.sd / inputs.mean) ** 2 + outputs.sd**2
         self._noise = squares / (outputs.mean**2 + outputs.sd**2) / self.batches
         self._context = occupancy.context
@@ -72,10 +66,10 @@ class WorkloadAwareRow:
         encoding = self.encoding.encoding(most)
         self._encode, self._slowest = encoding.mean, encoding.slowest
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
-        # A batch deviates as its square root: between such knots, always by as many.
+        # A batch deviates in proportion to its square root: between such knots, by the same amount.
         top = math.sqrt(most * self._length) + 3.0
         self._sizes = np.arange(1.0, top, _STEP) ** 2
-        # What a decode batch of each size takes, and the requests a second it keeps up with at most.
+        # Seconds of a decode batch by size, and the highest request rate it can sustain.
         self._seconds = self._decode(self._sizes)
         self._least_seconds = rising(self._seconds)
         rates = self._sizes / (self._length * self.micro * self._seconds)
@@ -85,45 +79,45 @@ class WorkloadAwareRow:
         self._log_widths = np.log(widths * self._strength)
         supply = self._supply(batches, self._encode[0])
         spans = np.divide(supply, batches, out=np.zeros_like(supply), where=batches > 0)
-        # The seconds a request takes the encoders at most, at this encoding batch and at any larger one.
+        # Upper bound on encoder seconds per request, at this encoding batch and at any larger one.
         self._span = np.maximum.accumulate(spans[::-1])[::-1]
 
     def lead(self, batch: int) -> int:
-        """Return how many batches the encoders work ahead: as many as keep the decoders from waiting."""
+        """Return how many batches the encoders work ahead, enough for decoders never to wait."""
         batches = np.array([batch])
         return int(self._lead(self._way(0, batches), self._balance(batches).slot)[0])
 
     def planned(self, batch: int) -> float | None:
-        """Return the decode batch to keep to; None where encoding is the slower side."""
+        """Return the planned decode batch; None if encoding is the slower side."""
         planned = batch * self._length
         decode = self.micro * float(np.interp(planned, self._sizes, self._seconds))
         supply = self._supply(np.array([batch]), self._encode[0, [batch]])
         return planned if decode >= float(supply[0]) else None
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return latency and throughput for each of some encoding batches."""
+        """Return latency and throughput of some encoding batches."""
         if len(batches) > _AT_ONCE:
             parts = [self.reach(batches[at : at + _AT_ONCE]) for at in range(0, len(batches), _AT_ONCE)]
             return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         balance = self._balance(batches)
         way = self._way(0, batches)
         lead = self._lead(way, balance.slot)
-        # So many batches are on their way, and one is taken up every slot (Little's law). Encoders that are
-        # the slower side never run ahead.
+        # Batches in transit follow from one admission per slot (Little's law). Encoders that are the slower
+        # side never run ahead.
         behind = way + self.micro * balance.decode / 2
         waited = behind + balance.ahead * (lead * balance.slot - behind)
         latency = waited + self._decoding_seconds(balance.decode)
         return self.timeline.within_memory(latency, self._bytes(batches, lead)), batches / balance.slot
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token for each of some encoding batches."""
+        """Return the seconds to a request's first token of some encoding batches."""
         return np.asarray(self.encoding.count * self._encode[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
+        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
         batches = np.array([at])
         latency, throughput = self.reach(batches)
-        # A drift that is nowhere larger makes large decode batches nowhere more likely against small ones.
+        # A lower drift everywhere makes large decode batches less likely against small ones.
         fewest = self._shares(batches, 1 / self._span[batches])
         decode = _mean(fewest, self._least_seconds)
         least = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
@@ -136,7 +130,7 @@ class WorkloadAwareRow:
         )
 
     def performance(self, batch: int) -> Performance:
-        """Return all that is known of an encoding batch."""
+        """Return the full performance of an encoding batch."""
         batches = np.array([batch])
         latency, throughput = self.reach(batches)
         balance = self._balance(batches)
@@ -150,7 +144,7 @@ class WorkloadAwareRow:
         )
 
     def _balance(self, batches: IntArray) -> _Balance:
-        """Return what encoders and decoders settle at."""
+        """Return the equilibrium of encoders and decoders."""
         supply = self._supply(batches, self._encode[0, batches])
         shares = self._shares(batches, batches / supply)
         size, decode = _mean(shares, self._sizes), _mean(shares, self._seconds)
@@ -161,17 +155,16 @@ class WorkloadAwareRow:
         return _Balance(size, decode, slot, ahead)
 
     def _shares(self, batches: IntArray, rate: FloatArray) -> FloatArray:
-        r"""
-        Return the shares of iterations that decode batches of each size, shape (batches, sizes).
+        r"""Return the shares of iterations with decode batches of each size, shape (batches, sizes).
 
         The decoders do not wait for the encoders. If these bring :math:`\lambda` requests a second, an
-        iteration takes up :math:`\min(B_E, \lambda B_m t_D(B_D / B_m))`, and :math:`B_D / S_D` complete: the
-        batch drifts towards the paper's :math:`B_E S_D`, or to where the decoders keep up. Where seconds grow
-        nearly as batches do, it hardly drifts, and chance moves it: over a long time :math:`\lambda` requests
-        a second bring iterations of variance :math:`\lambda (Var[S] + c^2 E[S]^2)`, with :math:`c` the
-        coefficient of variation of prompts, which encoders take seconds in proportion to. This is the
-        stationary density of a diffusion with that drift, and with the noise that makes its slow changes
-        those of a batch of so varied arrivals.
+        iteration admits :math:`\min(B_E, \lambda B_m t_D(B_D / B_m))`, and :math:`B_D / S_D` complete. The
+        batch drifts towards the paper's :math:`B_E S_D`, or to the size at which the decoders keep up. If
+        seconds are nearly proportional to batches, drift is small and chance moves the batch. Over a long
+        time :math:`\lambda` requests a second bring iterations of variance :math:`\lambda (Var[S] + c^2
+        E[S]^2)`, with :math:`c` the coefficient of variation of prompts, as encoder seconds are proportional
+        to prompts. This is the stationary density of a diffusion with that drift. Its noise is chosen so that
+        slow changes match those of a batch of such arrivals.
         """
         brought = np.minimum(batches[:, None], rate[:, None] * self.micro * self._seconds)
         slope = (brought - self._sizes / self._length) * self._strength
@@ -184,7 +177,7 @@ class WorkloadAwareRow:
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def _supply(self, batches: FloatArray | IntArray, encode: FloatArray) -> FloatArray:
-        """Return the seconds in which the encoders bring another batch."""
+        """Return the seconds between two batches from the encoders."""
         return np.asarray(np.maximum(self._handover * batches, encode))
 
     def _way(self, kind: int, batches: IntArray) -> FloatArray:
@@ -203,10 +196,9 @@ class WorkloadAwareRow:
         return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
 
     def _decode(self, sizes: FloatArray) -> FloatArray:
-        """
-        Return the mean seconds of a decode stage for decode batches of so many on average.
+        """Return the mean seconds of a decode stage by mean decode batch.
 
-        Batches vary as their requests' lengths do; of several under way the largest holds up the others.
+        Batches vary with their requests' lengths; the largest of several delays the others.
         """
         deviation = self._deviation * np.sqrt(sizes)
         return self.decoding.table((sizes + largest(self.batches) * deviation) / self.micro, self._context)
@@ -217,5 +209,5 @@ class WorkloadAwareRow:
 
 
 def _mean(shares: FloatArray, values: FloatArray) -> FloatArray:
-    """Return means over the last axis: in rows one by one, as many batches must round as one alone does."""
+    """Return means over the last axis, row by row, so that many batches round as one does."""
     return np.asarray((shares * values).sum(axis=1))

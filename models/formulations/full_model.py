@@ -1,9 +1,8 @@
-r"""
-The hybrid paper's full model, equations (1)-(25): as printed, and repaired.
+r"""The hybrid paper's full model, equations (1)-(25): as printed, and repaired.
 
-Letters as there: request :math:`i`, client (slot) :math:`j`, bin :math:`k`, level :math:`l`;
-:math:`x_{ij}` request on client, :math:`p_{ijk}` prefilled in bin, :math:`d_{ijk}` held in the bin's decode
-stage, :math:`w_{ijk}` the proportion of its decoding done there, :math:`y_{kl}` level of a prefill stage.
+Letters as there: request :math:`i`, client (slot) :math:`j`, bin :math:`k`, level :math:`l`; :math:`x_{ij}`
+request on client, :math:`p_{ijk}` prefilled in bin, :math:`d_{ijk}` held in the bin's decode stage,
+:math:`w_{ijk}` share of its decoding done there, :math:`y_{kl}` level of a prefill stage.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from .full_rows import FullColumns, FullRows, PrefillLevel
 from .linear_model import LinearModel
 
 MOST_COLUMNS = 10_000_000
-"""Columns of a model at most: some kilobytes each are held by who builds and who solves it."""
+"""Most columns of a model; each takes some kilobytes in the builder and the solver."""
 
 MOST_COEFFICIENTS = 50_000_000
-"""Coefficients of a model at most: a hundred bytes each are held by who builds it."""
+"""Most coefficients of a model; each takes about a hundred bytes in the builder."""
 
 
 class UnsupportedProblemError(ValueError):
@@ -32,7 +31,7 @@ class UnsupportedProblemError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FullModel:
-    """A full model, in seconds, and where its columns stand."""
+    """Full model, in seconds, and its columns."""
 
     problem: Problem
     model: LinearModel
@@ -40,11 +39,7 @@ class FullModel:
 
 
 def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
-    """
-    Return levels whose token caps double, eight at most; the largest holds all prompts, or the problem's cap.
-
-    problem: For the prompts and the cost of a prefill stage.
-    """
+    """Return at most eight levels with doubling caps; the largest holds all prompts, or the problem's cap."""
     largest = int(problem.prompt_tokens.sum())
     if problem.prefill_token_cap is not None:
         largest = min(largest, problem.prefill_token_cap)
@@ -53,11 +48,10 @@ def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
 
 
 def bins_needed(problem: Problem) -> int:
-    """
-    Return how many bins an optimal schedule can need.
+    """Return how many bins an optimal schedule can need.
 
-    Every slot can start at once, so the first bin of an optimal schedule prefills one request per slot and
-    every other bin at least one, unless a token cap, the memory or a bend of the cost stands against it.
+    Every slot can start at once. So the first bin of an optimal schedule prefills one request per slot and
+    every other bin at least one, unless a token cap, the memory or a bend of the cost forbids it.
     """
     count = len(problem)
     if problem.prefill_token_cap is not None or problem.kv_capacity is not None or problem.reaches_bend:
@@ -68,18 +62,16 @@ def bins_needed(problem: Problem) -> int:
 def literal_model(
     problem: Problem, *, bins: int | None = None, levels: Sequence[PrefillLevel] | None = None
 ) -> FullModel:
-    r"""
-    Return the model (1)-(25) as printed, mistakes included.
+    r"""Return the model (1)-(25) as printed, mistakes included.
 
-    Its optimum need not be executable: nothing ties :math:`w` to :math:`d`, so that a request may decode
-    before its prefill and two may share a client's decode stage. It charges empty bins, and takes parts of
-    decode steps. Read :math:`T^d` in (8) as seconds per decode step (29 ms + 0.21 ms for each of J slots).
+    Its optimum need not be executable. No row ties :math:`w` to :math:`d`, so a request may decode before its
+    prefill, and two may share a client's decode stage. Empty bins cost seconds, and decode steps may be
+    fractional. :math:`T^d` in (8) is seconds per decode step (29 ms + 0.21 ms for each of J slots).
 
-    problem: The KV capacity, the arrivals and the cost per KV token have no equation in the paper.
+    problem: The paper has no equation for KV capacity, arrivals and the cost per KV token.
     bins: :math:`K`; by default as many as a schedule can need.
     levels: The prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
-    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
-        large to build.
+    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
     """
     bins = bins or bins_needed(problem)
     refuse_literal(problem, bins)
@@ -107,16 +99,14 @@ def literal_model(
 
 
 def repaired_model(problem: Problem) -> FullModel:
-    r"""
-    Return the model whose optimum is an optimal schedule, exactly.
+    r"""Return the model with exactly the optimal schedules as optima.
 
-    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; steps are whole; the stages cost what the affine
-    cost model says, without levels; (10)-(11) need no big-M; requests, slots and bins that could trade places
-    are put in order; the numbers of stages and decode steps are bounded by what the slots can do.
+    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; steps are whole; stages cost what the affine cost
+    model says, without levels; (10)-(11) need no big-M. Interchangeable requests, slots and bins are ordered.
+    The numbers of stages and decode steps are bounded by the capacity of the slots.
 
     problem: Without arrivals and KV capacity, which have no equation.
-    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
-        large to build.
+    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
     """
     refuse_repaired(problem)
     rows = FullRows(problem, bins_needed(problem))
@@ -149,8 +139,7 @@ def repaired_model(problem: Problem) -> FullModel:
 
 
 def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
-    """
-    Return the schedule that a solution means; for the literal model it need not be one that works.
+    """Return a solution's schedule; for the literal model it may be invalid.
 
     A bin gets the whole decode steps that its busiest client needs.
     """
@@ -164,13 +153,12 @@ def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
 
 
 def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
-    """
-    Return the solution of the repaired model that a schedule means: a point to start from.
+    """Return a schedule as a solution of the repaired model, for a warm start.
 
-    Requests that could trade places are put in the model's order, so the schedule need not be read back the
-    same; its makespan is.
+    Interchangeable requests are put in the model's order, so the schedule may be read back differently, with
+    the same makespan.
 
-    Raises ValueError if the schedule prefills in more bins than the model has.
+    raises ValueError: The schedule prefills in more bins than the model has.
     """
     columns, problem = full.columns, full.problem
     assert columns.z is not None
@@ -215,10 +203,9 @@ def _slots_by_first_request(slot_of: IntArray) -> IntArray:
 
 
 def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArray]:
-    """
-    Return the bins and decode steps of the schedule with each bin that prefills nothing joined to the last.
+    """Return bins and decode steps, with each bin without a prefill joined to the one before.
 
-    Raises ValueError if it prefills in more than ``most`` bins.
+    raises ValueError: It prefills in more than ``most`` bins.
     """
     used, bin_of = np.unique(schedule.bin_of, return_inverse=True)
     if len(used) > most:
@@ -228,7 +215,7 @@ def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArra
 
 
 def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
-    """Return the bins of the same schedule with equal requests traded, so that the first starts first."""
+    """Return the bins of the same schedule with equal requests swapped, so that the first starts first."""
     ordered = bin_of.copy()
     for group in equal_requests(problem):
         ordered[group] = np.sort(bin_of[group])
@@ -236,24 +223,23 @@ def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
 
 
 def equal_requests(problem: Problem) -> list[IntArray]:
-    """Return the groups of two or more requests with the same prompt and answer lengths."""
+    """Return the groups of two or more requests with the same prompt and completion lengths."""
     return alike(problem.prompt_tokens, problem.decode_steps)
 
 
 def alike(*numbers: IntArray) -> list[IntArray]:
-    """Return the groups of two or more requests that have the same numbers, each of shape (requests,)."""
+    """Return the groups of two or more requests with the same numbers, each of shape (requests,)."""
     _, group, sizes = np.unique(np.stack(numbers), axis=1, return_inverse=True, return_counts=True)
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
 
 
 def refuse_literal(problem: Problem, bins: int | None = None) -> None:
-    """
-    Refuse what :func:`literal_model` cannot say or build.
+    """Refuse what :func:`literal_model` cannot express or build.
 
-    Raises UnsupportedProblemError if the problem is that.
+    raises UnsupportedProblemError: The problem is that.
     """
     refuse_unsaid(problem)
-    # A line that is steep from the first token on bends nowhere.
+    # A line that is steep from the first token on has no bend.
     if problem.reaches_bend and problem.cost.prefill_bend > 0:
         raise UnsupportedProblemError(
             "the model as printed has no equation for a prefill stage whose cost bends at"
@@ -265,10 +251,9 @@ def refuse_literal(problem: Problem, bins: int | None = None) -> None:
 
 
 def refuse_repaired(problem: Problem) -> None:
-    """
-    Refuse what :func:`repaired_model` cannot say or build.
+    """Refuse what :func:`repaired_model` cannot express or build.
 
-    Raises UnsupportedProblemError if the problem is that.
+    raises UnsupportedProblemError: The problem is that.
     """
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * problem.slots * bins_needed(problem))
@@ -281,11 +266,11 @@ def refuse_shared(problem: Problem) -> None:
 
 
 def refuse_unsaid(problem: Problem) -> None:
-    """Raise UnsupportedProblemError at arrivals, a KV capacity or prompts that requests share."""
+    """Raise UnsupportedProblemError for arrivals, a KV capacity or shared prompts."""
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("this formulation has no equation for arrival times")
     refuse_shared(problem)
-    # A bound on the tokens ever held: those of as many requests as there are slots, the largest.
+    # An upper bound on the tokens ever held: the largest requests, one per slot.
     most_held = int(np.sort(problem.kv_peak)[-problem.slots :].sum())
     if problem.kv_capacity is not None and most_held > problem.kv_capacity:
         raise UnsupportedProblemError(
@@ -294,11 +279,9 @@ def refuse_unsaid(problem: Problem) -> None:
 
 
 def refuse_large(columns: int, coefficients: int = 0) -> None:
-    """
-    Refuse a model that no solver of it could hold.
+    """Refuse a model too large for any solver.
 
-    Raises UnsupportedProblemError if it has more than :data:`MOST_COLUMNS` columns or
-        :data:`MOST_COEFFICIENTS` coefficients.
+    raises UnsupportedProblemError: It exceeds :data:`MOST_COLUMNS` or :data:`MOST_COEFFICIENTS`.
     """
     for what, size, most in (
         ("columns", columns, MOST_COLUMNS),

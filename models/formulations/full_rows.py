@@ -14,11 +14,10 @@ from .linear_model import ModelBuilder
 
 @dataclass(frozen=True, slots=True)
 class PrefillLevel:
-    r"""
-    One size of prefill stage the literal model may choose.
+    r"""Size of prefill stage that the literal model may choose.
 
     tokens: Most prompt tokens, :math:`N^{cap}_l`.
-    seconds: What the stage takes, however few tokens it has, :math:`T^p_l`.
+    seconds: Duration of the stage, however few tokens it has, :math:`T^p_l`.
     """
 
     tokens: int
@@ -27,16 +26,15 @@ class PrefillLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FullColumns:
-    r"""
-    Where the columns of a full model stand.
+    r"""Columns of a full model.
 
     x: :math:`x_{ij}`: the request is on the client; shape (requests, clients).
-    p, d, w: :math:`p_{ijk}`, :math:`d_{ijk}`, :math:`w_{ijk}`: it is prefilled, held, decoded (what share of
-        it) there in the bin; shape (requests, clients, bins).
+    p, d, w: :math:`p_{ijk}`, :math:`d_{ijk}`, :math:`w_{ijk}`: it is prefilled, held, decoded (a share) there
+    in the bin; shape (requests, clients, bins).
     prefill_start, prefill_time, decode_start, decode_time: :math:`t^{s,p}_k, n^p_k, t^{s,d}_k, n^d_k`,
-        seconds; shape (bins,).
+    seconds; shape (bins,).
     end: :math:`t^{max}`, seconds; shape ().
-    z, decode_steps: The bin prefills something; its decode steps. Shape (bins,); None in the literal model.
+    z, decode_steps: The bin prefills a request; its decode steps. Shape (bins,); None in the literal model.
     """
 
     x: IntArray
@@ -180,7 +178,7 @@ class FullRows:
         if cost.prefill_floor > 0:
             self.builder.rows("prefill_floor", [(1, time), (-cost.prefill_floor, z)], lower=0)
         if self.problem.reaches_bend:
-            # The cost is convex, so what a stage takes beyond the bend is one more line that it is above.
+            # The cost is convex, so the part beyond the bend is one more line below it.
             opened = cost.prefill_base - cost.prefill_per_token_beyond * cost.prefill_bend
             slope = cost.prefill_per_token + cost.prefill_per_token_beyond
             tokens = (-slope * self._prompts(), self._by_bin(self.columns.p))
@@ -212,7 +210,7 @@ class FullRows:
         self.builder.rows("open", [(1, over_clients), (-1, opened)], upper=0)
 
     def decoded_while_held(self) -> None:
-        r"""Say what (1)-(25) leave out: :math:`w_{ijk} \le d_{ijk}`."""
+        r"""Add what (1)-(25) leave out: :math:`w_{ijk} \le d_{ijk}`."""
         c = self.columns
         self.builder.rows("held", [(1, c.w.ravel()), (-1, c.d.ravel())], upper=0)
 
@@ -230,7 +228,7 @@ class FullRows:
         self.builder.rows("onward", terms, upper=0)
 
     def open_bins_first(self, z: IntArray, decode_steps: IntArray) -> None:
-        r"""Join a bin that prefills nothing to the one before it: :math:`z_k \ge z_{k+1}`."""
+        r"""Join a bin without prefill to the one before it: :math:`z_k \ge z_{k+1}`."""
         most = float(self.problem.decode_steps.sum())
         self.builder.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
         self.builder.rows("open_steps", [(1, decode_steps), (-most, z)], upper=0)
@@ -248,7 +246,7 @@ class FullRows:
                 self.builder.rows(f"named[{i}]", terms, upper=0)
 
     def equal_requests_in_order(self, groups: Sequence[IntArray]) -> None:
-        r"""Of two equal requests the first starts first: :math:`\sum_{jk} k (p_{i'jk} - p_{ijk}) \ge 0`."""
+        r"""Order equal requests by start: :math:`\sum_{jk} k (p_{i'jk} - p_{ijk}) \ge 0`."""
         at = np.tile(np.arange(self.bins), self.problem.slots)
         prefills = self.columns.p.reshape(len(self.problem), -1)
         for group in groups:
@@ -269,5 +267,5 @@ class FullRows:
 
 
 def least_steps(problem: Problem) -> int:
-    """Return a lower bound on the decode steps: the slots' share of the work, the longest request."""
+    """Return a lower bound on decode steps: total work over the slots, and the longest request."""
     return max(-(-int(problem.decode_steps.sum()) // problem.slots), int(problem.decode_steps.max()))

@@ -1,4 +1,4 @@
-"""One neutral form of a mixed-integer linear model, that every formulation writes and every backend reads."""
+"""Neutral form of a mixed-integer linear model, between formulations and backends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 BoolArray = npt.NDArray[np.bool_]
 TOLERANCE = 1e-6
-"""Slack allowed in a row or bound, relative to its size where that is above one: what MIP solvers allow."""
+"""Tolerance of a row or bound, relative to its size if that exceeds one, as in MIP solvers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    r"""
-    Minimise :math:`c^T x + c_0` over rows :math:`l \le A x \le u` and columns :math:`l' \le x \le u'`.
+    r"""Minimise :math:`c^T x + c_0` over rows :math:`l \le A x \le u` and columns :math:`l' \le x \le u'`.
 
     Some columns are whole numbers. The arrays are read-only.
 
@@ -31,11 +30,11 @@ class LinearModel:
     matrix: The rows :math:`A`, sparse, shape (rows, columns).
     row_lower, row_upper: Infinite where a row has no such side, shape (rows,).
     lower, upper: Infinite where a column has no such bound, shape (columns,).
-    integer: Which columns are whole numbers, shape (columns,).
+    integer: True for columns of whole numbers, shape (columns,).
     column_names, row_names: Unique, without blanks.
     offset: The constant :math:`c_0`.
-    Raises ValueError if the shapes disagree, a cost, coefficient or bound is not a number, or a name has a
-        blank.
+    raises ValueError: The shapes disagree, a cost, coefficient or bound is not a number, or a name has a
+    blank.
     """
 
     objective: FloatArray
@@ -86,7 +85,7 @@ class LinearModel:
         return len(self.row_lower)
 
     def with_offset_as_column(self) -> LinearModel:
-        """Return the model with its constant as the cost of a column fixed at one: PuLP reads no constant."""
+        """Return the model with its constant as the cost of a column fixed at one: PuLP reads none."""
         from scipy.sparse import csr_array, hstack
 
         if not self.offset:
@@ -109,7 +108,7 @@ class LinearModel:
         return math.fsum((self.objective * np.asarray(values, dtype=np.float64)).tolist()) + self.offset
 
     def rounded(self, values: npt.ArrayLike) -> FloatArray:
-        """Return ``values``, shape (columns,), with the integer columns made whole and all within bounds."""
+        """Return ``values``, shape (columns,), with integer columns rounded and all within bounds."""
         point = np.array(values, dtype=np.float64)
         point[self.integer] = np.round(point[self.integer])
         near = np.clip(point, self.lower, self.upper)
@@ -117,12 +116,9 @@ class LinearModel:
         return close
 
     def violation(self, values: npt.ArrayLike) -> str | None:
-        """
-        Return what ``values`` break first, in words, or None if they are a solution.
+        """Return the first violation of ``values`` in words, or None if they are a solution.
 
-        Our own check, that no solver's word replaces.
-
-        values: Shape (columns,). The integer columns must be whole exactly: see :meth:`rounded`.
+        This check is independent of every solver. Integer columns must be whole exactly: see :meth:`rounded`.
         """
         point = np.asarray(values, dtype=np.float64)
         if point.shape != (self.columns,):
@@ -200,9 +196,9 @@ class ModelBuilder:
         Add a block of columns.
 
         name: The block's name; its columns are called ``name[0,1]`` and so on.
-        shape: Of the block; empty for a single column.
+        shape: Shape of the block; empty for a single column.
         lower, upper, cost: Broadcast to ``shape``.
-        integer: Whether the columns are whole numbers.
+        integer: True for columns of whole numbers.
         Returns: The columns' positions in the model, of the given shape.
         """
         size = math.prod(shape)

@@ -1,9 +1,8 @@
-r"""
-The scheduling problem without slots: requests are intervals, each distinct start is one prefill stage.
+r"""The scheduling problem without slots: requests are intervals, each distinct start is one prefill stage.
 
 With affine costs the makespan of any schedule is :math:`a S + c R` and a constant (S prefill stages, R decode
-steps), and slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots.
-The models are smaller than the paper's (1)-(25) by the factor J, and say the same.
+steps). Slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots. The
+models are smaller than the paper's (1)-(25) by the factor J, and equivalent.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from .linear_model import LinearModel, ModelBuilder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotFreeModel:
-    """
-    The slot-free model as a linear one, and where its columns stand.
+    """Slot-free model as a linear one, and its columns.
 
-    model: Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
-    p, d, v: The request is prefilled in the bin; holds a slot there; decodes so many decode steps there.
-        Shape (requests, bins).
-    z, decode_steps: The bin prefills something; its decode steps. Shape (bins,).
+    model: Linear model in seconds. All its columns are whole, unless short prefill stages cost a floor.
+    p, d, v: The request is prefilled in the bin; holds a slot there; its decode steps there. Shape (requests,
+    bins).
+    z, decode_steps: The bin prefills a request; its decode steps. Shape (bins,).
     floor: Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
     """
 
@@ -54,12 +52,10 @@ class SlotFreeModel:
 
 
 def slot_free_model(problem: Problem) -> SlotFreeModel:
-    """
-    Return the slot-free model as a mixed-integer linear one.
+    """Return the slot-free model as a mixed-integer linear one.
 
-    problem: Without arrivals and KV capacity, which it has no rows for.
-    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
-        large to build.
+    problem: Without arrivals and KV capacity, as it has no rows for them.
+    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
     """
     refuse_slot_free(problem)
     count = bins_needed(problem)
@@ -100,10 +96,9 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
 
 
 def refuse_slot_free(problem: Problem) -> None:
-    """
-    Refuse what :func:`slot_free_model` cannot say or build.
+    """Refuse what :func:`slot_free_model` cannot express or build.
 
-    Raises UnsupportedProblemError if the problem is that.
+    raises UnsupportedProblemError: The problem is that.
     """
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * bins_needed(problem))
@@ -116,7 +111,7 @@ def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArr
     add.rows("prefill_time", [(1, seconds), (-cost.prefill_base, z), tokens], lower=0)
     add.rows("prefill_floor", [(1, seconds), (-cost.prefill_floor, z)], lower=0)
     if problem.reaches_bend:
-        # The cost is convex, so what a stage takes beyond the bend is one more line that it is above.
+        # The cost is convex, so the part beyond the bend is one more line below it.
         opened = cost.prefill_base - cost.prefill_per_token_beyond * cost.prefill_bend
         slope = cost.prefill_per_token + cost.prefill_per_token_beyond
         steep = (-slope * problem.prompt_tokens, p.T)
@@ -125,12 +120,12 @@ def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArr
 
 
 def stages_are_affine(problem: Problem) -> bool:
-    """Return whether a prefill stage's seconds are affine in its tokens: no floor and no bend matters."""
+    """Return True if a prefill stage's seconds are affine in its tokens: no floor and no bend matters."""
     return not (floor_binds(problem) or problem.reaches_bend)
 
 
 def floor_binds(problem: Problem) -> bool:
-    """Return whether the least cost of a prefill stage is more than its shortest prompt alone would cost."""
+    """Return True if a prefill stage's least cost exceeds that of its shortest prompt alone."""
     shortest = int(problem.prompt_tokens.min())
     return problem.cost.prefill_floor > problem.cost.prefill_base + problem.cost.prefill_per_token * shortest
 
@@ -151,10 +146,9 @@ def steps_by_stages(problem: Problem, stages: int) -> IntArray:
 
 
 def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
-    """
-    Return the seconds that every schedule takes: for active slots, KV tokens and prompt tokens.
+    """Return the seconds of every schedule: for active slots, KV tokens and prompt tokens.
 
-    tokens: Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
+    tokens: Include prompt tokens; with a floor or a bend their seconds depend on the schedule.
     """
     cost = problem.cost
     seconds = cost.decode_per_slot * int(problem.decode_steps.sum())
@@ -163,7 +157,7 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
 
 
 def interchangeable(problem: Problem) -> list[IntArray]:
-    """Return the groups of two or more requests that can trade places without anyone noticing."""
+    """Return the groups of two or more interchangeable requests."""
     limited = problem.prefill_token_cap is not None or problem.kv_capacity is not None
     if limited or not stages_are_affine(problem):
         return alike(problem.decode_steps, problem.prompt_tokens)
@@ -171,16 +165,15 @@ def interchangeable(problem: Problem) -> list[IntArray]:
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
-    """Return the schedule that a solution means, its slots found by interval colouring."""
+    """Return a solution's schedule, its slots found by interval colouring."""
     bin_of = values[model.p].argmax(axis=1)
     return Schedule.from_bins(model.problem, bin_of, np.round(values[model.decode_steps]).astype(np.int64))
 
 
 def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
-    """
-    Return the solution that a schedule means, up to requests that trade places: a point to start from.
+    """Return a schedule as a solution, up to interchangeable requests, for a warm start.
 
-    Raises ValueError if the schedule prefills in more bins than the model has.
+    raises ValueError: The schedule prefills in more bins than the model has.
     """
     problem = model.problem
     bin_of, decode_steps = without_empty_bins(schedule, len(model.z))
@@ -205,26 +198,24 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalModel:
-    """
-    The slot-free problem in whole numbers, for solvers that know intervals.
+    """The slot-free problem in whole numbers, for solvers with intervals.
 
     Minimise ``stage_cost`` x stages + ``step_cost`` x decode steps (with a floor or a bend: the stages' own
-    costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays
-    one.
+    costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so a bound remains valid.
 
     lengths: Decode steps of each request, at least 1, shape (requests,).
     prompts: Prompt tokens, shape (requests,).
     kv_at_start: KV tokens in a request's first decode step; each decode step adds one. Shape (requests,).
     slots, token_cap, kv_capacity: Limits; the last two may be None.
-    affine: Whether stages are; if so, the constant has their tokens' seconds.
-    stage_cost, token_cost, beyond_cost, stage_floor, round_cost: In units. ``token_cost``, ``beyond_cost``
-        and ``stage_floor`` are 0 where stages are affine.
+    affine: True if stages are affine; then the constant has their tokens' seconds.
+    stage_cost, token_cost, beyond_cost, stage_floor, step_cost: In units. ``token_cost``, ``beyond_cost`` and
+    ``stage_floor`` are 0 where stages are affine.
     bend: Tokens of a stage beyond which each costs ``beyond_cost`` more.
     unit: Seconds.
     constant: Seconds that every schedule takes on top.
-    stages, horizon: Stages and decode steps at most.
-    least_rounds: Decode steps that so many stages take at least, shape (stages + 1,).
-    groups: Requests that can trade places.
+    stages, horizon: Most stages and decode steps.
+    least_steps: Least decode steps by number of stages, shape (stages + 1,).
+    groups: Interchangeable requests.
     """
 
     lengths: IntArray
@@ -249,13 +240,11 @@ class IntervalModel:
 
 
 def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalModel:
-    """
-    Return the problem as intervals.
+    """Return the problem as intervals.
 
-    problem: Without arrivals; each request decodes at least one decode step.
-    start: A schedule that no better one need be longer than, or None.
-    Raises UnsupportedProblemError if the problem has what the model cannot say, or the model would be too
-        large to build.
+    problem: Without arrivals; each request has at least one decode step.
+    start: A schedule that bounds the length of better ones, or None.
+    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times")
@@ -309,12 +298,10 @@ def _unit(problem: Problem) -> tuple[float, float]:
 
 
 def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | None = None) -> Schedule:
-    """
-    Return the schedule in which each request starts at a decode step.
+    """Return the schedule in which each request starts at a decode step.
 
     starts: The decode step each request starts at, shape (requests,).
-    stages: Of those that start in the same step, which are prefilled together: those with the same number. By
-        default all of them.
+    stages: Requests of a decode step with the same number are prefilled together; all of them by default.
     """
     keys = np.stack((starts, np.zeros_like(starts) if stages is None else stages))
     (times, _), bin_of = np.unique(keys, axis=1, return_inverse=True)
@@ -323,10 +310,9 @@ def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | No
 
 
 def list_schedule(problem: Problem) -> Schedule | None:
-    """
-    Return the longest-first schedule that fills each slot as it gets free, or None where a cap forbids it.
+    """Return the longest-first schedule that fills each freed slot, or None if a cap forbids it.
 
-    Only a start for exact methods; the heuristics are better.
+    It is only a warm start for exact methods; the heuristics are better.
     """
     free = [(0, slot) for slot in range(problem.slots)]
     starts = np.zeros(len(problem), dtype=np.int64)

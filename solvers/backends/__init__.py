@@ -1,1 +1,1 @@
-"""One neutral linear model handed to each solver library, every one in a process of its own."""
+"""Solver libraries behind one neutral linear model, each in a process of its own."""

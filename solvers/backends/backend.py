@@ -1,4 +1,4 @@
-"""The backends: which libraries solve a linear model, what each can do, and what each answers."""
+"""Backends: the libraries that solve a linear model, their capabilities and their results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ HUGE = 1e20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    What a backend says about a model, not yet checked.
+    """A backend's unchecked result.
 
-    proof: OPTIMAL, INFEASIBLE or UNBOUNDED where proven; None where nothing is.
-    limit: What stopped it where nothing is proven.
+    proof: OPTIMAL, INFEASIBLE or UNBOUNDED if proven, else None.
+    limit: The limit that stopped it without a proof.
     values: Its best solution, shape (columns,), or None.
     bound: Its lower bound on the objective, the offset included, or None.
     infeasible_or_unbounded: One of the two is proven, but not which.
@@ -39,40 +38,31 @@ class Answer:
 
 
 class BackendModule(Protocol):
-    """What the module of a backend provides. It is imported in workers only."""
+    """Interface of a backend's module, which only workers import."""
 
     def solve(
         self, backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
     ) -> Answer:
-        """
-        Translate the model, solve it, and return the answer.
+        """Translate the model, solve it, and return the result.
 
-        Parameters
-        ----------
-        backend
-            The table's row it is asked as: a module may drive several.
-        model
-            With at least one column.
-        limits
-            For work, threads and seed; the seconds left are ``desk.remaining()``.
-        start
-            A solution to start from, or None; ignored by a backend that takes none.
-        desk
-            Where solutions found on the way go, as ``desk.report("incumbent", values)``.
+        backend: Its row of the table: a module may drive several.
+        model: With at least one column.
+        limits: For work, threads and seed; the seconds left are ``desk.remaining()``.
+        start: A warm start, or None; ignored by a backend that takes none.
+        desk: Receives intermediate solutions, as ``desk.report("incumbent", values)``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """
-    A row of the capability table.
+    """Row of the capability table.
 
-    name: What the user calls it.
+    name: Its name for users.
     module: The module that drives it (a :class:`BackendModule`).
-    imports: What that module imports.
-    distribution: The package that the library comes in, for its version.
-    whole_numbers_only: Whether it solves only models whose columns and coefficients are all whole.
-    threads: Whether it can use several threads.
+    imports: Packages which that module imports.
+    distribution: The library's package, for its version.
+    whole_numbers_only: It solves only models with whole columns and coefficients.
+    threads: It can use several threads.
     """
 
     name: str
@@ -84,7 +74,7 @@ class Backend:
 
     @property
     def installed(self) -> bool:
-        """Whether its library is there. Nothing is imported to find out."""
+        """True if its library is installed; the check imports nothing."""
         return importlib.util.find_spec(self.imports.split(".")[0]) is not None
 
     @property
@@ -126,7 +116,8 @@ BACKENDS: dict[str, Backend] = {
             "batchbound.solvers.backends.scip",
             imports="pyscipopt",
             distribution="pyscipopt",
-            # Its concurrent solve holds Python's lock: nothing could be handed over, nor the solver stopped.
+            # HiGHS's concurrent solve holds Python's lock: no incumbents could be reported, and no stop
+            # works.
             threads=False,
         ),
         Backend("cbc", "batchbound.solvers.backends.pulp", imports="pulp", distribution="pulp"),
@@ -145,13 +136,13 @@ BACKENDS: dict[str, Backend] = {
         ),
     )
 }
-"""The capability table, by name. A backend of one's own is added to it."""
+"""Capability table, by name. Users may add backends."""
 
 
 def solve_here(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return the backend's answer, found in this process, a worker's."""
+    """Return the backend's result, computed in this process (a worker's)."""
     importlib.import_module(backend.imports)
     module: BackendModule = importlib.import_module(backend.module)
     desk.ready()
@@ -166,12 +157,12 @@ def answered(
     start: FloatArray | None,
     desk: Desk,
 ) -> Answer:
-    """Return what a backend's module answers, asked again where it leaves infeasible or unbounded open."""
+    """Return a backend's result; solve again if it leaves infeasible or unbounded open."""
     answer = module.solve(backend, model, limits, start, desk)
     if not answer.infeasible_or_unbounded:
         return answer
     feasible = module.solve(backend, replace(model, objective=np.zeros(model.columns)), limits, None, desk)
     if feasible.values is not None:
         return replace(answer, proof=Status.UNBOUNDED)
-    # A zero objective has a least value, so here the two proofs are one.
+    # With a zero objective nothing is unbounded, so the two proofs are one.
     return replace(feasible, proof=Status.INFEASIBLE) if feasible.infeasible_or_unbounded else feasible

@@ -24,7 +24,7 @@ class _Columns:
 
 
 class _Incumbents(cp_model.CpSolverSolutionCallback):
-    """Hands over every better solution, and the bound."""
+    """Callback that reports every better solution, and the bound."""
 
     def __init__(self, columns: _Columns, desk: Desk) -> None:
         super().__init__()
@@ -39,15 +39,14 @@ class _Incumbents(cp_model.CpSolverSolutionCallback):
 def solve_intervals(
     model: IntervalModel, limits: Limits, start: IntArray | None, desk: Desk
 ) -> dict[str, object]:
-    """
-    Return CP-SAT's answer to the slot-free problem, not yet checked.
+    """Return CP-SAT's unchecked result for the slot-free problem.
 
     limits: Work is in milliseconds of deterministic time.
-    start: A schedule to begin from, or None: the decode step at which each request starts, and which of
-        several prefill stages, shape (2, requests).
-    desk: Where better solutions and bounds go.
-    Returns: ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective
-        in the model's units; ``limit``: what stopped it, if nothing is proven.
+    start: A warm start or None: each request's decode step of start, and its prefill stage, shape (2,
+        requests).
+    desk: Receives better solutions and bounds.
+    returns: ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective
+        in the model's units; ``limit``: the limit that stopped it without a proof.
     """
     desk.ready()
     cp = cp_model.CpModel()
@@ -98,10 +97,10 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
         cp.add(end >= int(model.least_steps[k])).only_enforce_if(opened[k].negated())
     for k in range(count - 1):
         cp.add_implication(opened[k + 1], opened[k])
-        # Under a token cap or with a bend, a stage right after another one can be of use.
+        # Under a token cap or with a bend, two stages in a row can be useful.
         apart = int(model.affine and model.token_cap is None)
         cp.add(times[k + 1] >= times[k] + apart).only_enforce_if(opened[k + 1])
-        # After as many rounds as the longest request has, everything has ended: waiting longer is no use.
+        # After as many decode steps as the longest request has, all have ended: a longer wait is useless.
         cp.add(times[k + 1] <= times[k] + longest)
         cp.add(times[k + 1] == times[k]).only_enforce_if(opened[k + 1].negated())
     for i in requests:
@@ -115,7 +114,7 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
 
 
 def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """At most so many requests at a time; no slot has more decode steps than there are."""
+    """Limit concurrent requests to the slots, and each slot's decode steps to the total."""
     intervals = [
         cp.new_fixed_size_interval_var(start, int(length), "")
         for start, length in zip(columns.starts, model.lengths, strict=True)
@@ -128,7 +127,7 @@ def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> Non
 
 
 def _order(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """Of requests that could trade places the first starts first."""
+    """Let the first of interchangeable requests start first."""
     for group in model.groups:
         for first, second in zip(group[:-1].tolist(), group[1:].tolist(), strict=True):
             cp.add(columns.starts[first] <= columns.starts[second])
@@ -142,10 +141,9 @@ def _token_cap(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) ->
 
 
 def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """
-    Keep the KV tokens under the capacity in the last decode step of each request.
+    """Keep the KV tokens under the capacity in the last decode step of each request.
 
-    What is held grows from step to step until a request ends, so it is largest in such a decode step.
+    Held tokens grow until a request ends, so their peak is in such a decode step.
     """
     capacity = model.kv_capacity
     peaks = model.kv_at_start + model.lengths - 1

@@ -1,4 +1,4 @@
-"""A formulation built and solved in a worker, where neither outlasts the limit."""
+"""Formulation built and solved in a worker, both within the limit."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ Built: TypeAlias = FullModel | SlotFreeModel
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """
-    What a backend found out about a formulation, without the columns' values.
+    """Result of a backend for a formulation, without the columns' values.
 
     found: The backend's result.
-    schedule: What its solution means; no referee has seen it.
+    schedule: Its solution as a schedule, not yet checked by the referee.
     """
 
     found: LinearResult
@@ -50,14 +49,13 @@ class Solved:
 def solve_formulation(
     problem: Problem, formulation: str, backend: Backend, limits: Limits, start: Schedule | None, desk: Desk
 ) -> Solved | str:
-    """
-    Return what a backend finds out about a formulation, or why it cannot be trusted with the model.
+    """Return a backend's result for a formulation, or why it cannot be trusted with the model.
 
     problem: One that the formulation does not refuse.
     formulation: ``literal``, ``repaired`` or ``slot-free``.
-    backend, limits: As of :func:`~.linear.solve_linear`.
-    start: A schedule to start from, or None; the literal model takes none.
-    desk: Where it is told that the model is ``built``, and schedules go as they are found.
+    backend, limits: As for :func:`~.linear.solve_linear`.
+    start: A schedule for a warm start, or None; the literal model takes none.
+    desk: Receives ``built`` once the model is built, and schedules as they are found.
     """
     begun = time.monotonic()
     importlib.import_module(backend.imports)
@@ -76,7 +74,7 @@ def solve_formulation(
 def _built(
     problem: Problem, formulation: str, start: Schedule | None
 ) -> tuple[Built, Callable[[FloatArray], Schedule], FloatArray | None]:
-    """Return a model, what reads its solutions, and the solution that the start means."""
+    """Return a model, the reader of its solutions, and the warm start as a solution."""
     if formulation == "slot-free":
         free = slot_free_model(problem)
         return (
@@ -96,20 +94,20 @@ def _built(
 
 
 class _Reader:
-    """Reads the schedules of solutions, as far as they stand our check."""
+    """Reader of solutions that pass our check."""
 
     def __init__(self, built: Built, read: Callable[[FloatArray], Schedule]) -> None:
         self._model, self._read = built.model, read
         self._last: object = None
 
     def better(self, values: object) -> Schedule | None:
-        """Return the schedule of a solution that a backend hands over on the way, if it is one."""
+        """Return a reported solution as a schedule, if it is one."""
         self._last = values
         point = self._model.rounded(np.asarray(values))
         return self._read(point) if self._model.violation(point) is None else None
 
     def solved(self, backend: Backend, start: FloatArray | None, answer: Answer, seconds: float) -> Solved:
-        """Return what is made of a backend's answer."""
+        """Return a backend's result with its schedule."""
         reports = {} if self._last is None else {"incumbent": self._last}
         found = checked(self._model, backend, start, Outcome(answer, reports, None, seconds))
         schedule = None if found.values is None else self._read(found.values)

@@ -13,7 +13,7 @@ from .backend import Answer, Backend
 from .worker import Desk
 
 MOST_NODES = 2**31 - 1
-"""Nodes that HiGHS can be told at most."""
+"""Largest node limit of HiGHS."""
 
 _PROOFS = {
     highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
@@ -30,7 +30,7 @@ _LIMITS = {
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return HiGHS's answer."""
+    """Return HiGHS's result."""
     solver = SilentHighs(callbacks=True)
     places = (model.matrix.indptr.astype(np.int64), model.matrix.indices.astype(np.int64))
     ends = (model.row_lower, model.row_upper, model.lower, model.upper)
@@ -45,7 +45,7 @@ def solve(
     )
     solver.HandleUserInterrupt = True
     desk.on_stop(solver.cancelSolve)
-    # Last, as what is left of the time is among them.
+    # The last option, as it holds the remaining time.
     for option, value in _options(limits, desk.remaining()).items():
         solver.setOptionValue(option, value)
     solver.run()

@@ -1,4 +1,4 @@
-"""Solving a linear model on a backend, in a process of its own, and believing only what was checked."""
+"""Solve a linear model on a backend, in a process of its own, and check the result."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from .worker import Outcome, run_in_worker
 
 
 class BackendError(ValueError):
-    """A backend cannot be asked: there is none of this name, or it can't be trusted with the model."""
+    """An unknown backend, or one that can't be trusted with the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearResult:
-    """
-    What is known about a linear model.
+    """Checked result of a linear model.
 
-    status: What is in hand and what is proven.
+    status: The solution's status and proof.
     stopped_by: Why the backend stopped.
     values: The best solution, checked against the model's rows and bounds by us; shape (columns,), or None.
     objective: The model's objective at ``values``, computed by us, or None.
     bound: A proven lower bound on the objective, or None if the backend has none.
-    seconds: Wall-clock seconds, the worker's start included.
-    backend, version: Who solved it.
-    message: What else a person should know; empty if nothing.
+    seconds: Wall-clock seconds, including the worker's start.
+    backend, version: The solver.
+    message: Further information for people; empty if there is none.
     """
 
     status: Status
@@ -49,21 +48,19 @@ class LinearResult:
 def solve_linear(
     model: LinearModel, backend: str, limits: Limits | None = None, start: npt.ArrayLike | None = None
 ) -> LinearResult:
-    """
-    Return what a backend finds out about a linear model.
+    """Solve a linear model on a backend.
 
-    The backend runs in a worker process, which is killed when it overruns its limit; Ctrl-C ends it and
-    returns the best solution so far. The solution is made exactly whole where it has to be and checked
-    against the model; the start is returned if nothing better comes.
+    The backend runs in a worker process, which is killed when it overruns its limit. Ctrl-C ends it and
+    returns the best solution so far. Integer columns are rounded exactly, and the solution is checked against
+    the model. The start is returned if no better solution is found.
 
     backend: A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits: The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic
-        time; seconds count from the call on, the worker's start among them. Threads and seed are ignored by a
-        backend that has no such setting.
-    start: A solution to start from, shape (columns,), or None.
-    Raises BackendError if there is no such backend, or it can't be trusted with this model.
-    Raises ImportError if the backend's library is not installed.
-    Raises ValueError if ``start`` is not a solution.
+        time. Seconds include the worker's start. A backend without such settings ignores threads and seed.
+    start: A warm start, shape (columns,), or None.
+    raises BackendError: There is no such backend, or it can't be trusted with this model.
+    raises ImportError: The backend's library is not installed.
+    raises ValueError: ``start`` is not a solution.
     """
     chosen = find_backend(backend)
     limits = limits or Limits()
@@ -82,11 +79,10 @@ def solve_linear(
 
 
 def find_backend(name: str) -> Backend:
-    """
-    Return the backend of this name, whose library is installed.
+    """Return the backend of this name, with its library installed.
 
-    Raises BackendError if there is none.
-    Raises ImportError if its library is missing.
+    raises BackendError: There is none.
+    raises ImportError: Its library is missing.
     """
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}")
@@ -99,13 +95,12 @@ def find_backend(name: str) -> Backend:
 
 
 def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome) -> LinearResult:
-    """
-    Return the best of the points that stand our check, and the proof as far as it fits them.
+    """Return the best checked point, and the proof as far as it agrees with the points.
 
-    model: What was solved.
-    backend: By whom.
-    start: A solution that it was given, or None.
-    outcome: What became of the task, with an :class:`Answer` if it came to its end.
+    model: The solved model.
+    backend: Its solver.
+    start: The warm start, or None.
+    outcome: The worker's outcome, with an :class:`Answer` if it finished.
     """
     answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
     points = (answer.values, outcome.reports.get("incumbent"), start)
@@ -135,7 +130,7 @@ def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outc
 
 
 def _best_of(model: LinearModel, points: Sequence[object]) -> tuple[FloatArray | None, float, str]:
-    """Return the best of the points that keep the model's rows, its objective, and why one was refused."""
+    """Return the best feasible point, its objective, and why one was refused."""
     best, objective, refused = None, math.inf, ""
     for point in points:
         if point is None:
@@ -151,12 +146,11 @@ def _best_of(model: LinearModel, points: Sequence[object]) -> tuple[FloatArray |
 def _believed(
     claim: Status | None, bound: float | None, objective: float | None
 ) -> tuple[Status | None, float | None, str]:
-    """
-    Return what is left of a backend's claim and bound beside a checked solution, and what is wrong with them.
+    """Return a backend's claim and bound as far as they agree with a checked solution, and the conflict.
 
     claim: Optimal, infeasible, unbounded, or None.
-    bound: Below every solution, as the backend has it.
-    objective: Of the best checked solution; None if there is none.
+    bound: The backend's lower bound.
+    objective: Objective of the best checked solution; None if there is none.
     """
     if claim is Status.INFEASIBLE and objective is not None:
         return None, None, "the backend calls the model infeasible, which has a checked solution"

@@ -28,13 +28,13 @@ _LIMITS = {
 }
 
 _ENDLESS = "found value: -inf; invalid PrimalSolutionProto.objective_value"
-"""What MathOpt says, as an error, of a model whose solution SCIP can make as small as it likes."""
+"""MathOpt's error for a model with an unbounded SCIP solution."""
 
 
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return the answer of SCIP or CP-SAT, whichever ``backend`` names."""
+    """Return the result of SCIP or CP-SAT, as ``backend`` names."""
     cp_sat = backend.whole_numbers_only
     scale = (whole_scale(model.objective) or 1) if cp_sat else 1
     translated = mathopt.Model.from_model_proto(_proto(model, scale))
@@ -49,7 +49,7 @@ def solve(
         nonlocal least
         assert data.solution is not None
         values = model.rounded(np.array([data.solution[column] for column in columns]))
-        # SCIP asks about points before it has looked at all of their rows, and about some that are no better.
+        # SCIP asks about points before it has checked all of their rows, and about some that are no better.
         if (value := model.objective_value(values)) < least and model.violation(values) is None:
             least = value
             desk.report("incumbent", values)
@@ -94,7 +94,7 @@ def _parameters(limits: Limits, seconds: float | None, cp_sat: bool) -> mathopt.
         absolute_gap_tolerance=0.0,
     )
     if cp_sat:
-        # Its workers race each other unless they take turns.
+        # Without interleaving, its workers race each other.
         parameters.cp_sat.interleave_search = limits.threads > 1 and limits.work is not None
         if limits.work is not None:
             parameters.cp_sat.max_deterministic_time = limits.work / 1000.0
@@ -104,7 +104,7 @@ def _parameters(limits: Limits, seconds: float | None, cp_sat: bool) -> mathopt.
 
 
 def _limit(found: mathopt.SolveResult, limits: Limits, desk: Desk, cp_sat: bool) -> StoppedBy | None:
-    """Return what stopped it. CP-SAT calls its time limit and its work limit "undetermined" alike."""
+    """Return the limit that stopped it. CP-SAT calls its time and work limits both "undetermined"."""
     limit = _LIMITS.get(found.termination.limit) if found.termination.limit is not None else None
     if limit is not None or not cp_sat or found.termination.limit is None:
         return limit
@@ -112,7 +112,7 @@ def _limit(found: mathopt.SolveResult, limits: Limits, desk: Desk, cp_sat: bool)
 
 
 def _proto(model: LinearModel, scale: int) -> model_pb2.ModelProto:
-    """Return the model in bulk: column by column takes six times as long. The offset is left out."""
+    """Return the model in bulk without the offset: column by column takes six times as long."""
     proto = model_pb2.ModelProto()
     proto.variables.ids.extend(range(model.columns))
     proto.variables.lower_bounds.extend(model.lower.tolist())

@@ -20,7 +20,7 @@ from .backend import Answer, Backend
 from .worker import Desk
 
 OWN_SHARE = 0.8
-"""The share of its time that CBC is told, as it looks at the clock between decode steps of cuts only."""
+"""Share of the time passed on to CBC, as it checks the clock only between rounds of cuts."""
 
 _BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 
@@ -28,11 +28,10 @@ _BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """
-    Return CBC's answer.
+    """Return CBC's result.
 
     PuLP calls a solution at a time limit "Optimal", and has an objective value even without a solution: only
-    its solution status is believed. It has no word for CBC's bound, which stands in the log.
+    its solution status is used. It does not expose CBC's bound, which is read from the log.
     """
     begun = time.monotonic()
     problem, columns = _translated(model)
@@ -41,7 +40,7 @@ def solve(
     if start is not None:
         for column, value in zip(columns, start.tolist(), strict=True):
             column.setInitialValue(value, check=False)
-    # PuLP takes about as long again to write the model and read the solution as to build the one.
+    # PuLP writes the model and reads the solution in about as long as it builds the model.
     remaining, built = desk.remaining(), time.monotonic() - begun
     command = pulp.PULP_CBC_CMD(
         msg=False,
@@ -53,7 +52,7 @@ def solve(
         logPath=log,
         options=[f"randomSeed {limits.seed + 1}", f"randomCbcSeed {limits.seed + 1}"],
     )
-    # This process is deaf to SIGINT; CBC, in its group, ends with its best solution on it.
+    # This process ignores SIGINT; CBC, in its group, ends with its best solution on it.
     desk.on_stop(lambda: os.killpg(0, signal.SIGINT))
     problem.solve(command)
     text = Path(log).read_text(errors="replace")
@@ -61,7 +60,7 @@ def solve(
         pulp.LpSolutionOptimal: Status.OPTIMAL,
         pulp.LpSolutionUnbounded: Status.UNBOUNDED,
     }.get(problem.sol_status)
-    # Infeasible whole numbers get the one status and not the other.
+    # For infeasible whole numbers, only one of the two statuses is set.
     infeasible = pulp.LpStatusInfeasible in (problem.status, problem.sol_status)
     if infeasible:
         proof = Status.INFEASIBLE
@@ -110,7 +109,7 @@ def _limit(log: str, desk: Desk) -> StoppedBy | None:
 
 
 def _bound(log: str, model: LinearModel, proof: Status | None) -> float | None:
-    """Return the bound that a log ends with: in eight digits and in thousandths, either maybe rounded up."""
+    """Return the last bound of a log: eight digits, in thousandths, either perhaps rounded up."""
     if proof is not None or not (found := _BOUND.findall(log)):
         return None
     last = {words: float(number) for words, number in found}

@@ -26,7 +26,7 @@ _LIMITS = {
 
 
 class _Incumbents(Eventhdlr):
-    """Hands over every better solution."""
+    """Event handler that reports every better solution."""
 
     def __init__(self, names: tuple[str, ...], desk: Desk) -> None:
         self.names = names
@@ -45,7 +45,7 @@ class _Incumbents(Eventhdlr):
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return SCIP's answer. The model goes over as a file: row by row takes PySCIPOpt six times as long."""
+    """Return SCIP's result. The model is passed as a file, as rows take PySCIPOpt six times as long."""
     scip = Model()
     scip.hideOutput()
     handle, path = tempfile.mkstemp(suffix=".mps")

@@ -1,10 +1,8 @@
-"""
-One process per solve: a solver's library crashes, hangs or clashes with another one there, not here.
+"""One process per solve, as a solver's library may crash, hang or clash with another one.
 
-The parent starts a fresh interpreter in its own session, sends it the task over a pipe, and collects what the
-task reports. At the deadline, counted from the call on, the task is asked to stop, and killed with all its
-children if it doesn't; the same on Ctrl-C. What it reported until then is kept. A worker whose parent dies
-ends itself.
+The parent starts a fresh interpreter in its own session, sends it the task over a pipe, and collects its
+reports. At the deadline, counted from the call on, or on Ctrl-C, the task is asked to stop. If it doesn't, it
+is killed with all its children. Earlier reports are kept. A worker without its parent ends itself.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from ..result import StoppedBy
 logger = logging.getLogger(__name__)
 
 START_UP_SECONDS = 60.0
-"""A worker that has not imported its library after this long counts as hung."""
+"""Seconds to import a library before a worker counts as hung; larger tolerates slower disks."""
 GRACE_SECONDS = 1.5
-"""What a solver that is interrupted gets to hand over its best."""
+"""Seconds for an interrupted solver to report its best solution."""
 GRACE_AT_LIMIT = (0.08, 0.08)
-"""What it gets at its limit: seconds, and a share of the limit. Limits are kept to 0.2 s and a tenth."""
+"""The same at its limit: seconds, and a share of the limit. Limits are kept to 0.2 s and a tenth."""
 
 _BOOT = """
 import sys, pickle
@@ -49,13 +47,12 @@ serve(channel)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    What became of a task.
+    """Outcome of a task.
 
-    answer: What the task returned, or None if it did not get to the end.
+    answer: The task's return value, or None if it did not finish.
     reports: The last value reported under each name.
-    stopped_by: None if the task ended of its own accord, else what ended it.
-    seconds: Wall-clock seconds, the worker's start included.
+    stopped_by: None if the task ended by itself, else the reason.
+    seconds: Wall-clock seconds, including the worker's start.
     message: The error of a crash; empty if there was none.
     """
 
@@ -68,11 +65,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class Desk:
-    """
-    Where a task in a worker hands over what it finds, and learns when to stop.
+    """A task's channel to its parent: reports, and requests to stop.
 
     send: Carries a message to the parent.
-    deadline: The monotonic clock's reading at which the task has to be done, or None.
+    deadline: Monotonic clock reading at which the task must be done, or None.
     """
 
     send: Callable[[tuple[str, object]], None]
@@ -82,15 +78,15 @@ class Desk:
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def ready(self) -> None:
-        """Say that the library is imported."""
+        """Report that the library is imported."""
         self.send(("ready", None))
 
     def read_incumbents(self, read: Callable[[object], object]) -> None:
-        """Have each incumbent handed over as what ``read`` makes of it, and none of which it makes None."""
+        """Convert each incumbent with ``read`` before it is reported; skip those that give None."""
         self._read = read
 
     def report(self, name: str, value: object) -> None:
-        """Hand over a value (the best solution so far, say), that replaces the last one of this name."""
+        """Report a value (such as the best solution so far), replacing the last one of this name."""
         if name == "incumbent" and self._read is not None and (value := self._read(value)) is None:
             return
         self.send(("report", (name, value)))
@@ -100,21 +96,20 @@ class Desk:
         return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """Have ``stop`` called, from another thread, when the task is asked to hand over what it has."""
+        """Call ``stop`` from another thread when the task is asked to stop."""
         self._stop = stop
         if self._stopping.is_set():
             stop()
 
     @property
     def stopping(self) -> bool:
-        """Whether the task was asked to stop."""
+        """True if the task was asked to stop."""
         return self._stopping.is_set()
 
     def what_stopped(self, work: int | None) -> StoppedBy | None:
-        """
-        Return which limit stopped a solver that does not say.
+        """Return which limit stopped a solver that does not report it.
 
-        work: Its work limit. Without one it was the seconds, be they not quite up: CP-SAT stops early.
+        work: Its work limit. Without one it was the time, even if not quite up: CP-SAT stops early.
         """
         if self.stopping:
             return StoppedBy.INTERRUPT
@@ -138,14 +133,13 @@ def run_in_worker(
     *,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """
-    Call a function in a process of its own and return what became of it.
+    """Call a function in a process of its own and return the outcome.
 
-    module, function: The function's name; it is called with the task's entries and a :class:`Desk`.
-    task: What it is called with; anything that can be pickled.
-    seconds: Wall-clock limit, which the start of the process and the library's import are part of, or None.
-    meanwhile: Called here while the worker begins: loading a library takes up to a second.
-    Raises KeyboardInterrupt if Ctrl-C is pressed a second time while the task is handing over.
+    module, function: Names of the function, which is called with the task's entries and a :class:`Desk`.
+    task: Its picklable arguments.
+    seconds: Wall-clock limit, including the process's start and imports, or None.
+    meanwhile: Called here while the worker starts: loading a library takes up to a second.
+    raises KeyboardInterrupt: A second Ctrl-C while the task reports its best.
     """
     begun = time.monotonic()
     here, there = Pipe()
@@ -194,12 +188,12 @@ class _Call:
         self.asked = False
 
     def hold(self, messages: Sequence[object], meanwhile: Callable[[], None]) -> None:
-        """Send what the worker waits for, and listen until it has ended or was stopped."""
+        """Send the worker's input, and listen until it has ended or was stopped."""
         try:
             for message in messages:
                 self.send(message)
         except KeyboardInterrupt:
-            # Half a message may be out, so the worker cannot be asked; it has not begun either.
+            # The message may be half sent, so the worker cannot be asked to stop; nor has it begun.
             self.stopped_by = StoppedBy.INTERRUPT
         else:
             try:
@@ -209,7 +203,7 @@ class _Call:
             self.listen()
 
     def send(self, value: object) -> None:
-        # A worker that died at birth is found out by listen(), which has its last words.
+        # If a worker died at its start, listen() finds out, as it reads its last messages.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send_bytes(pickle.dumps(value))
 
@@ -279,7 +273,7 @@ def _last_words(code: int, log: IO[bytes]) -> str:
 
 def serve(channel: Connection) -> None:
     """Run the one task that arrives on ``channel``, in this process. The worker's main function."""
-    # A terminal's Ctrl-C is the parent's to handle; children of ours install their own handlers.
+    # The parent handles a terminal's Ctrl-C; children of ours install their own handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, function, task, deadline = pickle.loads(channel.recv_bytes())
     lock = threading.Lock()
@@ -298,7 +292,7 @@ def serve(channel: Connection) -> None:
     else:
         send(("answer", answer))
     sys.stdout.flush()
-    # Some libraries abort in their destructors once the answer is out.
+    # Some libraries abort in their destructors after the result is sent.
     os._exit(0)
 
 

@@ -11,19 +11,17 @@ import numpy as np
 
 Point = tuple[int, ...]
 Evaluate = Callable[[Point], tuple[float, float]]
-"""Returns latency (seconds) and throughput (requests a second) of a configuration; an infeasible one has
-infinite latency."""
+"""Return latency (seconds) and throughput (requests a second); infeasible means infinite latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """
-    One whole-number control variable.
+    """Whole-number control variable.
 
-    name: What it controls.
+    name: Its control.
     low, high: Its range, both included.
-    rises: Whether latency and throughput rise with it, or fall.
-    Raises ValueError if the range is empty.
+    rises: True if latency and throughput rise with it, false if they fall.
+    raises ValueError: The range is empty.
     """
 
     name: str
@@ -36,17 +34,16 @@ class Variable:
             raise ValueError(f"{self.name} ranges from {self.low} to {self.high}: nothing")
 
     def value(self, step: int) -> int:
-        """Return the value at a step from the end where latency and throughput are low."""
+        """Return the value at a step, counted from the end of low latency and throughput."""
         return self.low + step if self.rises else self.high - step
 
 
 @dataclass(frozen=True, slots=True)
 class Violations:
-    """
-    Where latency or throughput falls though every variable moves to raise it, among the evaluated points.
+    """Violations of monotonicity among the evaluated points.
 
-    pairs: Pairs of points of which one lies beyond the other in every variable.
-    latency, throughput: Of them, those whose latency or throughput falls by more than the tolerance.
+    pairs: Pairs of points with one beyond the other in every variable.
+    latency, throughput: Pairs in which it falls by more than the tolerance.
     worst_latency, worst_throughput: The largest fall, as a fraction.
     """
 
@@ -59,14 +56,13 @@ class Violations:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """
-    What a configuration search found.
+    """Result of a configuration search.
 
     best: Values of the variables; None if no configuration meets the bound. It is within the gap of every
         configuration of the grid *if* latency and throughput are monotone up to the tolerances.
-    throughput: Of the best.
-    evaluated: Configurations looked at.
-    violations: Of monotonicity, among the evaluated points.
+    throughput: Its throughput.
+    evaluated: Number of simulated configurations.
+    violations: Violations of monotonicity among them.
     """
 
     best: Point | None
@@ -85,30 +81,32 @@ def branch_and_bound(
     latency_tolerance: float = 0.0,
     at_least: float = -math.inf,
 ) -> SearchResult:
-    r"""
-    Return the configuration of most throughput within a latency bound (ExeGPT, Algorithm 1).
+    r"""Return the configuration of most throughput within a latency bound (ExeGPT, Algorithm 1).
 
-    A block of configurations can reach at most the throughput of its upper corner, and is of no use if its
-    lower corner is too slow; the block of the largest upper end is split first. Where the paper splits on two
-    variables, this takes any number: of the corners at which one variable alone is at its upper end, the one
-    of most throughput within the bound names a variable, and the block is halved along the longest of the
-    others ("vertically" if the best corner is top left); if none is within the bound, along its longest side.
-    Our addition, exact under the same assumption: what bisection along each side shows to be too slow is cut
-    off before a block is split, which saves evaluations where the bound runs across a long block.
+    A block of configurations can reach at most the throughput of its upper corner, and is useless if its
+    lower corner is too slow. The block of the largest upper bound is split first.
 
-    evaluate: Simulates a configuration; asked once for each.
+    The paper splits on two variables; this takes any number. The corners with one variable at its upper end
+    are compared: the one of most throughput within the bound names a variable. The block is halved along the
+    longest of the others ("vertically" if the best corner is top left). If no corner is within the bound, it
+    is halved along its longest side.
+
+    Our addition is exact under the same assumption. Before a split, bisection along each side cuts off
+    configurations that are too slow, which saves evaluations where the bound crosses a long block.
+
+    evaluate: Simulates a configuration; called once for each.
     latency_bound: :math:`L_b`, seconds.
-    gap: Of throughput, as a fraction: no better configuration is looked for that is better by less.
+    gap: Improvements of throughput below this fraction are not searched for.
     throughput_tolerance, latency_tolerance: :math:`\epsilon_T` and :math:`\epsilon_L` as fractions of the
-        best throughput and of the bound: blocks are kept although they seem worse, or too slow, by so much.
-    at_least: Throughput already reached elsewhere: nothing that is no better is looked for.
+    best throughput and of the bound: blocks worse or slower by less are kept.
+    at_least: Throughput already reached; only better configurations are searched for.
     """
     tolerances = (throughput_tolerance, latency_tolerance)
     return _Search(evaluate, variables, latency_bound, gap, tolerances, at_least).run()
 
 
 class _Search:
-    """Blocks in steps: 0 where latency and throughput are low, rising with them."""
+    """Blocks in steps from 0, where latency and throughput are low."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class _Search:
     ) -> None:
         self.evaluate, self.variables, self.bound = evaluate, variables, bound
         self.tolerances = tolerances
-        # What a block's upper corner says is believed up to the first, and is worth a look beyond the second.
+        # Slack of an upper corner's throughput, and latency beyond which a lower corner is too slow.
         self.slack = (1 + tolerances[0]) / (1 + gap)
         self.late = bound * (1 + tolerances[1]) if math.isfinite(bound) else bound
         self.seen: dict[Point, tuple[float, float]] = {}
@@ -136,7 +134,7 @@ class _Search:
         while queue:
             upper, _, low, high = heapq.heappop(queue)
             if -upper * self.slack <= self.throughput:
-                # The queue is sorted: no block left can be better.
+                # The queue is sorted: no remaining block can be better.
                 break
             side = self._side(low, high)
             middle = (low[side] + high[side]) // 2
@@ -155,7 +153,7 @@ class _Search:
         high = self._reduced(low, high)
         latency, throughput = self._at(high)
         met = latency <= self.bound and math.isfinite(latency)
-        # Even a block whose best corner is known is split while tolerance leaves something beyond it.
+        # Even a block with a known best corner is split while the tolerance leaves candidates beyond it.
         if low != high and throughput * self.slack > self.throughput and (not met or self.tolerances[0] > 0):
             heapq.heappush(queue, (-throughput, len(self.seen), low, high))
 

@@ -17,24 +17,23 @@ from .row_search import RowRange, best_of_rows
 
 ANY = Targets()
 GAP = 0.005
-"""Of throughput: no better configuration is looked for that is better by less."""
+"""Smallest relative improvement of throughput that is searched for; larger is faster and less exact."""
 LEAST_MICRO_BATCH = 4
-"""Prompts that an RRA micro-batch encodes at least: smaller ones vary too much to plan with."""
+"""Least prompts of an RRA micro-batch: smaller ones vary too much for a plan."""
 _START_GAP = 0.2
-"""Of throughput: what the first search, which takes the grid as monotone, may miss."""
+"""Gap of the first search, which assumes a monotone grid, as a share of throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """
-    A grid on which latency and throughput can be expected to be monotone.
+    """Grid on which latency and throughput can be expected to be monotone.
 
     The paper takes the number of tensor-parallel devices as a monotone variable, at a fixed degree. On
-    measured profiles it is not (a pipeline of unlike stages gains less than it loses); nor is the batch where
-    the workload-aware allocation moves a device. So there is one space for each number of groups and each
-    range of batches with the same allocation.
+    measured profiles it is not (a pipeline of unequal stages loses more than it gains), nor is the batch at
+    which the workload-aware allocation moves a device. So there is one space for each number of groups and
+    each range of batches with the same allocation.
 
-    tensor_degree, tensor_groups: Of the configurations.
+    tensor_degree, tensor_groups: Fixed values of the configurations.
     variables: ``encode_batch``, and ``decode_steps`` (RRA) or ``micro_batches`` (WAA).
     """
 
@@ -56,7 +55,7 @@ class Space:
         )
 
     def evaluate(self, rows: Sequence[RowRange]) -> Evaluate:
-        """Return what simulates a configuration at values of the variables, by :meth:`rows`."""
+        """Return the simulator of configurations by values of the variables, from :meth:`rows`."""
 
         def reached(point: Point) -> tuple[float, float]:
             probe = rows[self.number(point)].row.probe(point[0], point[0])
@@ -65,7 +64,7 @@ class Space:
         return reached
 
     def number(self, point: Point) -> int:
-        """Return which of :meth:`rows` a point is in."""
+        """Return the index in :meth:`rows` of a point."""
         return sum(value - each.low for value, each in zip(point[1:], self.variables[1:], strict=True))
 
     def rows(self, timeline: Timeline) -> list[RowRange]:
@@ -83,13 +82,12 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """
-    The best configuration of a strategy at one tensor-parallel degree.
+    """Best configuration of a strategy at one tensor-parallel degree.
 
-    strategy, tensor_degree: Where it was searched.
+    strategy, tensor_degree: The searched part.
     config, performance: The best; None if no configuration meets the bound.
-    evaluated, grid: Configurations looked at, and in all.
-    results: Of the spaces searched.
+    evaluated, grid: Configurations simulated, and in all.
+    results: Results of the spaces.
     """
 
     strategy: Strategy
@@ -109,12 +107,11 @@ def spaces(
     encode_batches: tuple[int, int] = (1, 256),
     decode_steps: tuple[int, int] | None = None,
 ) -> Iterator[Space]:
-    """
-    Yield the spaces of a strategy at a tensor-parallel degree; none where the devices are too few.
+    """Yield the spaces of a strategy at a tensor-parallel degree; none with too few devices.
 
     encode_batches: Range of :math:`B_E`.
-    decode_steps: Range of :math:`N_D`; by default from 1 to the longest completion, beyond which it changes
-        nothing.
+    decode_steps: Range of :math:`N_D`; by default up to the longest completion, beyond which it has no
+        effect.
     """
     devices, shared = timeline.cluster.devices, tensor_degree > 1
     decode_steps = decode_steps or (1, timeline.lengths.outputs.high)
@@ -150,12 +147,10 @@ def whole_grid(
     decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> tuple[FloatArray, FloatArray]:
-    """
-    Return latency and throughput of every configuration: what :func:`search` is judged by.
+    """Return latency and throughput of every configuration, as a reference for :func:`search`.
 
-    timeline, strategy, tensor_degree, encode_batches, decode_steps: As in :func:`spaces`.
-    targets: The latency of what misses one is infinite.
-    Returns: Seconds (infinite where a configuration does not fit) and requests a second, shape
+    targets: A configuration that misses one has infinite latency.
+    returns: Seconds (infinite where a configuration does not fit) and requests a second, shape
         (configurations,).
     """
     parts = [(np.zeros(0), np.zeros(0))]
@@ -175,12 +170,9 @@ def whole_frontier(
     decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> list[tuple[float, float]]:
-    """
-    Return latency and throughput of the configurations that no other beats in both, by rising latency.
+    """Return the Pareto front of latency and throughput over all configurations, by rising latency.
 
-    timeline, strategies, encode_batches, decode_steps: As in :func:`search_all`; every configuration of
-        theirs is simulated.
-    targets: Those that miss one are left out.
+    targets: Configurations that miss one are left out.
     """
     degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
     grids = [
@@ -317,7 +309,7 @@ def search_all(
 def _same_allocation(
     timeline: Timeline, strategy: Strategy, batches: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the ranges of encoding batches for which as many devices encode."""
+    """Return the ranges of encoding batches with the same number of encoding devices."""
     low, high = batches
     counts = timeline.encoders(strategy, np.arange(low, high + 1))
     starts = [low, *(low + 1 + np.flatnonzero(np.diff(counts))).tolist()]

@@ -1,4 +1,4 @@
-"""A new configuration for lengths that are not those planned for, and what changing to it costs."""
+"""New configuration for changed lengths, and the cost of the change."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from .execution_search import search
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """
-    What to run from now on.
+    """Result of a replanning.
 
-    config, performance: The new configuration; None if none of those within reach meets the latency bound.
-    unchanged: What the old one reaches with the lengths observed.
-    reload_seconds: In which the devices load their new layers before it runs; 0 if each keeps its own.
+    config, performance: The new configuration; None if no reachable one meets the latency bound.
+    unchanged: Performance of the old one with the observed lengths.
+    reload_seconds: Seconds to load new layers before it runs; 0 if each device keeps its own.
     """
 
     config: ExecConfig | None
@@ -37,16 +36,15 @@ def replan(
     *,
     encode_batches: tuple[int, int] = (1, 256),
 ) -> Replan:
-    """
-    Return the best change of a running configuration (ExeGPT, section 7.6).
+    """Return the best change of a running configuration (ExeGPT, section 7.6).
 
-    RRA changes its decode iterations alone, which no device notices; WAA shares out the devices anew, and
-    those load other layers from the host's memory (Table 4).
+    RRA changes only its decode iterations, which needs no reload. WAA divides the devices again, and these
+    load other layers from host memory (Table 4).
 
-    planned, observed: Simulate a configuration with the lengths it was chosen for, and with those observed.
+    planned, observed: Timelines with the planned and the observed lengths.
     config: The running one.
-    latency_bound: Seconds for a completion of the 99th-percentile length observed.
-    encode_batches: Of the search for a WAA configuration (see :func:`.search`).
+    latency_bound: Seconds for a completion of the observed 99th-percentile length.
+    encode_batches: Range of the search for a WAA configuration (see :func:`.search`).
     """
     unchanged = on_planned_devices(planned, observed, config)
     if config.strategy is Strategy.RRA:
@@ -80,7 +78,7 @@ def replan(
 
 
 def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:
-    """Return what a configuration reaches with other lengths than those that shared out its devices."""
+    """Return a configuration's performance with other lengths than its devices were divided for."""
     if config.strategy is Strategy.RRA or planned.cluster.devices < 2:
         return observed(config)
     encoders = int(planned.encoders(config.strategy, np.array([config.encode_batch]))[0])
@@ -88,5 +86,5 @@ def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig
 
 
 def _layers(config: ExecConfig, performance: Performance) -> tuple[object, ...]:
-    """Return what decides which layers each device holds."""
+    """Return a key of the layers on each device."""
     return (*performance.stages, config.tensor_degree, config.tensor_groups)

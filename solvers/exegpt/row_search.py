@@ -1,4 +1,4 @@
-"""An exact search of rows of configurations, by bounds that hold whether or not a row is monotone."""
+"""Exact search of rows of configurations, with bounds that need no monotone row."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from ...models.exegpt.row import Probe, Row
 
 _LOOKS = 4
-"""At each row in turn: what is left of it then waits until the best of all rows is nearly known."""
+"""Probes of each row in turn; the rest waits until the best of all rows is nearly known."""
 _ROUNDING = 1e-12
-"""Of a latency: added up in another order, what is no slower than another may seem so by as much."""
+"""Relative tolerance of latencies, as sums in another order differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The configurations of a row that are searched: encoding batches ``low`` to ``high``, both included."""
+    """Part of a row that is searched: encoding batches ``low`` to ``high``, both included."""
 
     row: Row
     low: int
@@ -26,12 +26,11 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class RowBest:
-    """
-    The best configuration of some rows.
+    """Best configuration of some rows.
 
-    row, batch: Number of the row, and encoding batch; None if nothing is better than what was known.
-    throughput: Of the best, or what was known.
-    evaluated: Configurations looked at.
+    row, batch: Index of the row, and encoding batch; None if none is better than ``at_least``.
+    throughput: Its throughput, or ``at_least``.
+    evaluated: Configurations simulated.
     """
 
     row: int | None
@@ -49,18 +48,17 @@ def best_of_rows(
     at_least: float = -math.inf,
     gap: float = 0.0,
 ) -> RowBest:
-    """
-    Return the configuration of most throughput within a latency bound, whatever is monotone or not.
+    """Return the configuration of most throughput within a latency bound, without any monotonicity.
 
-    A look at one configuration excludes the smaller encoding batches of its row if the row's bound on
-    their throughput is no better than the best known, and the larger ones if that on their latency is too
-    slow. In most rows one look excludes both: where it is taken follows from the rows before.
+    One probe excludes the smaller encoding batches of its row if the upper bound on their throughput is no
+    better than the best. It excludes the larger ones if the lower bound on their latency is too slow. In most
+    rows one probe excludes both; its position follows from the rows before.
 
-    ranges: The rows, like ones next to each other.
+    ranges: The rows, similar ones next to each other.
     latency_bound: Seconds.
     first, guess: The row to begin with, and an encoding batch of it: those of a good configuration.
-    at_least: Throughput already reached: nothing that is no better is looked for.
-    gap: Nothing better by a smaller fraction is looked for.
+    at_least: Throughput already reached; only better configurations are searched for.
+    gap: Improvements below this fraction are not searched for.
     """
     search = _Rows(ranges, latency_bound, at_least, 1 + gap)
     begin = search.look(first, guess)
@@ -74,7 +72,7 @@ def best_of_rows(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Block:
-    """Encoding batches of a row that may hold the best: the most promising first, and where to look."""
+    """Encoding batches of a row that may hold the best, with the next probe; most promising first."""
 
     rank: float
     number: int
@@ -89,11 +87,11 @@ class _Rows:
         self.row: int | None = None
         self.batch, self.evaluated = 0, 0
         self.left: list[_Block] = []
-        # Of the last two looks at a row: what one prompt more changes.
+        # Change per prompt between the last two probes of a row.
         self.latency_slope, self.throughput_slope = 0.0, 0.0
 
     def look(self, number: int, guess: int) -> int:
-        """Look at a row, and return the encoding batch seen whose latency is nearest to the bound."""
+        """Probe a row, and return the probed encoding batch of latency nearest to the bound."""
         whole = self.ranges[number]
         at = min(max(guess, whole.low), whole.high)
         blocks = [_Block(-math.inf, number, whole.low, whole.high, at)]
@@ -116,7 +114,7 @@ class _Rows:
         return nearest
 
     def finish(self) -> None:
-        """Look at what is left of the rows, the most promising part first."""
+        """Probe the rest of the rows, the most promising part first."""
         while self.left:
             block = heapq.heappop(self.left)
             if -block.rank <= self.best * self.factor:
@@ -125,7 +123,7 @@ class _Rows:
                 heapq.heappush(self.left, part)
 
     def _split(self, block: _Block) -> tuple[Probe, list[_Block]]:
-        """Look at a configuration of a block; return what that says, and what may still hold the best."""
+        """Probe a configuration of a block; return the probe, and the blocks that may still hold the best."""
         low, high, at = block.low, block.high, block.at
         probe = self.ranges[block.number].row.probe(low, at)
         self.evaluated += 1
@@ -136,7 +134,7 @@ class _Rows:
         least = probe.least_latency * (1 - _ROUNDING)
         excess = probe.most_throughput - self.best * self.factor
         if low < at and excess > 0:
-            # What does not fit says nothing of how far away something does.
+            # An infeasible configuration does not tell how far a feasible one is.
             fits = math.isfinite(probe.latency)
             step = _steps(excess, self.throughput_slope if fits else 0.0, at - low)
             rank = max(block.rank, -probe.most_throughput)
@@ -154,7 +152,7 @@ class _Rows:
 
 
 def _steps(distance: float, slope: float, most: int) -> int:
-    """Return how many prompts away a line of this slope points; the middle if it points nowhere."""
+    """Return the distance in prompts by a line of this slope; the middle for a flat one."""
     if slope <= 0 or not math.isfinite(distance):
         return (most + 1) // 2
     return min(max(1, math.ceil(distance / slope)), (most + 1) // 2 if distance / slope > most else most)

@@ -49,7 +49,7 @@ def test_the_tiny_families_are_supported(family: str) -> None:
         ("openai-gpt", {}, "does not take a key-value cache"),
         ("gemma3", {}, "multimodal"),
         ("llava", {}, "multimodal"),
-        ("gemma3n_text", {}, "share the keys and values of others"),
+        ("gemma3n_text", {}, "share the KV cache of others"),
         ("llama4_text", {}, "chunked_attention"),
         ("moshi", {}, "numbers positions or masks tokens on its own"),
         ("blt", {}, "cannot tell what its layers cache"),

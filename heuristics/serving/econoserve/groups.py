@@ -1,10 +1,10 @@
-"""Completions that began together because they are predicted to end together (time-synced batching)."""
+"""Completions that begin together as they are predicted to end together (time-synced batching)."""
 
 from __future__ import annotations
 
 
 class SyncedGroups:
-    """Who is in which group, and when a group is done."""
+    """Membership of groups, and their ends."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}
@@ -12,7 +12,7 @@ class SyncedGroups:
         self._next = 0
 
     def new(self) -> int:
-        """Return a group that nobody is in."""
+        """Return an empty group."""
         self._next += 1
         return self._next
 
@@ -22,7 +22,7 @@ class SyncedGroups:
         self._members[group] = self._members.get(group, 0) + 1
 
     def leave(self, request: int) -> bool:
-        """Take a request out if it is in a group, and return whether that group is done."""
+        """Remove a request if it is in a group, and return whether that group is done."""
         group = self._of.pop(request, None)
         if group is None:
             return False

@@ -1,4 +1,4 @@
-"""EconoServe: prompts fill the iteration, completions fill the memory, and its second halves are lent."""
+"""EconoServe: prompts fill the iteration, completions the memory, and second halves are lent."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class _Changes:
 
 
 class EconoServe:
-    """
-    EconoServe's decision for one iteration (its Algorithm 1), as the paper prints it.
+    """EconoServe's decision for one iteration (its Algorithm 1), as the paper prints it.
 
-    A prompt takes the reserve or what completions left (section 3.3.1), a completion longer than predicted
-    the reserve a block at a time and nothing else (3.3.2); a guest that overstays goes to the host's memory
-    (3.2). Where the paper leaves the rule open: a completion for which the reserve has no block pauses in
-    place, predicted to need ``padding`` of its length more (the paper's L_new, predicted minus generated,
-    would be zero), at least a block; when everything left has paused so, the one that holds most is moved to
-    the host.
+    A prompt takes the reserve or memory that completions left (section 3.3.1). A completion longer than
+    predicted takes the reserve, a block at a time (3.3.2). A guest that stays too long moves to host memory
+    (3.2).
 
-    sizes: What is kept free.
-    synced: Whether completions of equal predicted length are started as a group, and the queue is looked at
-        only when a group is done (``-SD``); if not, at every iteration (``-D``).
-    ordered: Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
-    lending: Whether promised and unused memory is lent to completions whose prompt is computed (the full
-        EconoServe).
+    One rule is open in the paper: the reserve has no block for a completion longer than predicted. Here it
+    pauses in place, and its prediction grows by ``padding`` of its length, at least a block. (The paper's
+    L_new, predicted minus generated, would be zero.) If all requests left have paused, the one that holds
+    most moves to the host.
+
+    sizes: Memory kept free.
+    synced: Completions of equal predicted length start as a group, and a new one starts when a group is done
+        (``-SD``); if false, at every iteration (``-D``).
+    ordered: Both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    lending: Promised but unused memory is lent to completions with computed prompts (the full EconoServe).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EconoServe:
         return max(1, padded - int(state.generated[request]))
 
     def _more(self, state: ServingState, request: int) -> int:
-        """Return how much longer a completion is taken to be that is longer than predicted."""
+        """Return the extra length predicted for a completion longer than predicted."""
         padding = math.ceil(int(state.predicted[request]) * self._sizes.padding)
         return max(padding, state.ledger.block_tokens)
 
@@ -101,7 +101,7 @@ class EconoServe:
         self._target[request] = int(state.generated[request]) + length
         deadline = float(state.deadline[request])
         self._answers.push(request, length, deadline, int(state.held[request]), again=again)
-        # The queue was exhausted when it was last looked at, or what paused may be grouped anew.
+        # The queue was empty at its last use, or paused completions may form new groups.
         self._look |= len(self._answers) == 1 or again
 
     def _finish(self, request: int) -> None:
@@ -110,7 +110,7 @@ class EconoServe:
         self._look |= self._groups.leave(request)
 
     def _make_room(self, state: ServingState, changes: _Changes) -> None:
-        """See to it that everyone running may write its next token, or stops."""
+        """Make room for the next token of each running request, or stop it."""
         ledger, running = state.ledger, state.running
         if not running.size:
             return
@@ -132,7 +132,7 @@ class EconoServe:
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
     def _extend(self, state: ServingState, request: int) -> bool:
-        """Give a longer completion one more block of the reserve, and return whether there was one."""
+        """Give a longer completion a block of the reserve, and return whether there was one."""
         more = int(state.held[request]) + 1
         if not self._reserve.holds(state.ledger, 1) or not state.ledger.grow(request, more):
             return False
@@ -140,7 +140,7 @@ class EconoServe:
         return True
 
     def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
-        """Move a guest that overstays, and its guests, to the host."""
+        """Move a guest that stays too long, and its guests, to the host."""
         for inner in state.ledger.guests_of(guest):
             self._move_out(state, inner, changes)
         self._send(state, guest, changes)
@@ -154,7 +154,7 @@ class EconoServe:
         self._away[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, changes: _Changes, available: int) -> bool:
-        """Let the first request on the host go on if there is room for it, and return whether there was."""
+        """Resume the first request on the host if it fits, and return whether it did."""
         request, ledger = self._host[0], state.ledger
         if request in changes.swap_out:
             return False
@@ -174,7 +174,7 @@ class EconoServe:
         return self._reserve.free_beyond(state.ledger, leaving)
 
     def _select(self, state: ServingState, changes: _Changes) -> None:
-        """Start completions until the memory is given away (line 2), and their guests (line 3)."""
+        """Start completions until the memory is promised (line 2), and their guests (line 3)."""
         tokens = state.ledger.block_tokens
         hosts: list[int] = []
         full = False
@@ -214,8 +214,7 @@ class EconoServe:
             changes.start.append(request)
 
     def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
-        """
-        Give the second half of what is unused to a completion half as long, and so on in both halves.
+        """Lend the second half of unused memory to a completion half as long, recursively in both halves.
 
         Guests are no longer than l/2 - b, l/4 - b, ..., b being the buffer's share of l, the outermost host's
         predicted length (section 3.2).
@@ -264,7 +263,7 @@ class EconoServe:
         return budget - new
 
     def _admit(self, state: ServingState, request: int) -> bool:
-        """Give a prompt room in the reserve, or beyond it, and return whether there was any."""
+        """Give a prompt room in the reserve or beyond it, and return whether there was any."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
         inside = self._reserve.holds(ledger, blocks)
@@ -277,7 +276,7 @@ class EconoServe:
         return True
 
     def _unlock(self, state: ServingState, changes: _Changes) -> None:
-        """Start something although the reserve is touched, at worst by moving others to the host."""
+        """Start a request although the reserve is touched, if need be by moving others to the host."""
         ledger = state.ledger
         while (request := self._answers.head()) is not None:
             needed = min(

@@ -1,4 +1,4 @@
-"""A queue of tasks that finds the next one, and one of a fitting length, in logarithmic time."""
+"""Task queue that finds the next task, and one of a fitting length, in logarithmic time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from typing import NamedTuple
 
 _SCANNED = 16
-"""Ranges looked through for a task that fits, at most: a decision must not cost the whole queue."""
+"""Most ranges searched for a task that fits; more cost more time per decision."""
 
 
 class _Entry(NamedTuple):
@@ -17,7 +17,7 @@ class _Entry(NamedTuple):
 
 
 class LengthIndex:
-    """Tasks by length: lengths are few however many the tasks."""
+    """Tasks by length; distinct lengths are few."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, dict[int, None]] = {}
@@ -37,7 +37,7 @@ class LengthIndex:
         self._tasks[length][task] = None
 
     def remove(self, task: int) -> None:
-        """Take a task out."""
+        """Remove a task."""
         length = self._length.pop(task)
         del self._tasks[length][task]
         if not self._tasks[length]:
@@ -45,7 +45,7 @@ class LengthIndex:
             del self._lengths[bisect_left(self._lengths, length)]
 
     def closest(self, most: int) -> tuple[int, int] | None:
-        """Return the oldest task of the greatest length no longer than ``most``, and that length, or None."""
+        """Return the oldest task of the greatest length up to ``most``, and that length, or None."""
         at = bisect_right(self._lengths, most) - 1
         if at < 0:
             return None
@@ -54,16 +54,15 @@ class LengthIndex:
 
 
 class TaskQueue:
-    """
-    Tasks in order of arrival, or in EconoServe's order (section 3.4).
+    """Tasks in order of arrival, or in EconoServe's order (section 3.4).
 
-    EconoServe orders by range of deadline, then by range of occupied keys and values, most first, then by
-    length, longest first. Ranges of deadlines are fixed windows of time, so that a task never changes its
-    range while it waits (the paper's are relative to now: 0.2-0.5 s, 0.5-2 s, later).
+    EconoServe orders by deadline range, then by range of KV tokens held (most first), then by length (longest
+    first). Deadline ranges are fixed windows of time, so a waiting task never changes its range. (The paper's
+    are relative to now: 0.2-0.5 s, 0.5-2 s, later.)
     """
 
     deadline_range, memory_range = 2.0, 128
-    """Seconds of a range of deadlines, and tokens of one of occupied keys and values."""
+    """Seconds of a deadline range, and tokens of a range of KV cache."""
 
     def __init__(self, *, ordered: bool) -> None:
         self._ordered = ordered
@@ -81,14 +80,12 @@ class TaskQueue:
         return task in self._entries
 
     def push(self, task: int, length: int, deadline: float, memory: int, *, again: bool = False) -> None:
-        """
-        Add a task.
+        """Add a task.
 
-        task: Not in the queue.
-        length: Tokens of the prompt, or of the completion yet to come.
+        length: Tokens of the prompt, or of the rest of the completion.
         deadline: Seconds after the start; infinite for none.
-        memory: Tokens of keys and values it occupies while it waits.
-        again: Whether it ran before: in order of arrival it goes to the front.
+        memory: KV tokens it holds while it waits.
+        again: It ran before: in order of arrival it goes to the front.
         """
         self._turn += 1
         if not self._ordered:
@@ -101,12 +98,12 @@ class TaskQueue:
         if place not in self._tasks:
             insort(self._ranges, place)
             self._tasks[place] = []
-        # Of equal lengths the one that came last stands first: taken from the end, it comes out last.
+        # Among equal lengths the latest stands first: taken from the end, it comes out last.
         insort(self._tasks[place], (length, -entry.turn, task))
         self._lengths.push(task, length)
 
     def remove(self, task: int) -> None:
-        """Take a task out."""
+        """Remove a task."""
         entry = self._entries.pop(task)
         place, item = (entry.window, entry.memory), (entry.length, -entry.turn, task)
         tasks = self._tasks[place]
@@ -121,11 +118,10 @@ class TaskQueue:
         return self._tasks[self._ranges[0]][-1][2] if self._ranges else None
 
     def fitting(self, most: int) -> int | None:
-        """
-        Return the first task in order that is no longer than ``most``, or None.
+        """Return the first task in order that is no longer than ``most``, or None.
 
-        In order of arrival only the very first is looked at; in EconoServe's, the longest that fits is found
-        by binary search in each of the first ranges.
+        In order of arrival only the first is checked. In EconoServe's order, binary search finds the longest
+        that fits in each of the first ranges.
         """
         for place in self._ranges[: _SCANNED if self._ordered else 1]:
             tasks = self._tasks[place]
@@ -139,7 +135,7 @@ class TaskQueue:
         return self._lengths.shortest(count)
 
     def closest(self, most: int) -> int | None:
-        """Return the longest of all tasks that is no longer than ``most``, the oldest of those, or None."""
+        """Return the longest task up to ``most``, the oldest among equals, or None."""
         found = self._lengths.closest(most)
         return None if found is None else found[0]
 

@@ -1,4 +1,4 @@
-"""What EconoServe keeps free, as shares."""
+"""Shares of memory that EconoServe keeps free."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EconoServeSizes:
-    """
-    EconoServe's sizes, which the pipelined scheduler of this project shares.
+    """EconoServe's sizes, also used by the pipelined scheduler.
 
-    padding: Share by which predicted lengths are raised.
+    padding: Share added to predicted lengths.
     reserved: Share of the memory kept for prompts, and for completions longer than predicted.
-    buffer: Share of a predicted length by which a guest may overstay before its place is needed (the paper's
-        b).
-    forward_size: Tokens of an iteration to aim at (TFS).
-    Raises ValueError if a share is negative, not finite, or (but for the padding) not below 1, or the forward
-        size is none.
+    buffer: Share of a predicted length that a guest may stay beyond it (the paper's b).
+    forward_size: Target tokens of an iteration (TFS).
+    raises ValueError: A share is negative, not finite or (except the padding) at least 1, or the forward size
+    is below 1.
     """
 
     padding: float = 0.1
