@@ -126,7 +126,8 @@ def test_no_run_with_drafts_is_below_its_bound(seed: int) -> None:
     draw = np.random.default_rng(seed)
     count, slots, drafts = (int(value) for value in draw.integers((1, 1, 0), (9, 4, 4)))
     work = Sequences(draw.integers(1, 4, count), draw.integers(1, 12, count))
-    left, running, waiting, iterations, held = work.output.copy(), [], list(range(count)), 0, 0
+    left, waiting, iterations, held = work.output.copy(), list(range(count)), 0, 0
+    running: list[int] = []
     while waiting or running:
         while waiting and len(running) < slots:
             running.append(waiting.pop(0))
@@ -217,7 +218,7 @@ def test_a_bound_beaten_under_checked_assumptions_is_our_defect(
 
 
 def test_blame_falls_on_the_least_sure_assumptions() -> None:
-    checked, stated, assumed = (Assumption(name, name) for name in ("checked", "stated", "assumed"))  # type: ignore[arg-type]
+    checked, stated, assumed = (Assumption(name, name) for name in ("checked", "stated", "assumed"))
     assert blame([checked, stated, assumed]) == ("broken assumption: assumed", False)
     assert blame([checked, stated]) == ("broken assumption: stated", False)
     assert blame([checked])[1] is True
