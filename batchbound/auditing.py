@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .data.arrays import FloatArray
+from .data.claims.assumptions import Assumption, assumed_line, broken_line
 from .data.costs.communication import with_all_reduce
 from .data.costs.iteration_rates import IterationRates
 from .data.costs.link import usual_link
@@ -58,6 +59,8 @@ class Audit:
     runs: Running requests over time, in the run and in other orders.
     clock: Unit of the clock of ``runs``.
     rates: Seconds of an iteration as fitted to the run; None if the iterations do not fit a linear cost.
+    claims: Assumptions of the bound on iterations, each with its basis.
+    is_defect: Whether the run beats the bound though every assumption was checked.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -66,6 +69,8 @@ class Audit:
     runs: tuple[Occupancy, ...] = ()
     clock: str = "iterations"
     rates: IterationRates | None = None
+    claims: tuple[Assumption, ...] = ()
+    is_defect: bool = False
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
         """
@@ -181,42 +186,47 @@ def audit(
 
 def _server_run(asked: _Asked) -> Audit:
     ran = ServerRun.load(asked.path)
-    count = len(ran.servers)
+    count, engines = len(ran.servers), sum(server.engines or 1 for server in ran.servers)
     room = [server.kv_tokens for server in ran.servers if server.kv_tokens is not None]
     blocks = {server.block_tokens for server in ran.servers} - {None}
     limits = asked.limits(
         (asked.slots or ran.slots) * count,
-        (asked.batched_tokens or _BUDGET) * count,
+        (asked.batched_tokens or _BUDGET) * engines,
         asked.kv_tokens or (sum(room) if len(room) == count else None),
         asked.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
     )
     try:
-        found = audit_iterations(ran, limits, budget_known=asked.batched_tokens is not None)
+        known_budget, known_kv = asked.batched_tokens is not None, asked.kv_tokens is not None
+        found = audit_iterations(ran, limits, budget_known=known_budget, kv_stated=known_kv)
     except ValueError as error:
         raise InputError(str(error), file=asked.path, hint="Nothing can be audited.") from None
-    _confirm(verify_iterations(found.sequences, found.limits, found.bound))
-    tables, lost, broken = _counted(found)
-    if count > 1:
-        return Audit(
-            tables, (*broken, "no seconds: they are fitted to one server, and there are several"), lost
-        )
+    _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
+    tables, lost, said = _counted(found)
+    if engines > 1:
+        said = (*said, "no seconds: they are fitted to one engine, and there are several")
+    elif found.broken or found.drafts != 0:
+        said = (*said, "no seconds: an assumption of their bound is broken")
+    if engines > 1 or found.broken or found.drafts != 0:
+        return Audit(tables, said, lost, claims=found.assumptions, is_defect=found.is_defect)
     done = np.flatnonzero(ran.failed == 0)
     request = np.repeat(np.arange(len(done)), ran.choices[done])
     job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
     known = replace(limits, sequences=found.limits.sequences)
     audit = _with_seconds(tables, job, known, found.limits)
-    return replace(audit, losses=(*lost, *audit.losses), assumptions=(*broken, *audit.assumptions))
+    said = (*said, *audit.assumptions)
+    return replace(audit, losses=(*lost, *audit.losses), assumptions=said, claims=found.assumptions)
 
 
 def _counted(
     found: IterationAudit,
 ) -> tuple[dict[str, Mapping[str, object]], tuple[Losses, ...], tuple[str, ...]]:
-    """Return the tables of a server's iterations, their losses, and what the counter shows to be broken."""
-    least = "bound that the run broke" if found.broken else "proven least"
+    """Return the tables of a server's iterations, their losses, and what is assumed or broken."""
+    lines = (broken_line(found.assumptions), assumed_line(found.assumptions), found.broken)
+    said = tuple(line for line in lines if line is not None)
     tables: dict[str, Mapping[str, object]] = {
         "iterations": {
             "counted by the server": found.counted,
-            f"{least}, by {found.bound.source}": found.bound.iterations,
+            f"{found.label}, by {found.bound.source}": found.bound.iterations,
             **{f"lost: {name}": value for name, value in found.losses.items()},
         },
         "by the order of the requests (simulated)": {
@@ -224,12 +234,10 @@ def _counted(
         },
         "certificate": dict(found.bound.certificate),
     }
-    if found.counted is None:
-        return tables, (), ()
-    if found.broken:
-        return tables, (), (found.broken,)
+    if found.counted is None or found.broken:
+        return tables, (), said
     parts = {name: float(value) for name, value in found.losses.items()}
-    return tables, (Losses("iterations", found.counted, found.bound.iterations, parts),), ()
+    return tables, (Losses("iterations", found.counted, found.bound.iterations, parts),), said
 
 
 def _with_seconds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .data.bound import Bound
 from .data.costs.cost import CostModel
 from .data.fleet import Fleet
 from .data.problem import Problem
@@ -11,6 +12,7 @@ from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
 from .executor.reports.report import model_seconds, served_part
 from .heuristics.simulate import simulate
+from .models.bounds.evicting import evicting_bound
 from .models.bounds.fleet import work_bound
 from .solvers.result import Limits
 from .solvers.solve import solve
@@ -122,7 +124,7 @@ def gain_of(
     first = simulate(limited, params.policy)
     this_run = Course.of(trace, trace.makespan)
     result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
-    bound = work_bound(Fleet.of(problem, 1)) if trace.evictions else result.bound
+    bound = _evicting(problem) if trace.evictions else result.bound
     known, schedule = None, result.schedule
     if schedule is not None:
         seconds = clock * schedule.makespan(problem)
@@ -137,6 +139,12 @@ def gain_of(
         clock=clock,
         evicts=trace.evictions > 0,
     )
+
+
+def _evicting(problem: Problem) -> Bound:
+    """Return the stronger bound of schedules that may evict requests."""
+    both = (work_bound(Fleet.of(problem, 1)), evicting_bound(problem))
+    return max(both, key=lambda bound: bound.seconds)
 
 
 def _own_cost(trace: Trace, stated: CostModel) -> CostModel:

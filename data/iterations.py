@@ -117,11 +117,15 @@ class Sequences:
         rows: IntArray = self.output + chunks - 1
         return rows
 
-    def may_run_short(self, limits: EngineLimits) -> bool:
+    def drafted(self, drafts: int) -> Sequences:
+        """Return the sequences with their fewest draws, of ``drafts + 1`` tokens at most, as output."""
+        return replace(self, output=-(-self.output // (drafts + 1))) if drafts else self
+
+    def may_run_short(self, limits: EngineLimits, drafts: int = 0) -> bool:
         """Return whether the KV cache can run out, so that an engine has to preempt requests."""
         if limits.blocks is None:
             return False
-        peak = -(-(self.prompt + self.output - 1) // limits.block_tokens)
+        peak = -(-(self.prompt + self.output + drafts - 1) // limits.block_tokens)
         return int(np.sort(peak)[::-1][: limits.sequences].sum()) > limits.blocks
 
 
@@ -155,7 +159,7 @@ class IterationBound:
 
     def gap(self, iterations: int) -> float:
         """Return how far a number of iterations is above the bound, as a fraction of the bound."""
-        return iterations / self.iterations - 1
+        return iterations / self.iterations - 1 if self.iterations else 0.0
 
     def to_json(self) -> dict[str, object]:
         """Return the bound as plain JSON values."""

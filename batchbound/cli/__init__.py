@@ -57,6 +57,9 @@ EXAMPLES = {
 }
 """How each command is typed; its help ends with it."""
 
+WRONG_BOUND = 3
+"""Exit status of a command whose run beats a bound of ours, though every assumption was checked: a defect."""
+
 INTERRUPTED = 130
 """Exit status of a command that was interrupted (Ctrl-C), as shells have it."""
 
@@ -64,6 +67,8 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """
     Return the exit status of one command: 0 done, 1 the work failed, 2 the input was wrong.
+
+    3: a run beats a bound of ours though every assumption was checked, a defect.
 
     argv: The words after the program's name; those of this process by default.
     """

@@ -23,6 +23,7 @@ _LABELS = {
     "expected_interval_s": "90 % of makespans in",
     "follows": "follows",
     "bound_s": "proven lower bound",
+    "bound_of": "bound of",
     "bound_source": "bound by",
     "gap": "gap to the bound",
     "device_hours": "device-hours",
@@ -113,6 +114,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         **({} if several else _overheads(plan)),
         "makespan_s": plan.makespan,
         "bound_s": None if plan.bound is None else plan.bound.seconds,
+        "bound_of": None if plan.bound is None else bound_of(plan),
         "bound_source": None if plan.bound is None else plan.bound.source,
         "gap": plan.gap,
         "solver": plan.maker.solver,
@@ -122,6 +124,12 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "lengths": plan.provenance.lengths.get("kind"),
         "seconds": seconds,
     }
+
+
+def bound_of(plan: Plan) -> str | None:
+    """Return which schedules a plan's bound holds for, where a KV capacity lets others evict requests."""
+    limited = any(replica.kv_capacity is not None for replica in plan.fleet.replicas)
+    return "every schedule that evicts no request" if limited else None
 
 
 def _overheads(plan: Plan) -> dict[str, float | None]:

@@ -74,18 +74,19 @@ def print_rows(rows: Sequence[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(shown))
 
 
-def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
-    """Print the figures of a run on servers: as one JSON object, or as lines for people."""
+def show_server(result: ServerResult, output: str, *, as_json: bool) -> bool:
+    """Print the figures of a run on servers, as JSON or lines; return whether the bound is wrong."""
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):
         note(f"{output}: every request had its completion already")
     if not as_json and (result.finished_before or not len(result.run)):
-        return
+        return False
     summary = result.figures(note) | {"output": output}
+    wrong = bool(summary.get("bound_is_wrong"))
     if as_json:
         say(json.dumps(summary))
-        return
+        return wrong
     before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
     retried = f", {summary['retries']:,} attempts made again" if summary["retries"] else ""
     rate = summary["output_tokens_per_s"]
@@ -93,6 +94,7 @@ def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
     made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
     say(f"{output}: {made}")
     _show_counted(summary)
+    return wrong
 
 
 def _show_counted(summary: Mapping[str, object]) -> None:
@@ -102,20 +104,22 @@ def _show_counted(summary: Mapping[str, object]) -> None:
     assert isinstance(bound, int)
     counted, predicted = summary.get("iterations"), summary.get("predicted_iterations")
     broken = isinstance(counted, int) and counted < bound
-    least = "bound that the run broke" if broken else "proven least"
-    say(f"  {least:28s} {bound:9,d} iterations, by {summary['bound_source']}")
+    if bound:
+        say(f"  {summary['bound_label']!s:28s} {bound:9,d} iterations, by {summary['bound_source']}")
+    if summary.get("assuming"):
+        say(f"  {summary['assuming']}")
     if isinstance(predicted, int):
         say(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
     if isinstance(counted, int):
         say(
             f"  {'counted by the server':28s} {counted:9,d}"
-            + ("" if broken else f"  {counted / bound - 1:+.2%} of the bound")
+            + ("" if broken or not bound else f"  {counted / bound - 1:+.2%} of the bound")
         )
     else:
         say(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
     simulated = summary.get("simulated_iterations")
     for name, value in (simulated if isinstance(simulated, dict) else {}).items():
-        say(f"  {'simulated, ' + name:28s} {value:9,d}  {value / bound - 1:+.2%}")
+        say(f"  {'simulated, ' + name:28s} {value:9,d}" + (f"  {value / bound - 1:+.2%}" if bound else ""))
     losses = summary.get("losses")
     for name, value in (losses if isinstance(losses, dict) else {}).items():
         say(f"  {'lost: ' + name:52s} {value:+9,d}")

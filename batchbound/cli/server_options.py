@@ -10,7 +10,7 @@ from ..run_job.on_servers import Order, ServerOptions
 from .inputs import columns_of, positive, seconds
 from .parser import Parser
 
-_OF_SERVERS = ("server", "in_flight", "order", "batched_tokens", "timeout", "attempts", "outage")
+_OF_SERVERS = ("server", "in_flight", "order", "batched_tokens", "kv_tokens", "timeout", "attempts", "outage")
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
 _PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 

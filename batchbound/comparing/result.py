@@ -23,6 +23,13 @@ NOT_APPLICABLE = "not applicable"
 """Status of a solver that cannot be asked for an instance."""
 
 
+NO_EVICTIONS = "of schedules that evict no request"
+"""Schedules that a bound holds for, where a KV capacity lets others evict requests."""
+
+OPTIMAL_UNEVICTED = "least without evictions"
+"""Status of an optimal schedule where a policy that evicts requests takes less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """
@@ -32,15 +39,15 @@ class Measurement:
     value: Seconds of the makespan, or the objective of a linear model; None without a solution.
     bound: The bound it proved itself, or None.
     gap: How far the value is above the best bound that any solver of the comparison proved for the instance,
-        as a fraction of the bound's size; None without both, and of a run that put requests back, as bounds
-        are of schedules that prefill each request once.
+        as a fraction of the bound's size; None without both. Of a run that evicts requests: above its own
+        bound, as the others are of schedules that evict no request.
     seconds: Wall-clock seconds it took.
     status, stopped_by: What is in hand and why it stopped; see :class:`~batchbound.solvers.result.Status`.
     version: Of the solver.
     message: What else a person should know.
     bound_source: What proves the bound: an argument, or the backend that says so.
     improvements: Seconds since the start and the value found then, in order.
-    evictions: Times a policy put a request back that ran.
+    evictions: Requests that a policy evicted.
     """
 
     instance: str
@@ -193,12 +200,24 @@ class Comparison:
 def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the measurements of one instance with their gaps to the best bound among them."""
     best = max((row.bound for row in rows if row.bound is not None), default=None)
-    if best is None:
-        return list(rows)
-    return [
-        row if row.value is None or row.evictions else replace(row, gap=gap_above(row.value, best))
-        for row in rows
-    ]
+    evicting = min((row.value for row in rows if row.evictions and row.value is not None), default=math.inf)
+    return [_with_gap(row, best, evicting) for row in rows]
+
+
+def _with_gap(row: Measurement, best: float | None, evicting: float) -> Measurement:
+    """Return a measurement with its gap; ``evicting`` is the fewest seconds of a run that evicts."""
+    if row.evictions:
+        return replace(row, gap=None if row.value is None else gap_above(row.value, row.bound))
+    source = row.bound_source
+    if row.bound is not None and evicting < math.inf:
+        source = f"{source}, {NO_EVICTIONS}"
+    beaten = row.status == Status.OPTIMAL and row.value is not None and evicting < row.value
+    return replace(
+        row,
+        gap=None if row.value is None or best is None else gap_above(row.value, best),
+        bound_source=source,
+        status=OPTIMAL_UNEVICTED if beaten else row.status,
+    )
 
 
 def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:

@@ -17,6 +17,7 @@ from ..data.schedule import Schedule
 from ..heuristics.loop import schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
+from ..models.bounds.evicting import evicting_bound
 from ..models.formulations.full_model import UnsupportedProblemError
 from ..models.formulations.linear_model import TOLERANCE, LinearModel
 from ..planning.fleet import make_fleet_plan
@@ -232,16 +233,19 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
         raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
     status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
     steps = _point(seconds, trace.makespan)
+    # A run that evicts is judged by the bound of schedules that may.
+    bound = evicting_bound(problem) if trace.evictions else None
     return Measurement(
         name,
         label,
         trace.makespan,
-        None,
+        None if bound is None else bound.seconds,
         None,
         seconds,
         status,
         stopped,
         __version__,
+        bound_source="" if bound is None else bound.source,
         improvements=steps,
         evictions=trace.evictions,
     )

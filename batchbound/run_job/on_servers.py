@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ..data.arrays import IntArray
+from ..data.claims.assumptions import WHOLE_CONTEXT, Assumption
+from ..data.costs.model_shape import holds_whole_context
 from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.files.sources import local_file
@@ -76,8 +78,11 @@ class ServerOptions:
     lengths
         Completion lengths of a batch file, as ``plan --lengths`` names them: known where given, else the cap,
         if left out.
+    kv_tokens
+        Tokens of each engine's KV cache. If left out, what the plan says; what a server says counts only
+        for a model without sliding windows.
     slots
-        Requests that each server works on at a time; what the plan or the server says if left out.
+        Requests that each engine works on at a time; what the plan or the server says if left out.
     in_flight
         Completions kept in flight on each; the slots and an eighth more, and as many as keep its queue from
         running empty, if left out.
@@ -107,6 +112,7 @@ class ServerOptions:
     prompts: str | None = None
     columns: PromptColumns | None = None
     lengths: str | None = None
+    kv_tokens: int | None = None
     slots: int | None = None
     in_flight: int | None = None
     order: Order = "auto"
@@ -218,7 +224,11 @@ def run_on_servers(
     served = {} if unnamed is None else {"served": unnamed}
     options = _as_planned(options, batch, facts, remark)
     metrics = [fact.metrics for fact in facts if fact.metrics is not None]
-    limits = _limits(options, slots, len(facts), metrics, batch.iterations)
+    # Engines behind one address have slots each.
+    slots *= max((one.engines or 1 for one in metrics), default=1)
+    assumptions = _assumptions(facts, options, batch, remark)
+    whole = assumptions[0].basis in ("checked", "stated")
+    limits = _limits(options, slots, len(facts), metrics, batch.iterations, whole=whole)
     again = _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
@@ -240,11 +250,15 @@ def run_on_servers(
         raise RunStoppedError(outcome.stopped)
     # Cut off before its trace: one without requests tells the finished job from another's.
     if len(outcome.run) or _run_of(trace) != run_digest(identity):
-        replace(outcome.run, run=run_digest(identity)).save(trace)
+        replace(outcome.run, run=run_digest(identity), assumptions=assumptions).save(trace)
     write_completions(output, (journal.finished[request.custom_id] for request in batch.requests))
     journal.remove()
     stated = options.batched_tokens is not None
-    return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
+    ran = replace(outcome.run, assumptions=assumptions)
+    kv_stated = _kv_stated(options, batch)
+    return ServerResult(
+        len(batch.requests), ran, limits, stated, release, resumed, outcome.failed, kv_stated=kv_stated
+    )
 
 
 def _finished_before(
@@ -255,10 +269,52 @@ def _finished_before(
     if _run_of(trace) != run or not is_whole(output, [one.custom_id for one in batch.requests]):
         return None
     ran = ServerRun.load(trace)
-    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations)
+    whole = any(one.name == WHOLE_CONTEXT and one.basis == "checked" for one in ran.assumptions)
+    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations, whole=whole)
     count, stated = len(batch.requests), options.batched_tokens is not None
     failed = {one.custom_id for one in read_completions(output) if one.error is not None}
-    return ServerResult(count, ran, limits, stated, None, count - len(ran), len(failed), finished_before=True)
+    return ServerResult(
+        count,
+        ran,
+        limits,
+        stated,
+        None,
+        count - len(ran),
+        len(failed),
+        finished_before=True,
+        kv_stated=_kv_stated(options, batch),
+    )
+
+
+def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
+    """Return whether the user states the KV capacity, now or when planning."""
+    plan = batch.iterations
+    planned = plan is not None and all(share.limits.kv_tokens is not None for share in plan.shares)
+    return options.kv_tokens is not None or planned
+
+
+def _assumptions(
+    facts: Sequence[ServerFacts], options: ServerOptions, batch: _Batch, remark: Callable[[str], None]
+) -> tuple[Assumption, ...]:
+    """Return whether requests hold their whole context in KV, and say which room is not taken for real."""
+    if _kv_stated(options, batch):
+        return (Assumption(WHOLE_CONTEXT, "stated", "--kv-tokens or the plan's --kv-capacity"),)
+    names = [options.model, *(name for fact in facts for name in fact.models)]
+    known = [whole for name in names if name is not None and (whole := holds_whole_context(name)) is not None]
+    if known:
+        windows = "the model's config has sliding windows or layers without KV"
+        return (
+            Assumption(WHOLE_CONTEXT, "checked")
+            if all(known)
+            else Assumption(WHOLE_CONTEXT, "broken", windows),
+        )
+    told = next((fact for fact in facts if fact.metrics is not None and fact.metrics.kv_tokens), None)
+    if told is not None and told.metrics is not None:
+        remark(
+            f"{told.url}: its {told.metrics.kv_tokens:,} tokens of KV cache are not used, as sliding windows"
+            " would need fewer: say --kv-tokens N for a model without them"
+        )
+    return (Assumption(WHOLE_CONTEXT, "assumed"),)
 
 
 def _run_of(trace: Path) -> str | None:
@@ -451,18 +507,25 @@ def _limits(
     count: int,
     metrics: Sequence[ServerMetrics | ServerCount],
     plan: IterationPlan | None,
+    *,
+    whole: bool,
 ) -> EngineLimits:
     """Return the limits of all servers as if they were one: what they do side by side, it could do."""
+    engines = sum(one.engines or 1 for one in metrics) + count - len(metrics)
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
+    if options.kv_tokens is not None:
+        room = [options.kv_tokens * engines] + [0] * (count - 1)
+    elif not whole:
+        room = []
     blocks = {one.block_tokens for one in metrics} - {None}
-    if plan is not None and not room:
+    if plan is not None and options.kv_tokens is None and not room:
         # The servers do not tell: what was planned with.
         each = plan.shares[0].limits
         room = [] if each.kv_tokens is None else [each.kv_tokens] * count
         blocks = {each.block_tokens}
     return EngineLimits(
         sequences=slots * count,
-        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * count,
+        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * engines,
         kv_tokens=sum(room) if len(room) == count else None,
         block_tokens=next(iter(blocks)) or 16 if len(blocks) == 1 else 1,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..data.claims.assumptions import assumed_line, broken_line
 from ..data.iterations import EngineLimits
 from ..data.readers.server_run import ServerRun
 from ..executor.reports.iteration_audit import audit_iterations
@@ -39,6 +40,8 @@ class ServerResult:
         Requests that have no completion: their lines say why.
     finished_before
         Whether an earlier run had written all of it already: ``run`` is that one.
+    kv_stated
+        Whether the KV capacity is the user's; else the bound does without the servers' own.
     """
 
     requests: int
@@ -49,6 +52,7 @@ class ServerResult:
     resumed: int
     failed: int
     finished_before: bool = False
+    kv_stated: bool = False
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """
@@ -69,12 +73,15 @@ class ServerResult:
         """Return iterations, their bound and what the others were lost to; nothing without a bound."""
         run = self.run
         try:
-            audit = audit_iterations(run, self.limits, budget_known=self.budget_known)
+            audit = audit_iterations(
+                run, self.limits, budget_known=self.budget_known, kv_stated=self.kv_stated
+            )
         except ValueError as error:
             remark(f"no bound: {error}")
             return {}
-        if audit.broken is not None:
-            remark(audit.broken)
+        for said in (broken_line(audit.assumptions), audit.broken):
+            if said is not None:
+                remark(said)
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
@@ -90,6 +97,10 @@ class ServerResult:
             "iterations": audit.counted,
             "bound_iterations": audit.bound.iterations,
             "bound_source": audit.bound.source,
+            "bound_label": audit.label,
+            "bound_is_wrong": audit.is_defect,
+            "assumptions": [asdict(one) for one in audit.assumptions],
+            "assuming": assumed_line(audit.assumptions),
             "bound_certificate": dict(audit.bound.certificate),
             "bound_slots": audit.limits.sequences,
             "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),

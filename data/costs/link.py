@@ -55,7 +55,12 @@ LINKS: Mapping[str, Link] = {
     link.name: link
     for link in (
         Link(
-            "pcie5-rtxpro6000", 38.16e9, 12.7e-6,
+            "pcie5-rtxpro6000", 16e9, 20e-6,
+            "two RTX PRO 6000, PCIe 5.0 x16: the link of LLMServingSim's validation of whole vLLM runs;"
+            " a step pays more around a collective than a microbenchmark (pcie5-rtxpro6000-nccl) shows",
+        ),
+        Link(
+            "pcie5-rtxpro6000-nccl", 38.16e9, 12.7e-6,
             "NCCL all-reduce between two RTX PRO 6000, PCIe 5.0 x16, as LLMServingSim's hardware.yaml of"
             " 2026-09-26 publishes it: 12.7 us for 4 KiB, 35.54 GiB/s",
         ),
@@ -67,6 +72,8 @@ LINKS: Mapping[str, Link] = {
     )
 }  # fmt: skip
 """Known links, by name."""
+FREE_LINK = Link("none", float("inf"), 0.0, "a link that takes no time: the rest does not depend on one")
+"""Link that takes no time."""
 DEVICE_LINKS: Mapping[str, str] = {
     "RTXPRO6000": "pcie5-rtxpro6000",
     "RTX4090": "pcie4",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -386,3 +389,23 @@ def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
         whole = config.get("max_window_layers") if config.get("use_sliding_window") else 0
         sliding = max(0, layers - whole) if isinstance(whole, int) else layers
     return {"window": window, "window_layers": sliding} if sliding else {}
+
+
+def holds_whole_context(folder: str | os.PathLike[str]) -> bool | None:
+    """Return whether each layer of a model keeps the KV of its whole context; None without a config."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    nested = config.get("text_config")
+    config = nested if isinstance(nested, dict) else config
+    kinds = config.get("layer_types")
+    full = not isinstance(kinds, list) or set(map(str, kinds)) <= {"full_attention", "attention"}
+    window = config.get("sliding_window") is not None and config.get("use_sliding_window") is not False
+    # Layers without attention, or with attention to parts, go by many names.
+    odd = any(
+        name in config for name in (*_UNCOSTED, "attention_chunk_size", "conv_L_cache", "layers_block_type")
+    )
+    return full and not window and not odd and "num_attention_heads" in config

@@ -14,6 +14,9 @@ _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requ
 _ITERATIONS = ("vllm:iteration_tokens_total_count", "llamacpp:n_decode_total")
 _PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
 _STARTED = ("vllm:num_preemptions_created", "process_start_time_seconds")
+_DRAFTS = "vllm:spec_decode_"
+_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+_ACCEPT_LENGTH = ("sglang:spec_accept_length", "sglang:avg_spec_accept_length")
 _CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
 
 
@@ -40,6 +43,12 @@ class ServerMetrics:
         Whether prompts may share KV cache.
     started
         Seconds since 1970 at which its counters began.
+    speculates
+        Whether it drafts tokens; None if unknown.
+    drafts
+        Most tokens that it drafts of a sequence in an iteration; None if unknown.
+    engines
+        Engines that share the address; None if its samples name none.
     """
 
     engine: str = "unknown"
@@ -52,11 +61,15 @@ class ServerMetrics:
     block_tokens: int | None = None
     prefix_caching: bool | None = None
     started: float | None = None
+    speculates: bool | None = None
+    drafts: int | None = None
+    engines: int | None = None
 
 
 def parse_metrics(text: str) -> ServerMetrics:
     """Return what a metrics page says; lines that are not samples are passed over."""
     totals: dict[str, float] = {}
+    engines, positions = set[str](), set[int]()
     labels: dict[str, Mapping[str, str]] = {}
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
@@ -64,7 +77,12 @@ def parse_metrics(text: str) -> ServerMetrics:
             continue
         name, value = sample[1], _number(sample[3])
         totals[name] = totals.get(name, 0.0) + value
-        labels.setdefault(name, dict(_LABEL.findall(sample[2] or "")))
+        of = dict(_LABEL.findall(sample[2] or ""))
+        labels.setdefault(name, of)
+        if name.startswith("vllm:") and "engine" in of:
+            engines.add(of["engine"])
+        if name.startswith(_POSITION) and (position := _whole(of.get("position"))) is not None:
+            positions.add(position)
     known = (("vllm:", "vllm"), ("sglang:", "sglang"), ("llamacpp:", "llama.cpp"))
     engine = next((name for start, name in known if any(key.startswith(start) for key in totals)), "unknown")
     cache = labels.get("vllm:cache_config_info", {})
@@ -76,6 +94,7 @@ def parse_metrics(text: str) -> ServerMetrics:
     if kv is not None and block is not None:
         kv = max(block, kv - block)  # vLLM never hands out one block
     caching = cache.get("enable_prefix_caching")
+    speculates = _speculates(totals, engine)
     return ServerMetrics(
         engine=engine,
         running=_first(totals, _RUNNING),
@@ -83,11 +102,25 @@ def parse_metrics(text: str) -> ServerMetrics:
         iterations=_first(totals, _ITERATIONS),
         preemptions=_first(totals, _PREEMPTIONS),
         cached_tokens=_first(totals, _CACHED),
-        kv_tokens=kv if kv is not None else _first(totals, ("sglang:max_total_num_tokens",)),
+        kv_tokens=kv * max(1, len(engines))
+        if kv is not None
+        else _first(totals, ("sglang:max_total_num_tokens",)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",
         started=next((totals[name] for name in _STARTED if name in totals), None),
+        speculates=speculates,
+        drafts=0 if speculates is False else max(positions) + 1 if positions else None,
+        engines=len(engines) or None,
     )
+
+
+def _speculates(totals: Mapping[str, float], engine: str) -> bool | None:
+    """Return whether an engine drafts tokens: vLLM has counters of drafts where it is set up to draft."""
+    if any(name.startswith(_DRAFTS) for name in totals):
+        return True
+    if any(totals.get(name, 0.0) > 0 for name in _ACCEPT_LENGTH):
+        return True
+    return False if engine == "vllm" and "vllm:num_requests_running" in totals else None
 
 
 def _number(text: str) -> float:

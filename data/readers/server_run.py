@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ..arrays import FloatArray, IntArray
+from ..claims.assumptions import Assumption
 from ..files.disk import InputError, atomic_write, parsed_json, read_text
 from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, plain, record
@@ -42,6 +43,12 @@ class ServerCount:
         Tokens of its KV cache, and of one block.
     prefix_caching
         Whether prompts may share KV cache.
+    speculates, drafts
+        Whether it drafts tokens, and how many of a sequence in an iteration at most.
+    engines
+        Engines that share the address.
+    cached_before
+        Prompt tokens that it had taken from its prefix cache before the job.
     """
 
     url: str
@@ -55,6 +62,10 @@ class ServerCount:
     kv_tokens: Positive | None = None
     block_tokens: Positive | None = None
     prefix_caching: bool | None = None
+    speculates: bool | None = None
+    drafts: Count | None = None
+    engines: Positive | None = None
+    cached_before: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,7 @@ class ServerRunHeader:
 
     Parameters
     ----------
-    slots, in_flight, order, retries, servers
+    slots, in_flight, order, retries, servers, assumptions
         As of :class:`ServerRun`.
     requests
         How many lines follow.
@@ -82,6 +93,7 @@ class ServerRunHeader:
     servers: tuple[ServerCount, ...]
     requests: Count
     run: str | None = None
+    assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -149,6 +161,8 @@ class ServerRun:
         What each counted.
     run
         Name of the run: its requests and the model that they ask for; None if unknown.
+    assumptions
+        What the user states of the servers, or a model's config shows.
     """
 
     ids: tuple[str, ...]
@@ -166,6 +180,7 @@ class ServerRun:
     retries: int
     servers: tuple[ServerCount, ...]
     run: str | None = None
+    assumptions: tuple[Assumption, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -178,7 +193,14 @@ class ServerRun:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines atomically: a header, then a line per request."""
         header = ServerRunHeader(
-            self.slots, self.in_flight, self.order, self.retries, self.servers, len(self), self.run
+            self.slots,
+            self.in_flight,
+            self.order,
+            self.retries,
+            self.servers,
+            len(self),
+            self.run,
+            self.assumptions,
         )
         columns = [getattr(self, name).tolist() for name in _COLUMNS]
         requests = (SentRequest(*row) for row in zip(self.ids, *columns, strict=True))
@@ -210,6 +232,7 @@ class ServerRun:
             retries=header.retries,
             servers=header.servers,
             run=header.run,
+            assumptions=header.assumptions,
             sent=np.array(columns.pop("sent"), dtype=np.float64),
             finished=np.array(columns.pop("finished"), dtype=np.float64),
             **{name: np.array(column, dtype=np.int64) for name, column in columns.items()},

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.claims.assumptions import ONE_TOKEN, TOKEN_BUDGET, Assumption, blame, relied_on
 from ...data.iterations import EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
 from ...models.bounds.iterations import iteration_bound
 from ..serving.release import predict
+from .run_assumptions import Claim, claim_of
 
 _NO_LIMIT = 2**40
 
@@ -19,8 +21,6 @@ ORDER = "order: beyond longest first"
 OTHER = "not explained (client, network, other traffic)"
 OPEN = "longest first above the bound"
 TOGETHER = "all causes together"
-ASSUMED = "one token a sequence and iteration, one engine behind each address, requests within the slots"
-"""Assumptions of the bound on iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class IterationAudit:
     bound, limits, sequences: At the lengths that came out, and what it holds for.
     simulated: Iterations that the engine's simulation takes, by the order of the requests: ``as sent``,
         ``file order`` and ``longest first``; empty for a job too large to simulate.
+    assumptions: Those that the bound relies on.
+    drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
     """
 
     counted: int | None
@@ -39,16 +41,42 @@ class IterationAudit:
     limits: EngineLimits
     sequences: Sequences
     simulated: Mapping[str, Predicted]
+    assumptions: tuple[Assumption, ...] = ()
+    drafts: int | None = 0
 
     @property
     def broken(self) -> str | None:
         """Why the bound does not hold, where fewer iterations were counted; else None."""
         if self.counted is None or self.counted >= self.bound.iterations:
             return None
+        what = f"the run took {self.counted:,} iterations, fewer than its bound of {self.bound.iterations:,}"
+        return f"{what}: {self._blame()[0]}"
+
+    @property
+    def label(self) -> str:
+        """Name of the bound: ``proven`` only under assumptions that are checked or stated."""
+        if self.broken:
+            return "bound that the run broke"
+        relied = relied_on(self.assumptions, self.bound.certificate.get("kind"))
+        # A broken assumption is one that the bound allows for.
         return (
-            f"the run took {self.counted:,} iterations, fewer than its bound of {self.bound.iterations:,}:"
-            f" an assumption of the bound does not hold ({ASSUMED})"
+            "least, if assumptions hold" if any(one.basis == "assumed" for one in relied) else "proven least"
         )
+
+    @property
+    def is_defect(self) -> bool:
+        """Whether the run beats the bound though every assumption was checked."""
+        return self.broken is not None and self._blame()[1]
+
+    def _blame(self) -> tuple[str, bool]:
+        """Return the assumptions that a beaten bound may owe its failure to."""
+        assert self.counted is not None
+        rows = self.sequences.drafted(self.drafts or 0).rows(self.limits)
+        if self.bound.certificate.get("kind") not in ("tokens", "none") and self.counted < int(rows.max()):
+            # One request alone takes more: slots, engines and evictions do not matter to it.
+            alone = [one for one in self.assumptions if one.name in (ONE_TOKEN, TOKEN_BUDGET)]
+            return blame([replace(one, basis="broken") for one in alone if one.basis != "checked"] or alone)
+        return blame(self.assumptions)
 
     @property
     def losses(self) -> dict[str, int]:
@@ -93,8 +121,10 @@ def sequences_of(run: ServerRun) -> Sequences:
     return Sequences(prompt, output, cached, exact=bool((choices == 1).all()))
 
 
-def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
-    """Return what became of a run's iterations."""
+def audit_iterations(
+    run: ServerRun, limits: EngineLimits, *, budget_known: bool, kv_stated: bool = False
+) -> IterationAudit:
+    """Return what became of a run's iterations; the bound uses a KV capacity that is stated or checked."""
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
     # A server seen running more requests than planned has more slots.
@@ -105,13 +135,23 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
     )
     counts = [server.iterations for server in run.servers]
     known = [count for count in counts if count is not None]
+    claim = claim_of(run, sequences, proven, budget_known=budget_known, kv_stated=kv_stated)
+    bound = iteration_bound(sequences, proven, drafts=claim.drafts or 0, kinds=claim.kinds)
     return IterationAudit(
         counted=max(known) if len(known) == len(counts) else None,
-        bound=iteration_bound(sequences, proven),
+        bound=bound,
         limits=proven,
         sequences=sequences,
+        assumptions=_shown(claim, bound),
+        drafts=claim.drafts,
         simulated=_simulated(sequences, replace(limits, sequences=proven.sequences), _orders(sequences, run)),
     )
+
+
+def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
+    """Return the assumptions that the bound relies on, and those that withheld a stronger one."""
+    relied = relied_on(claim.assumptions, bound.certificate.get("kind"))
+    return tuple(one for one in claim.assumptions if one in relied or one.basis == "broken")
 
 
 def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:

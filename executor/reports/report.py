@@ -23,6 +23,7 @@ from ...data.workload import Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay import Replay
 from ...heuristics.simulator import Simulator
+from ...models.bounds.evicting import evicting_bound
 from ...models.bounds.fleet import work_bound
 from ...models.bounds.makespan import best_bound
 from .bubbles import slot_seconds
@@ -129,7 +130,12 @@ def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> 
     if not any(trace.evictions for trace in traces):
         return run_bound
     served = served_part(fleet, traces)
-    return None if served is None else work_bound(served)
+    if served is None:
+        return None
+    bounds = [work_bound(served)]
+    if len(served.replicas) == 1 and not served.replicas[0].busy:
+        bounds.append(evicting_bound(served.problem()))
+    return max(bounds, key=lambda bound: bound.seconds)
 
 
 def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:

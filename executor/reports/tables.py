@@ -138,11 +138,11 @@ def _bound_rows(report: Report, group: str) -> list[Row]:
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
-        which = "every schedule that puts no request back" if report.evictions else "every schedule"
+        which = "every schedule that evicts no request" if report.evictions else "every schedule"
         rows = [Row(group, "bound", duration(report.bound), f"proven of {which}: {report.bound_source}")]
     if report.run_bound is not None and report.run_bound != report.bound:
         note = "proven, for the requests served and the lengths that came out"
-        note += ", even if some are put back" if report.evictions else ""
+        note += ", even if some are evicted" if report.evictions else ""
         rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
     if report.plan_gap is not None:
         gap = percent(report.plan_gap, 2)
@@ -228,7 +228,7 @@ def _throughput_rows(report: Report) -> list[Row]:
         note = f"of the KV cache read: {duration(report.padding_seconds)}, model seconds"
         rows.append(Row(group, "padding", percent(report.padding), note))
     if report.evictions:
-        rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
+        rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests evicted and prefilled again"))
     if report.moved:
         rows.append(Row(group, "moved", f"{report.moved:,}", "to another replica than planned"))
     if report.lengths.wrong:

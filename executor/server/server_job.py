@@ -300,9 +300,11 @@ def _count(
         start, end = getattr(first, name), getattr(last, name)
         return None if anew or start is None or end is None or end < start else int(end - start)
 
+    several = (last.engines or 1) > 1
     return replace(
         known,
-        iterations=during("iterations"),
+        # Engines behind one address add their iterations up: of them no bound speaks.
+        iterations=None if several else during("iterations"),
         preemptions=during("preemptions"),
         cached_tokens=during("cached_tokens"),
         most_running=watch.most_running,
@@ -310,4 +312,8 @@ def _count(
         kv_tokens=last.kv_tokens,
         block_tokens=last.block_tokens,
         prefix_caching=last.prefix_caching,
+        speculates=last.speculates if first.speculates is None else first.speculates,
+        drafts=last.drafts,
+        engines=last.engines,
+        cached_before=first.cached_tokens,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -10,8 +10,18 @@ from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from .packing.lower_bounds import lifted_bound
 
+KINDS = ("slots", "longest", "packing", "tokens", "KV")
+"""Kinds of certificates, one for each argument."""
 
-def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool = False) -> IterationBound:
+
+def iteration_bound(
+    sequences: Sequences,
+    limits: EngineLimits,
+    *,
+    summed: bool = False,
+    drafts: int = 0,
+    kinds: Collection[str] = KINDS,
+) -> IterationBound:
     """
     Return the most iterations that can be proven necessary, with a certificate.
 
@@ -31,21 +41,27 @@ def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool 
     - *KV*: in the iteration that draws its token ``j`` a sequence holds at least ``p + j - 1`` tokens, of
       which those running hold ``p - c + j - 1`` each in blocks of their own (one less where ``c = p - 1``:
       the last token may be another's, too): their sum over all blocks.
+
+    An engine that drafts at most ``k`` tokens draws ``k + 1`` of a sequence in an iteration, so that ``a`` is
+    ``ceil(a / (k + 1))`` in all arguments but *tokens*: a draft that is kept was computed, too. Only
+    ``kinds`` are tried; without any, the bound is zero.
     """
+    whole, sequences = sequences, sequences.drafted(drafts)
     rows = sequences.rows(limits)
     claims: list[tuple[int, str, Mapping[str, object]]] = [
         (-(-int(rows.sum()) // limits.sequences), "slots", {"kind": "slots"}),
         (int(rows.max()), "longest request", {"kind": "longest"}),
     ]
-    if sequences.exact and not summed and not sequences.may_run_short(limits):
+    if sequences.exact and not summed and not whole.may_run_short(limits, drafts):
         packing = lifted_bound(rows, limits.sequences)
         claims.append((packing.value, "packing", {"kind": "packing", **_named(packing.witness)}))
-    computed = int((sequences.prompt - sequences.cached).sum() + (sequences.output - 1).sum())
+    computed = int((whole.prompt - whole.cached).sum() + (whole.output - 1).sum())
     claims.append((-(-computed // limits.batched_tokens), "tokens", {"kind": "tokens"}))
     if limits.blocks is not None and sequences.exact:
         claims.append((-(-held_blocks(sequences, limits) // limits.blocks), "KV", {"kind": "KV"}))
-    value, source, claim = max(claims, key=lambda one: one[0])
-    return IterationBound(value, source, claim)
+    held = [one for one in claims if one[2]["kind"] in kinds]
+    value, source, claim = max(held, key=lambda one: one[0], default=(0, "nothing", {"kind": "none"}))
+    return IterationBound(value, source, {**claim, "drafts": drafts} if drafts else claim)
 
 
 def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:

@@ -11,16 +11,26 @@ from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.schedule import Violation
 
 
-def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: IterationBound) -> Violation | None:
+def verify_iterations(
+    sequences: Sequences, limits: EngineLimits, bound: IterationBound, drafts: int | None = 0
+) -> Violation | None:
     """
     Return what is wrong with a bound on iterations, or None if its certificate proves it.
 
     Everything is counted again from the sequences, one by one, by code that shares nothing with what makes
-    the bound.
+    the bound. The engine drafts at most ``drafts`` tokens of a sequence an iteration; None if unknown.
     """
     claim = bound.certificate
     try:
-        proven = _proven(sequences, limits, str(claim["kind"]), claim.get("heaviest"), claim.get("machines"))
+        kind, drafted = str(claim["kind"]), claim.get("drafts", 0)
+        if type(drafted) is not int or drafted < 0:
+            raise TypeError("drafts are no whole number")
+        if kind not in ("tokens", "none") and (drafts is None or drafted < drafts):
+            made = "an unknown number" if drafts is None else f"up to {drafts}"
+            return Violation(
+                "one token an iteration", f"it holds for {drafted} drafts, the engine makes {made}"
+            )
+        proven = _proven(sequences, limits, kind, claim.get("heaviest"), claim.get("machines"), drafted)
     except (KeyError, TypeError, ValueError) as error:
         return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
     if isinstance(proven, Violation):
@@ -32,10 +42,12 @@ def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: Iterati
 
 
 def _proven(
-    sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object
+    sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object, drafts: int
 ) -> int | Violation:
+    if kind == "none":
+        return 0
     needed: list[int] = [
-        output - 1 + math.ceil((prompt - shared) / limits.batched_tokens)
+        math.ceil(output / (drafts + 1)) - 1 + math.ceil((prompt - shared) / limits.batched_tokens)
         for (prompt, output, _), shared in zip(_rows(sequences), _shared(sequences), strict=True)
     ]
     if kind == "slots":
@@ -48,11 +60,12 @@ def _proven(
     if not sequences.exact:
         return Violation("iterations", f"{kind} needs the length of each completion, not their sum")
     if kind == "KV":
-        return _kv(sequences, limits)
+        return _kv(sequences, limits, drafts)
     if kind == "packing":
         if type(heaviest) is not int or type(machines) is not int:
             raise TypeError("heaviest and machines are no whole numbers")
-        return _packing(sequences, limits, sorted(needed, reverse=True)[:heaviest], machines)
+        short = _short(sequences, limits, drafts)
+        return short or _packing(limits, sorted(needed, reverse=True)[:heaviest], machines)
     return Violation("a certificate is of a known kind", f"{kind!r} is not")
 
 
@@ -66,14 +79,15 @@ def _shared(sequences: Sequences) -> list[int]:
     return shared
 
 
-def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
+def _kv(sequences: Sequences, limits: EngineLimits, drafts: int) -> int | Violation:
     if limits.blocks is None:
         return Violation("iterations", "keys and values have no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
         # All of a prompt but the last token cached: that one may stand in another's place, too.
         own = 0 if cached and cached == prompt - 1 else prompt - cached
-        held += _blocks_below(own + output, size) - _blocks_below(own, size)
+        # At least one token is drawn in each of the draws before the last.
+        held += _blocks_below(own + math.ceil(output / (drafts + 1)), size) - _blocks_below(own, size)
     return math.ceil(held / limits.blocks)
 
 
@@ -84,13 +98,19 @@ def _blocks_below(tokens: int, size: int) -> int:
     return size * full * (full + 1) // 2 + rest * (full + 1)
 
 
-def _packing(sequences: Sequences, limits: EngineLimits, heavy: list[int], machines: int) -> int | Violation:
+def _short(sequences: Sequences, limits: EngineLimits, drafts: int) -> Violation | None:
+    """Return that requests may have to be evicted, or None if all slots' requests fit the KV cache."""
+    if limits.blocks is None:
+        return None
+    peaks = sorted(math.ceil((p + a + drafts - 1) / limits.block_tokens) for p, a, _ in _rows(sequences))
+    if sum(peaks[-limits.sequences :]) <= limits.blocks:
+        return None
+    return Violation("iterations", "requests may have to be put back, and then share no slot")
+
+
+def _packing(limits: EngineLimits, heavy: list[int], machines: int) -> int | Violation:
     if not 1 <= machines <= limits.sequences:
         return Violation("iterations", f"{machines} of {limits.sequences} slots cannot be chosen")
-    if limits.blocks is not None:
-        peaks = sorted(math.ceil((p + a - 1) / limits.block_tokens) for p, a, _ in _rows(sequences))
-        if sum(peaks[-limits.sequences :]) > limits.blocks:
-            return Violation("iterations", "requests may have to be put back, and then share no slot")
     # Dealt out evenly is the fewest that the fullest slots can hold.
     dealt = [len(heavy) // limits.sequences + (k < len(heavy) % limits.sequences) for k in range(machines)]
     return math.ceil(sum(sorted(heavy)[: sum(dealt)]) / machines)

@@ -59,7 +59,7 @@ def test_the_losses_of_a_run_add_up_to_what_is_above_the_bound(
     found = audited(capsys, str(tmp_path / "trace.jsonl"))
     assert found["iterations"] == {
         "counted by the server": 7,
-        "proven least, by slots": 4,
+        "least, if assumptions hold, by slots": 4,
         f"lost: {OTHER}": 1,
         f"lost: {ORDER}": 2,
         f"lost: {OPEN}": 0,
@@ -225,7 +225,7 @@ def test_a_run_below_its_bound_names_the_assumptions_and_claims_no_proof(
     server_run([2, 2, 4], iterations=3).save(tmp_path / "trace.jsonl")
     assert main(["audit", str(tmp_path / "trace.jsonl"), "--json"]) == 0
     captured = capsys.readouterr()
-    assert "fewer than its bound of 4: an assumption of the bound does not hold" in captured.err
+    assert "fewer than its bound of 4: broken assumption: one token a sequence and iteration" in captured.err
     found = json.loads(captured.out)["iterations"]
     assert found == {"counted by the server": 3, "bound that the run broke, by slots": 4}
 
@@ -366,8 +366,8 @@ def test_metrics_pages_are_read_whoever_wrote_them() -> None:
         "vllm:num_preemptions_total nan\n"
     )
     assert (vllm.engine, vllm.running, vllm.iterations) == ("vllm", 7, 7)
-    # One of the eleven blocks belongs to nobody.
-    assert (vllm.kv_tokens, vllm.block_tokens, vllm.prefix_caching) == (160, 16, True)
+    # One of the eleven blocks of each engine belongs to nobody.
+    assert (vllm.kv_tokens, vllm.block_tokens, vllm.prefix_caching) == (2 * 160, 16, True)
     assert vllm.waiting is None
     sglang = parse_metrics("sglang:num_running_reqs 2\nsglang:max_total_num_tokens 512\n")
     assert (sglang.engine, sglang.running, sglang.kv_tokens) == ("sglang", 2, 512)

@@ -456,9 +456,9 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "prompts.jsonl", "--drop-unanswered", "--for", "vllm"),
         r"prompts.jsonl: only tables of lengths have rows without a completion",
     ),
-    "an enumeration that is too large under a cap": (
+    "a search that is too large under a cap": (
         options("plan", "table3:0:60", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
-        r"--solver exact: the enumeration cannot take as many as 60 requests .*search, takes every job",
+        r"--solver exact: the exact search cannot take 60 requests on 2 slots.*search, takes every job",
     ),
     "a solver whose printed model has no bend": (
         cost_file(
@@ -583,7 +583,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an encoding worker that the plan has not": (
         planned(run=("--encode-device", "cpu")),
-        r"plan.json: --encode-device is for a plan",
+        r"plan.json: --encode-device is for a WAA plan",
     ),
     "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
     "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),

@@ -96,12 +96,18 @@ def test_a_device_whose_name_only_begins_alike_has_no_usual_link(device: str) ->
 def test_a_link_takes_what_was_measured_for_arrays_of_every_size() -> None:
     # NCCL between two RTX PRO 6000, LLMServingSim's hardware.yaml: bytes, microseconds.
     all_reduce = {4096: 12.7, 65536: 14.8, 2**18: 21.7, 2**20: 41.0, 2**22: 124.9, 20 * 2**20: 587.1}
-    link = LINKS["pcie5-rtxpro6000"]
+    link = LINKS["pcie5-rtxpro6000-nccl"]
     for data, measured in all_reduce.items():
         assert link.all_reduce_seconds(2, data) == pytest.approx(measured * 1e-6, rel=0.11)
     # A gather and a scatter of each device's 256 KiB, what 64 tokens of 2,048 values are.
     both = 2 * link.gather_seconds(2, 2 * 2**18)
     assert both == pytest.approx((18.8 + 21.1) * 1e-6, rel=0.05)
+
+
+def test_the_usual_link_is_one_that_fits_whole_runs() -> None:
+    link = usual_link("RTXPRO6000")
+    assert link is not None
+    assert (link.bandwidth, link.latency) == (16e9, 20e-6)
 
 
 def test_every_known_link_says_where_its_figures_are_from() -> None:

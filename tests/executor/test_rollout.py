@@ -105,7 +105,7 @@ def test_processes_steps_and_calls_draw_from_streams_of_their_own(engine: LLM) -
         ({}, {"generation_kwargs": {"num_beams": 4}}, "generation_kwargs ask for num_beams=4"),
         ({}, {"top_p": 2.0}, "top_p must lie in"),
         ({"min_p": 0.1}, {"temperature": 0.0}, "min_p has no effect at temperature 0"),
-        ({}, {"chat_template_kwargs": {"enable_thinking": False}}, "no chat template that could be told"),
+        ({}, {"chat_template_kwargs": {"enable_thinking": False}}, "no chat template that takes"),
     ],
 )
 def test_what_contradicts_or_cannot_be_served_is_refused(

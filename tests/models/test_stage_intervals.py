@@ -140,7 +140,7 @@ def test_dear_stages_are_bounded_by_the_intervals_that_they_leave() -> None:
     ("change", "what"),
     [
         ({"interval": -1}, "interval is -1, less than 0"),
-        ({"decode_step": -1}, "round is -1, less than 0"),
+        ({"decode_step": -1}, "decode_step is -1, less than 0"),
         ({"spans": [5, -2]}, "spans is -2, less than 0"),
         ({"spans": []}, "spans of one interval have no price, and would be charged as longer ones"),
     ],

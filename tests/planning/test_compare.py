@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.comparing.result import NOT_APPLICABLE, Comparison, Measurement
+from batchbound.comparing.result import NOT_APPLICABLE, OPTIMAL_UNEVICTED, Comparison, Measurement
 from batchbound.comparing.runner import OwnLinearSolver, compare
-from batchbound.data.bound import Bound
+from batchbound.data.bound import Bound, gap_above
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
@@ -24,6 +24,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.readers.requests import read_workload
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.bounds.evicting import evicting_bound
 from batchbound.models.formulations.full_model import repaired_model
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel
@@ -117,7 +118,7 @@ def test_an_own_solver_that_returns_nothing_is_named() -> None:
         compare({"a": small(0)}, {"mine": lambda problem, limits: None})  # type: ignore[dict-item,return-value]
 
 
-def test_a_run_that_puts_requests_back_has_no_gap_to_a_bound_that_is_not_of_it() -> None:
+def test_a_run_that_evicts_is_judged_by_the_bound_of_schedules_that_may() -> None:
     # Both run at first, and one gives way: shorter than one after the other, which is proven the least.
     problem = Problem(
         Workload.from_lengths([1, 1], [85, 77]), CostModel(0.0, 0.0, 0.001, 0.0002), 16, kv_capacity=86
@@ -128,7 +129,10 @@ def test_a_run_that_puts_requests_back_has_no_gap_to_a_bound_that_is_not_of_it()
     assert rule.value is not None
     assert best.bound is not None
     assert rule.value < best.bound
-    assert rule.gap is None
+    assert rule.bound == evicting_bound(problem).seconds <= rule.value
+    assert rule.gap == gap_above(rule.value, rule.bound)
+    assert best.status == OPTIMAL_UNEVICTED
+    assert best.bound_source.endswith("of schedules that evict no request")
 
 
 def test_one_solver_is_named_as_it_is() -> None:
@@ -283,7 +287,11 @@ def test_the_command_says_why_a_solver_has_nothing(capsys: pytest.CaptureFixture
 def test_wrong_options_are_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "table3:0:5", *words]) == 2
+    try:
+        status = main(["compare", "table3:0:5", *words])
+    except SystemExit as exit_:
+        status = int(exit_.code or 0)
+    assert status == 2
     assert message in capsys.readouterr().err
 
 

@@ -90,7 +90,7 @@ def test_a_rule_that_cannot_share_out_predicted_lengths_is_refused() -> None:
         ({"makespan_s": 1.0}, "not 1.0"),
         ({"groups": "apart"}, r"field 'groups': 'apart' is none of any, together, spread"),
         ({"fleet": []}, "field 'fleet': is not an object"),
-        ({"batchbound_plan": 99}, "of version 99, not 2"),
+        ({"batchbound_plan": 99}, "of version 99, not 3"),
     ],
 )
 def test_a_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -232,7 +232,7 @@ def test_dispatch_shares_out_as_its_rule_says(tmp_path: Path) -> None:
         (["simulate", "table3:0:8", "--dispatch", "mico"], "--dispatch has no effect without --replicas"),
         (
             ["simulate", "table3:0:8", "--replicas", "2", "--assignment", "optimal"],
-            "--assignment is for one replica",
+            "--assignment has no effect with --replicas",
         ),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from ...auditing import audit
 from ...data.files.disk import InputError
+from .. import WRONG_BOUND
 from ..inputs import check_outputs, positive, slot_count
 from ..output import note
 from ..parser import Parser
@@ -104,10 +106,11 @@ def run(args: argparse.Namespace) -> int:
         found.rates.save(args.save_cost)
         note(f"wrote {args.save_cost}: plan with `batchbound plan FILE --for ENGINE --cost {args.save_cost}`")
     if args.json:
-        say(json.dumps(found.tables))
-        return 0
-    print_tables(found.tables)
-    return 0
+        claims = {"assumptions": [asdict(one) for one in found.claims]} if found.claims else {}
+        say(json.dumps({**found.tables, **claims}))
+    else:
+        print_tables(found.tables)
+    return WRONG_BOUND if found.is_defect else 0
 
 
 def _span(text: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ...heuristics.registry import POLICIES
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
-from .. import INTERRUPTED
+from .. import INTERRUPTED, WRONG_BOUND
 from ..inputs import positive, refuse_given
 from ..interrupts import terminating
 from ..model import add_model, model_options, silence
@@ -83,7 +83,9 @@ def configure(parser: Parser) -> None:
         "--kv-tokens",
         type=positive,
         metavar="N",
-        help="most tokens of KV cache on the device; the rest is offloaded to the host (default: no limit)",
+        help="most tokens of KV cache on the device; the rest is offloaded to the host (default: no limit)."
+        " With --server: the KV capacity of each engine, of a model without sliding windows (default: the"
+        " plan's; the server's own if --model is a folder whose config has no windows)",
     )
     parser.add_argument(
         "--policy",
@@ -148,6 +150,8 @@ def run(args: argparse.Namespace) -> int:
         # To its end: outputs that are being written are no better a moment to die without a word.
         with terminating():
             failed, count = (_on_servers if args.server else _on_model)(args, under_way)
+    except WrongBoundError:
+        return WRONG_BOUND
     except (RunStoppedError, TerminatedError) as error:
         _say_stopped(str(error), under_way)
         return 1
@@ -164,6 +168,10 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         warn(f"{args.output}: {failed} of {count} requests failed; their lines say why")
     return 1 if failed else 0
+
+
+class WrongBoundError(Exception):
+    """A finished run beats its bound though every assumption was checked."""
 
 
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
@@ -218,7 +226,8 @@ def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int
         watching=watching,
         remark=note,
     )
-    show_server(result, args.output, as_json=args.json)
+    if show_server(result, args.output, as_json=args.json):
+        raise WrongBoundError
     return result.failed, result.requests
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from ...data.costs.link import FREE_LINK
 from ...data.files.disk import InputError
 from ...data.readers.measured_run import read_vllm_run
 from ...data.readers.profile_readers import read_profile
@@ -78,11 +79,16 @@ def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
     if measured.kv_capacity is None:
         note("the run does not say how many tokens of KV cache fit: taken as unlimited")
     warnings = mismatches(measured, profile)
-    if link is not None:
-        say_link(link)
-    else:
+    if link is None:
         warnings += profile.warnings
-    return validate_run(measured, profile, link), warnings
+        note("no link: the model is on one device, so that none of the time depends on one")
+        return validate_run(measured, profile, None), warnings
+    say_link(link)
+    found = validate_run(measured, profile, link)
+    free = validate_run(measured, profile, FREE_LINK)
+    took, without = (one.metrics["makespan_s"].simulated for one in (found, free))
+    note(f"{1 - without / took:.1%} of the simulated time depends on the link ({took - without:,.3f} s)")
+    return found, warnings
 
 
 def _table(validation: Validation) -> str:

@@ -8,7 +8,7 @@ import json
 from ...data.iteration_plan import IterationPlan, load_plan
 from ...judging import verify
 from ...models.certificates.fleet import verify_fleet_bound
-from ..output import fail
+from ..output import bound_of, fail
 from ..parser import Parser
 from ..streams import say
 
@@ -33,11 +33,13 @@ def run(args: argparse.Namespace) -> int:
     if violation is not None:
         return fail(f"{args.plan}: the bound does not hold: {violation}")
     if args.json:
-        verified = {"makespan_s": plan.makespan, "bound_s": bound.seconds, "gap": plan.gap}
+        verified: dict[str, object] = {"makespan_s": plan.makespan, "bound_s": bound.seconds, "gap": plan.gap}
+        verified |= {} if bound_of(plan) is None else {"bound_of": bound_of(plan)}
         say(json.dumps({"verified": True, "bound_source": bound.source, **verified}))
     else:
         say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
-        say(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
+        which = "schedule" if bound_of(plan) is None else "schedule that evicts no request"
+        say(f"no {which} takes less than {bound.seconds:.6f} s: {bound.source}")
         say("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
     return 0
 

@@ -1,0 +1,1 @@
+"""Claims on engines of others, and their assumptions."""

@@ -1,0 +1,81 @@
+"""Assumptions of a bound on a server's iterations, and the arguments that rely on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ONE_TOKEN = "one token a sequence and iteration"
+WHOLE_CONTEXT = "whole context held in KV"
+SLOTS = "no more sequences at a time than slots"
+ONE_ENGINE = "one engine behind each address"
+COLD_CACHE = "cold prefix cache"
+TOKEN_BUDGET = "token budget an iteration"
+NO_EVICTION = "no request is evicted"
+
+Basis = Literal["checked", "stated", "assumed", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """
+    An assumption of a bound, and its basis.
+
+    name: One of this module's names.
+    basis: ``checked`` from what the server tells, ``stated`` by the user, ``assumed``, or ``broken``.
+    detail: Evidence, in words.
+    """
+
+    name: str
+    basis: Basis
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.detail})" if self.detail else self.name
+
+
+RELIES_ON: Mapping[str, tuple[str, ...]] = {
+    "longest": (ONE_TOKEN, TOKEN_BUDGET),
+    "slots": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE),
+    "packing": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE, NO_EVICTION),
+    "tokens": (COLD_CACHE, TOKEN_BUDGET, ONE_ENGINE),
+    "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE),
+}
+"""Assumptions that the argument of each kind of certificate relies on."""
+
+
+def relied_on(assumptions: Iterable[Assumption], kind: object) -> tuple[Assumption, ...]:
+    """Return the assumptions that a certificate's kind relies on."""
+    names = RELIES_ON.get(str(kind), ())
+    return tuple(one for one in assumptions if one.name in names)
+
+
+def assumed_line(assumptions: Iterable[Assumption]) -> str | None:
+    """Return the assumptions that nobody checked or stated, in one line; None without any."""
+    names = [one.name for one in assumptions if one.basis == "assumed"]
+    return f"assuming: {', '.join(names)}" if names else None
+
+
+def broken_line(assumptions: Iterable[Assumption]) -> str | None:
+    """Return the broken assumptions with their evidence, in one line; None without any."""
+    names = [str(one) for one in assumptions if one.basis == "broken"]
+    return f"broken: {'; '.join(names)}" if names else None
+
+
+def blame(assumptions: Iterable[Assumption]) -> tuple[str, bool]:
+    """
+    Return which assumptions of a beaten bound do not hold, in words, and whether the bound itself is wrong.
+
+    Broken ones are named alone; else those that are assumed, else those that are stated. If every one was
+    checked, the bound is wrong.
+    """
+    known = list(assumptions)
+    for basis in ("broken", "assumed", "stated"):
+        names = [str(one) for one in known if one.basis == basis]
+        if len(names) == 1:
+            return f"broken assumption: {names[0]}", False
+        if names:
+            how = "broken assumptions" if basis == "broken" else "at least one assumption is broken"
+            return f"{how}: {'; '.join(names)}", False
+    return "every assumption was checked, so the bound itself is wrong: please report this defect", True

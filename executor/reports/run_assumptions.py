@@ -1,0 +1,120 @@
+"""Assumptions of a bound on a run's iterations: what its servers show, and which arguments that leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...data.claims.assumptions import (
+    COLD_CACHE,
+    NO_EVICTION,
+    ONE_ENGINE,
+    ONE_TOKEN,
+    SLOTS,
+    TOKEN_BUDGET,
+    WHOLE_CONTEXT,
+    Assumption,
+    Basis,
+)
+from ...data.iterations import EngineLimits, Sequences
+from ...data.readers.server_run import ServerCount, ServerRun
+from ...models.bounds.iterations import KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """
+    Assumptions of a run, and the arguments that hold under them.
+
+    assumptions: All of them, those that no argument relies on included.
+    drafts: Most tokens that a server drafts of a sequence in an iteration; None if unknown.
+    kinds: Kinds of certificates that may be claimed.
+    """
+
+    assumptions: tuple[Assumption, ...]
+    drafts: int | None
+    kinds: tuple[str, ...]
+
+
+def claim_of(
+    run: ServerRun, sequences: Sequences, limits: EngineLimits, *, budget_known: bool, kv_stated: bool
+) -> Claim:
+    """Return what may be claimed of a run's iterations, by what its servers show."""
+    token, drafts = _one_token(run.servers)
+    whole = _whole_context(run, limits, kv_stated=kv_stated)
+    evicts = _no_eviction(run.servers, sequences, limits, trusted=whole.basis in ("checked", "stated"))
+    cold = _cold_cache(run.servers)
+    kinds = [kind for kind in KINDS if drafts is not None or kind == "tokens"]
+    if whole.basis not in ("checked", "stated"):
+        kinds = [kind for kind in kinds if kind != "KV"]
+        if limits.blocks is not None and evicts.basis == "assumed":
+            kinds = [kind for kind in kinds if kind != "packing"]
+    if evicts.basis == "broken":
+        kinds = [kind for kind in kinds if kind != "packing"]
+    if cold.basis == "broken":
+        kinds = [kind for kind in kinds if kind not in ("tokens", "KV")]
+    budget = Assumption(TOKEN_BUDGET, "stated") if budget_known else None
+    found = (token, whole, _slots(run), _one_engine(run.servers), cold, budget, evicts)
+    return Claim(tuple(one for one in found if one is not None), drafts, tuple(kinds))
+
+
+def _one_token(servers: tuple[ServerCount, ...]) -> tuple[Assumption, int | None]:
+    """Return whether sequences draw one token an iteration, and the most drafts; None if unknown."""
+    if any(server.speculates for server in servers):
+        each = [server.drafts if server.speculates else 0 for server in servers]
+        known = [drafts for drafts in each if drafts is not None]
+        if len(known) < len(each):
+            what = "the server drafts an unknown number of tokens: only the bound by tokens is left"
+            return Assumption(ONE_TOKEN, "broken", what), None
+        what = (
+            f"the server drafts up to {max(known)} tokens: the bound allows for {max(known) + 1} an iteration"
+        )
+        return Assumption(ONE_TOKEN, "broken", what), max(known)
+    seen = all(server.speculates is False for server in servers)
+    return Assumption(ONE_TOKEN, "checked" if seen else "assumed"), 0
+
+
+def _whole_context(run: ServerRun, limits: EngineLimits, *, kv_stated: bool) -> Assumption:
+    """Return whether a request holds its whole context: a metrics page shows no sliding window."""
+    if kv_stated and limits.kv_tokens is not None:
+        return Assumption(WHOLE_CONTEXT, "stated")
+    known = next((one for one in run.assumptions if one.name == WHOLE_CONTEXT), None)
+    return known or Assumption(WHOLE_CONTEXT, "assumed")
+
+
+def _no_eviction(
+    servers: tuple[ServerCount, ...], sequences: Sequences, limits: EngineLimits, *, trusted: bool
+) -> Assumption:
+    counts = [server.preemptions for server in servers]
+    evicted = sum(count or 0 for count in counts)
+    if evicted:
+        return Assumption(NO_EVICTION, "broken", f"{evicted:,} preemptions were counted")
+    if all(count == 0 for count in counts):
+        return Assumption(NO_EVICTION, "checked", "no preemption was counted")
+    roomy = trusted and limits.blocks is not None and not sequences.may_run_short(limits)
+    return Assumption(NO_EVICTION, "checked" if roomy else "assumed")
+
+
+def _slots(run: ServerRun) -> Assumption:
+    seen = all(server.plateau == run.slots == server.most_running for server in run.servers)
+    return Assumption(SLOTS, "checked" if seen else "stated")
+
+
+def _one_engine(servers: tuple[ServerCount, ...]) -> Assumption:
+    several = [server for server in servers if (server.engines or 1) > 1]
+    if several:
+        count = max(server.engines or 1 for server in several)
+        what = f"{count} engines behind {several[0].url}: slots and KV cache count for each, no iterations do"
+        return Assumption(ONE_ENGINE, "broken", what)
+    return Assumption(ONE_ENGINE, "checked" if all(server.engines == 1 for server in servers) else "assumed")
+
+
+def _cold_cache(servers: tuple[ServerCount, ...]) -> Assumption:
+    warm = [server for server in servers if server.prefix_caching is not False and server.cached_before]
+    if warm:
+        what = f"{warm[0].url} had prefix cache hits before the job: no bound by tokens or KV"
+        return Assumption(COLD_CACHE, "broken", what)
+    basis: Basis = "assumed"
+    # With hits, or without their count, all of a prompt but one token is taken as cached.
+    if all(server.prefix_caching is False or server.cached_tokens is not None for server in servers):
+        basis = "checked"
+    return Assumption(COLD_CACHE, basis)

@@ -1,0 +1,224 @@
+"""A bound on a server's iterations names its assumptions, each checked, stated, assumed or broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchbound.cli import WRONG_BOUND, main
+from batchbound.data.claims.assumptions import (
+    COLD_CACHE,
+    NO_EVICTION,
+    ONE_ENGINE,
+    ONE_TOKEN,
+    WHOLE_CONTEXT,
+    Assumption,
+    blame,
+)
+from batchbound.data.costs.model_shape import holds_whole_context
+from batchbound.data.iterations import EngineLimits, Sequences
+from batchbound.data.readers.server_metrics import ServerMetrics, parse_metrics
+from batchbound.data.readers.server_run import ServerCount, ServerRun
+from batchbound.executor.reports.iteration_audit import IterationAudit, audit_iterations
+from batchbound.models.bounds.iterations import iteration_bound
+from batchbound.models.certificates.iterations import verify_iterations
+
+PAGES = Path(__file__).parent.parent / "data" / "metrics_pages"
+
+
+def page(name: str) -> ServerMetrics:
+    return parse_metrics((PAGES / f"{name}.txt").read_text())
+
+
+def run_on(metrics: ServerMetrics, lengths: list[int], iterations: int | None, slots: int = 2) -> ServerRun:
+    """Return a run as it is recorded between two equal pages, with an iteration count of its own."""
+    count = len(lengths)
+    none = np.zeros(count, dtype=np.int64)
+    server = ServerCount(
+        "http://a",
+        metrics.engine,
+        iterations=iterations,
+        preemptions=None if metrics.preemptions is None else 0,
+        cached_tokens=None if metrics.cached_tokens is None else 0,
+        most_running=slots,
+        plateau=slots,
+        kv_tokens=metrics.kv_tokens,
+        block_tokens=metrics.block_tokens,
+        prefix_caching=metrics.prefix_caching,
+        speculates=metrics.speculates,
+        drafts=metrics.drafts,
+        engines=metrics.engines,
+        cached_before=metrics.cached_tokens,
+    )
+    return ServerRun(
+        ids=tuple(f"r{k}" for k in range(count)),
+        choices=none + 1,
+        prompt_tokens=none + 3,
+        completion_tokens=np.array(lengths),
+        position=np.arange(count),
+        sent=np.zeros(count),
+        finished=np.ones(count),
+        server_of=none,
+        failed=none,
+        slots=slots,
+        in_flight=slots,
+        order="file order",
+        retries=0,
+        servers=(server,),
+    )
+
+
+def audited(run: ServerRun, kv: int | None = None, **stated: bool) -> IterationAudit:
+    found = audit_iterations(run, EngineLimits(run.slots, 64, kv, 1), budget_known=False, **stated)
+    assert verify_iterations(found.sequences, found.limits, found.bound, found.drafts) is None
+    return found
+
+
+def bases(found: IterationAudit) -> dict[str, str]:
+    return {one.name: one.basis for one in found.assumptions}
+
+
+def test_a_plain_vllm_page_checks_all_that_the_bound_relies_on() -> None:
+    metrics = page("vllm_plain")
+    assert (metrics.speculates, metrics.drafts, metrics.engines, metrics.kv_tokens) == (False, 0, 1, 1024)
+    found = audited(run_on(metrics, [2, 2, 4], 5))
+    assert set(bases(found).values()) == {"checked"}
+    assert found.label == "proven least"
+
+
+def test_drafts_divide_the_bound_and_their_number_is_in_the_certificate() -> None:
+    metrics = page("vllm_drafts")
+    assert (metrics.speculates, metrics.drafts) == (True, 4)
+    found = audited(run_on(metrics, [150] * 4, 120))
+    assert (found.bound.iterations, found.bound.certificate["drafts"]) == (60, 4)
+    assert bases(found)[ONE_TOKEN] == "broken"
+    assert found.broken is None
+    assert min(found.losses.values()) >= 0
+
+
+def test_drafts_of_an_unknown_number_leave_the_bound_by_tokens() -> None:
+    metrics = page("sglang_drafts")
+    assert (metrics.speculates, metrics.drafts) == (True, None)
+    found = audited(run_on(metrics, [150] * 4, 10))
+    assert found.bound.certificate == {"kind": "tokens"}
+    assert found.broken is None
+
+
+@pytest.mark.parametrize("kind", ["slots", "longest", "packing", "KV"])
+def test_a_certificate_for_fewer_drafts_than_the_engine_makes_is_refused(kind: str) -> None:
+    work = Sequences(np.array([1, 1]), np.array([10, 10]))
+    limits = EngineLimits(2, 64, 64, 1)
+    bound = iteration_bound(work, limits, drafts=1, kinds=(kind,))
+    assert verify_iterations(work, limits, bound, 1) is None
+    assert bound.iterations == 0 or bound.certificate["drafts"] == 1
+    for drafts in (2, None):
+        assert bound.iterations == 0 or verify_iterations(work, limits, bound, drafts) is not None
+    more = replace(bound, iterations=bound.iterations + 1)
+    assert verify_iterations(work, limits, more, 1) is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_run_with_drafts_is_below_its_bound(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    count, slots, drafts = (int(value) for value in draw.integers((1, 1, 0), (9, 4, 4)))
+    work = Sequences(draw.integers(1, 4, count), draw.integers(1, 12, count))
+    left, waiting, iterations, held = work.output.copy(), list(range(count)), 0, 0
+    running: list[int] = []
+    while waiting or running:
+        while waiting and len(running) < slots:
+            running.append(waiting.pop(0))
+        iterations += 1
+        held = max(held, sum(int(work.prompt[k] + work.output[k] - left[k]) for k in running))
+        for k in list(running):
+            left[k] -= draw.integers(1, drafts + 2)
+            if left[k] <= 0:
+                running.remove(k)
+    limits = EngineLimits(slots, 64, held, 1)
+    bound = iteration_bound(work, limits, drafts=drafts)
+    assert bound.iterations <= iterations
+    assert verify_iterations(work, limits, bound, drafts) is None
+
+
+def test_two_engines_behind_an_address_are_counted() -> None:
+    metrics = page("vllm_two_engines")
+    assert (metrics.engines, metrics.kv_tokens) == (2, 2 * 1024)
+    found = audited(run_on(metrics, [4, 4], None))
+    assert bases(found)[ONE_ENGINE] == "broken"
+    assert "2 engines behind http://a" in str(found.assumptions)
+
+
+def test_a_warm_prefix_cache_withholds_the_bound_by_tokens() -> None:
+    run = run_on(page("vllm_prefix_cache"), [1] * 8, 1, slots=8)
+    tight = EngineLimits(8, 8, None, 1)
+    found = audit_iterations(run, tight, budget_known=True)
+    assert found.bound.certificate["kind"] != "tokens"
+    assert bases(found)[COLD_CACHE] == "broken"
+    assert found.broken is None
+
+
+def test_the_kv_that_a_server_tells_bounds_only_models_without_windows() -> None:
+    run = run_on(page("vllm_plain"), [20, 20], 40)
+    assert audited(run, kv=24).bound.certificate["kind"] != "KV"
+    stated = audited(run, kv=24, kv_stated=True)
+    assert stated.bound.certificate["kind"] == "KV"
+    assert bases(stated)[WHOLE_CONTEXT] == "stated"
+    checked = replace(run, assumptions=(Assumption(WHOLE_CONTEXT, "checked"),))
+    assert bases(audited(checked, kv=24))[WHOLE_CONTEXT] == "checked"
+
+
+def test_preemptions_withhold_the_packing_bound() -> None:
+    run = run_on(page("vllm_plain"), [3, 3, 3], 6)
+    assert audited(run).bound.source == "packing"
+    evicted = replace(run, servers=(replace(run.servers[0], preemptions=1),))
+    found = audited(evicted)
+    assert found.bound.source == "slots"
+    assert bases(found)[NO_EVICTION] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("config", "whole"),
+    [
+        ({"num_attention_heads": 4}, True),
+        ({"num_attention_heads": 4, "sliding_window": None}, True),
+        ({"num_attention_heads": 4, "sliding_window": 64}, False),
+        ({"num_attention_heads": 4, "sliding_window": 64, "use_sliding_window": False}, True),
+        ({"text_config": {"num_attention_heads": 4, "layer_types": ["sliding_attention"]}}, False),
+        ({"num_attention_heads": 4, "mamba_d_state": 16}, False),
+    ],
+)
+def test_a_config_says_whether_requests_hold_their_whole_context(
+    tmp_path: Path, config: dict[str, object], whole: bool
+) -> None:
+    assert holds_whole_context(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert holds_whole_context(tmp_path) is whole
+
+
+def test_a_beaten_bound_names_the_assumption_that_one_request_refutes(
+    public_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(public_data / "inputs" / "spec_decode_trace.jsonl"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "broken assumption: one token a sequence and iteration" in captured.err
+    assert not [name for name in json.loads(captured.out)["iterations"] if "lost" in name or "proven" in name]
+
+
+def test_a_bound_beaten_under_checked_assumptions_is_our_defect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_on(page("vllm_plain"), [2, 2, 4], 3).save(tmp_path / "trace.jsonl")
+    assert main(["audit", str(tmp_path / "trace.jsonl")]) == WRONG_BOUND
+    captured = capsys.readouterr()
+    assert "every assumption was checked, so the bound itself is wrong" in captured.err
+    assert "lost" not in captured.out
+
+
+def test_blame_falls_on_the_least_sure_assumptions() -> None:
+    checked, stated, assumed = (Assumption(name, name) for name in ("checked", "stated", "assumed"))
+    assert blame([checked, stated, assumed]) == ("broken assumption: assumed", False)
+    assert blame([checked, stated]) == ("broken assumption: stated", False)
+    assert blame([checked])[1] is True
