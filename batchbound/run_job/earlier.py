@@ -23,6 +23,14 @@ def plan_beside(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_suffix(_PLAN)
 
 
+def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
+    """Return where the trace lies next to the plan of a run of prompts; None for another plan."""
+    path = Path(plan)
+    return (
+        path.with_name(path.name.removesuffix(_PLAN) + ".trace.jsonl") if path.name.endswith(_PLAN) else None
+    )
+
+
 def earlier_lengths(
     folder: Path, digest: str, columns: PromptColumns | None, tokenizer: str, longest: int | None
 ) -> LengthSource | None:

@@ -176,16 +176,20 @@ def test_the_end_screen_fits_and_gives_the_next_command(
         "lengths known beforehand",
         "least possible",
     ]
-    assert lines[5:] == [
-        "answers.jsonl, trace.jsonl",
-        "details: batchbound report answers.plan.json trace.jsonl",
-    ]
+    assert lines[5:] == ["answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"]
     assert max(map(len, lines)) <= 80
 
 
-def test_names_follow_the_output(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_follow_the_output(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(prompts.parent)
     assert main(["run", "prompts.jsonl", *MODEL, "-o", "mine.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["report", "--json"]) == 0
+    newest = capsys.readouterr().out
+    assert main(["report", "mine.plan.json", "mine.trace.jsonl", "--json"]) == 0
+    assert capsys.readouterr().out == newest, "the newest run is reported"
     assert {path.name for path in prompts.parent.iterdir()} == {
         "prompts.jsonl",
         "mine.jsonl",

@@ -19,6 +19,7 @@ from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...gain import Gain, gain_of
 from ...heuristics.registry import POLICIES
+from ...run_job.earlier import trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
@@ -317,7 +318,9 @@ def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: s
     for line in gain_lines(gain, args.model, rerun, planned=planned):
         say(line)
     files = f"{args.output}, {result.files.traces[0]}"
-    details = f"details: batchbound report {args.plan} {result.files.traces[0]}"
+    usual = (trace_of_plan(args.plan), Path(TRACE))
+    trace = "" if result.files.traces[0] in usual else f" {result.files.traces[0]}"
+    details = f"details: batchbound report {args.plan}{trace}"
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)
 
