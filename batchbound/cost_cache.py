@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import platform
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from .data.costs.calibration import CalibratedCost
 from .data.files.disk import InputError
+from .data.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,16 @@ class CostCache:
     def _folder_of(self, model: str) -> Path:
         named = os.path.abspath(model) if Path(model).is_dir() else model
         return self.folder / f"{_digest(named)}-{_digest(platform.node())}"
+
+
+def costs_of(trace: Trace) -> CalibratedCost | None:
+    """Return the costs that a run's own stages show; None where they are too few to fit."""
+    from .executor.profiling.calibrate import calibrate
+
+    try:
+        return calibrate(trace.stages, engine=trace.engine, date=datetime.date.today().isoformat())
+    except ValueError:
+        return None
 
 
 def _conditions(found: CalibratedCost) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,9 +27,20 @@ def pytest_configure() -> None:
     # A shell's background jobs ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SOURCE_DATE_EPOCH"] = "1750000000"
+    _switch_off_cost_cache()
     if not Path("/dev/nvidiactl").exists():
         # Read when triton is imported, which any test may do first: kernels run in its interpreter.
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _switch_off_cost_cache() -> None:
+    """Let no run keep or find costs: a file stands in the place of the cache's folder."""
+    # Matplotlib keeps its own, which it would take long to make again.
+    os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
+    root = Path(tempfile.gettempdir()) / f"batchbound-tests-{os.getuid()}"
+    root.mkdir(exist_ok=True)
+    (root / "batchbound").touch()
+    os.environ["XDG_CACHE_HOME"] = str(root)
 
 
 @pytest.fixture(scope="session")

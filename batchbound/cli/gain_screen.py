@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from ..executor.reports.tables import duration
+from ..executor.reports.tables import clock_text
 from ..gain import Gain
 
 _EQUAL = 0.005
 """Differences below this share of the time are shown as none."""
 
 
-def gain_lines(gain: Gain, model: str, command: str | None) -> list[str]:
+def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
     """
     Return the lines of the end screen, at most 80 columns each but for the command.
 
     ``command`` would run the same prompts with the lengths of this run; None where lengths do not repeat.
+    ``planned`` if this run was planned with lengths stated or of an earlier run.
     """
     several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
     rows = [
@@ -21,11 +22,19 @@ def gain_lines(gain: Gain, model: str, command: str | None) -> list[str]:
         ("this run", gain.this_run.seconds, _against(gain.saved)),
     ]
     if gain.known is not None:
-        rows.append(("lengths known beforehand", _known_seconds(gain), _next_time(gain, command)))
+        rows.append(("lengths known beforehand", _known_seconds(gain), _next_time(gain, command, planned)))
     rows.append(("least possible", gain.least, _above(gain)))
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
-    lines += [f"  {name:<25}{duration(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
+    lines += [f"  {name:<25}{_time(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
     return lines
+
+
+def _time(seconds: float) -> str:
+    """Return seconds in three digits; from 100 s on as h:mm:ss."""
+    if seconds >= 99.95:
+        return clock_text(seconds)
+    unit, value = ("s", seconds) if seconds >= 0.9995 else ("ms", 1e3 * seconds)
+    return f"{value:#.3g}".rstrip(".") + f" {unit}"
 
 
 def _known_seconds(gain: Gain) -> float:
@@ -40,11 +49,13 @@ def _against(saved: float) -> str:
     return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'}"
 
 
-def _next_time(gain: Gain, command: str | None) -> str:
+def _next_time(gain: Gain, command: str | None, planned: bool) -> str:
     """Return the next step, where it is worth one."""
     assert gain.known is not None
     if gain.known.seconds > (1 - _EQUAL) * gain.this_run.seconds:
         return "no more to gain"
+    if planned:
+        return "this run had planned lengths"
     if command is None:
         return "if lengths were the same again"
     return f"next time: {command}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
 def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
     """Yield a function that takes where a run stands in its plan."""
     with _shown(begin.planned) as show:
-        yield lambda standing: show(standing.done, standing_text(standing, datetime.datetime.now()))
+        yield lambda standing: show(standing.done, standing_text(standing))
 
 
 @contextlib.contextmanager
@@ -64,12 +63,7 @@ def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
         bar.stop()
 
 
-def standing_text(standing: Standing, now: datetime.datetime) -> str:
-    """Return where a run stands in its plan, in a line."""
-    text = f"{standing.done:,.1f} of {standing.planned:,.1f} planned s at {standing.slowdown:.2f} x"
-    end = now + datetime.timedelta(seconds=standing.left)
-    day = "" if end.date() == now.date() else f"{end:%a} "
-    text += f", {clock_text(standing.left)} left, done {day}{end:%H:%M:%S}"
-    if standing.longer:
-        text += f", {standing.longer:,} completions longer than planned"
-    return text if standing.gap is None else f"{text}, gap {standing.gap:.1%}"
+def standing_text(standing: Standing) -> str:
+    """Return the progress of a run, in a line: prompts, speed, time left."""
+    done = f"{standing.finished:,}/{standing.requests:,} prompts  {standing.speed:,.0f} tokens/s"
+    return f"{done}  {clock_text(standing.left).removeprefix('0:').removeprefix('0')} left"

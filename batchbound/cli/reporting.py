@@ -12,6 +12,7 @@ from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import calibration_of
+from ..run_job.earlier import ASSUMED
 from ..run_job.server_result import ServerResult
 from .output import note
 from .streams import escaped, say
@@ -28,6 +29,8 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
     calibrated = calibration_of(plan)
     if calibrated is None:
         name = plan.provenance.cost_source.get("name", "unknown")
+        if name == ASSUMED:
+            return  # no seconds were promised
         note(
             f"the plan's cost model ({name}) was not measured on this machine:"
             " its seconds are not this run's. Measure with `batchbound profile`, then `plan --cost`"

@@ -1,21 +1,29 @@
-"""``batchbound run PROMPTS``: the model measured, the prompts planned, and the plan's file for ``run``."""
+"""``batchbound run PROMPTS``: the prompts planned by what is known, and the plan's file for ``run``."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..data.costs.calibration import CalibratedCost
+import numpy as np
+
+from .. import __version__
+from ..cost_cache import CostCache
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
-from ..data.plan import Plan, holds_requests, relative_path
+from ..data.plan import Maker, Plan, Provenance, holds_requests, relative_path
+from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
-from ..data.readers.openai_batch import model_names, refuse_other_models
+from ..data.readers.openai_batch import PromptRecord, model_names, refuse_other_models
+from ..heuristics.loop import schedule_of
+from ..heuristics.simulate import simulate
 from ..planning.plan import make_plan
-from ..solvers.result import Limits, StoppedBy
+from ..run_job.earlier import ASSUMED, earlier_lengths, plan_beside
+from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
 from .inputs import (
     DEFAULT_SLOTS,
@@ -27,11 +35,9 @@ from .inputs import (
     read_inputs,
     slot_count,
 )
+from .model import model_options
 from .output import note
 from .parser import Parser
-
-_POINTS, _REPEATS, _LONGEST_PROMPT = 3, 2, 512
-"""A measurement of seconds, not minutes: ``batchbound profile`` measures a finer grid."""
 
 PLANNING = (
     "slots",
@@ -59,17 +65,24 @@ def add_planning(parser: Parser) -> None:
     )
     group.add_argument(
         "--lengths",
+        type=_length_spec,
         metavar="SOURCE",
         everyday=True,
-        help="completion lengths, as of `plan --lengths` (default: known where given, else cap)",
+        help="completion lengths, as of `plan --lengths`; auto: stated ones, else those of an earlier run of"
+        " the same prompts, else none (default: auto)",
     )
     add_longest(group, "most tokens of a completion, as of `plan`")
     group.add_argument(
         "--cost",
         metavar="FILE",
-        help="cost model of `batchbound profile` (default: measured in a minute or less)",
+        help="cost model of `batchbound profile` (default: what an earlier run of the model measured)",
     )
     add_columns(group)
+
+
+def _length_spec(text: str) -> str | None:
+    """Return a source of lengths, None for ``auto``."""
+    return None if text == "auto" else text
 
 
 def has_prompts(args: argparse.Namespace) -> bool:
@@ -84,30 +97,97 @@ def planned_beside(args: argparse.Namespace) -> Path:
     It lies next to the completions, so that the same command resumes an interrupted run. KeyboardInterrupt is
     raised if planning was interrupted; no plan is written then.
     """
-    path = Path(args.output).with_suffix(".plan.json")
-    if path.exists() and not args.overwrite:
+    path = plan_beside(args.output)
+    if path.exists() and (not args.overwrite or _resumes(path, args)):
         _check_same_job(path, args)
         note(f"{path}: the plan of an earlier run is followed; --overwrite plans again")
         return path
-    outputs = [path, args.output, args.trace]
-    refuse_outputs(outputs, args.overwrite, [args.plan, *([args.cost] if args.cost else [])])
+    refuse_outputs(
+        [args.output, args.trace], args.overwrite, [args.plan, *([args.cost] if args.cost else [])]
+    )
+    refuse_outputs([path], True, [args.plan, args.output, args.trace])
     inputs = read_inputs(_plan_options(args), keep_arrivals=False)
     if not args.any_model:
         refuse_other_models(inputs.job.records, model_names(args.model), inputs.job.source)
     if args.cost is None:
-        inputs = _measured(inputs, args)
-    limits = Limits(seconds=DEFAULT_SECONDS, seed=args.seed or 0)
-    plan = make_plan(inputs.problem, limits=limits, provenance=provenance_of(inputs, path))
-    if plan.maker.stopped_by == StoppedBy.INTERRUPT:
-        raise KeyboardInterrupt
+        inputs = _with_costs(inputs, args)
+    if args.lengths is None and inputs.job.lengths.kind == "cap":
+        inputs = _with_earlier_lengths(inputs, args)
+    provenance = provenance_of(inputs, path)
+    plan = (_policy_plan if _unknown(provenance) else _searched_plan)(inputs.problem, provenance, args.seed)
     if path.exists() and not args.overwrite:
         # The same command was typed twice, and the other one goes by its own plan already.
         _check_same_job(path, args)
         note(f"{path}: the plan of another run of this command is followed")
         return path
     plan.save(path)
-    note(f"{path}: {_told(plan)}")
+    note(_expectation(plan))
     return path
+
+
+def policy_of(plan: Plan) -> str | None:
+    """Return the policy that serves prompts of unknown lengths; None where lengths are planned."""
+    if not _unknown(plan.provenance) or len(plan.fleet.replicas) > 1:
+        return None
+    return "lpt-ski" if _caps_differ(plan) else "fcfs-ski"
+
+
+def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) -> bool:
+    """Return whether lengths repeat when the command does: greedy decoding, or a stated seed."""
+    if args.seed is not None:
+        return True
+    given = {} if args.temperature is None else {"temperature": args.temperature}
+    drawn = [one for one in records if one.sampling(**given).temperature and "seed" not in one.asked]
+    unasked = any("temperature" not in {**one.asked, **given} for one in records)
+    return not drawn and not (unasked and _samples_unasked(args))
+
+
+def _samples_unasked(args: argparse.Namespace) -> bool:
+    """Return whether the model's own generation settings ask to sample."""
+    from ..executor.models.request_rules import declared_sampling
+
+    try:
+        return "temperature" in declared_sampling(model_options(args).shape())
+    except ValueError:
+        return False  # the run says what is wrong with them
+
+
+def _resumes(path: Path, args: argparse.Namespace) -> bool:
+    """Return whether a run of this very job was interrupted: its journal is there."""
+    from ..executor.jobs.job import journal_path
+
+    if not journal_path(args.output).exists():
+        return False
+    try:
+        _check_same_job(path, args)
+    except InputError:
+        return False
+    return True
+
+
+def _unknown(provenance: Provenance) -> bool:
+    """Return whether nothing but caps is known of the lengths."""
+    return provenance.lengths.get("kind") == "cap"
+
+
+def _caps_differ(plan: Plan) -> bool:
+    return bool(np.ptp(plan.workload.output_tokens) > 0)
+
+
+def _searched_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
+    """Return the plan of known lengths."""
+    limits = Limits(seconds=DEFAULT_SECONDS, seed=seed or 0)
+    plan = make_plan(problem, limits=limits, provenance=provenance)
+    if plan.maker.stopped_by == StoppedBy.INTERRUPT:
+        raise KeyboardInterrupt
+    return plan
+
+
+def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
+    """Return the plan of unknown lengths: a policy, drawn at the caps, of which nothing is proven."""
+    schedule = schedule_of(simulate(problem, "lpt-ski"))
+    maker = Maker("lpt-ski", __version__, Status.FEASIBLE, StoppedBy.GAVE_UP, 0.0, seed or 0)
+    return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 
 def _check_same_job(path: Path, args: argparse.Namespace) -> None:
@@ -151,27 +231,42 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
-def _measured(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the problem in the seconds of the model on this machine, measured quickly."""
-    from .commands.profile import measure
-    from .model import load, tier_of
-
-    problem = inputs.problem
-    note(f"{args.model}: measured quickly, for the plan; `batchbound profile` and --cost do it finely")
-    model = load(args)
-    calibrated: CalibratedCost = measure(
-        model,
-        slots=max(2, min(problem.slots, len(problem))),
-        prompt_tokens=min(_LONGEST_PROMPT, int(problem.prompt_tokens.max())),
-        points=_POINTS,
-        repeats=_REPEATS,
-        tier=tier_of(model, args),
-    )
-    source = {"name": "measured by run", **plain(calibrated)}
-    return replace(inputs, problem=replace(problem, cost=calibrated.cost), cost_source=source)
+def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
+    """Return the problem in the seconds that an earlier run of the model measured, else in assumed ones."""
+    kept = CostCache.of_user().find(args.model, inputs.problem.slots)
+    if kept is None:
+        return replace(inputs, cost_source={"name": ASSUMED})
+    source = {"name": "measured by an earlier run", **plain(kept)}
+    return replace(inputs, problem=replace(inputs.problem, cost=kept.cost), cost_source=source)
 
 
-def _told(plan: Plan) -> str:
-    """Return what a plan comes to, in a line."""
-    text = f"{len(plan.workload):,} requests on {plan.problem.slots} slots, {plan.makespan:,.1f} s predicted"
+def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
+    """Return the problem with the lengths of an earlier run of the same prompts, if they repeat."""
+    job, folder = inputs.job, Path(args.output).parent
+    assert job.digest is not None
+    source = None
+    if lengths_repeat(job.records, args):
+        source = earlier_lengths(folder, job.digest, job.columns, inputs.tokenizer, job.lengths.longest)
+    if source is None:
+        return inputs
+    names, ids = [one.name for one in job.records], [one.custom_id for one in job.records]
+    caps = [one.max_tokens for one in job.records]
+    try:
+        workload = job.workload.with_output_tokens(source.resolve(ids, caps=caps, names=names))
+    except InputError:
+        return inputs  # some prompts have no completion
+    note(f"{source.file}: lengths of an earlier run of these prompts are planned; --lengths cap does without")
+    job = replace(job, lengths=source, workload=workload)
+    return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload.without_arrivals()))
+
+
+def _expectation(plan: Plan) -> str:
+    """Return what is known before a run, in a line: nothing is promised of caps or assumed costs."""
+    text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
+    if _unknown(plan.provenance):
+        order = "larger caps first" if _caps_differ(plan) else "equal caps: no order helps yet"
+        return f"{text}, lengths unknown: first come, first served with the ski-rental rule; {order}"
+    if plan.provenance.cost_source.get("name") == ASSUMED:
+        return f"{text}, lengths known: planned by assumed costs, which this run measures"
+    text += f", lengths known: {plan.makespan:,.1f} s predicted"
     return text if plan.gap is None else f"{text}, {plan.gap:.2%} above the proven bound"

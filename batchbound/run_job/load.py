@@ -42,6 +42,8 @@ def load_job(
     source: ModelOptions,
     options: RunOptions,
     remark: Callable[[str], None],
+    *,
+    weights: bool = True,
 ) -> Job:
     """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
     from ..executor.engines.huggingface import vocabulary_of
@@ -59,7 +61,7 @@ def load_job(
     record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
     asked = _asked(records or (), len(plan.workload), source, options)
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
-    alone = len(plan.fleet.replicas) == 1
+    alone = weights and len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -182,13 +182,16 @@ def _run_on_model(
     begun_before = journal_path(files.output).exists() or files.output.is_file()
     refuse_outputs(files.all, overwrite or begun_before, read)
     _refuse_unused(chosen, path, options)
+    if not overwrite and files.output.is_file() and not journal_path(files.output).exists():
+        # Weights can take minutes to load, and a finished job needs none.
+        job = load_job(chosen, path, source, options, lambda _: None, weights=False)
+        finished = _finished(chosen, files, job, run_identity(loaded, job, source, options))
+        if finished is not None:
+            return finished
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
-    if not overwrite and finished_before(files, job, identity):
-        # Shared out once more, a plan may come out otherwise.
-        chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
-        written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
-        return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
+    if not overwrite and (finished := _finished(chosen, files, job, identity)) is not None:
+        return finished
     serve = _serving(chosen, job, source, options, remark)
     with Journal(journal_path(files.output), identity, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs(files.all, overwrite or journal.ending, read)
@@ -201,6 +204,16 @@ def _run_on_model(
     traces = outcome.traces or tuple(Trace.empty(one.slots) for one in chosen.fleet.replicas)
     found = report(chosen, traces, seconds=time.perf_counter() - begun)
     return RunResult(chosen, files, completions, traces, found)
+
+
+def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:
+    """Return the result of an earlier run that finished this very job, if there was one."""
+    if not finished_before(files, job, identity):
+        return None
+    # Shared out once more, a plan may come out otherwise.
+    chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
+    written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
+    return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:

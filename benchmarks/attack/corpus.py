@@ -359,7 +359,7 @@ def profiles(folder: Path) -> list[Kind]:
         "layer,sequences,time_us\n"
         + "".join(f"lm_head,{s},{3 + s}\nsampler,{s},{2 + s}\n" for s in (1, 4, 16))
     )
-    search = ("search", "lengths.csv", "--slots", "3", "--most-encode-batch", "4")
+    search = ("search", "lengths.csv", "--most-encode-batch", "4")
     ran = _measured_run(folder)
     return [
         Kind("layer profile", "profile.json", "json", (*search, "--profile", "profile.json")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Standing:
     gap: How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
         has left the plan, or nothing is proven.
     longer: Running completions beyond their planned lengths.
+    finished, requests: Requests finished, those of an earlier run among them, and all.
+    speed: Tokens decoded in a second of this run.
     """
 
     done: float
@@ -39,6 +41,9 @@ class Standing:
     left: float
     gap: float | None
     longer: int = 0
+    finished: int = 0
+    requests: int = 0
+    speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class PlanClock:
         ended: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
         kept = np.asarray(left, dtype=np.int64)
+        count = len(problem)
         self._cost, self._bound = problem.cost, bound if len(kept) == len(problem) else None
         self._planned = schedule.makespan(problem)
         if len(kept) < len(problem):
@@ -93,6 +99,7 @@ class PlanClock:
         self._lengths = LengthEstimator(problem, schedule)
         self._position = {int(request): k for k, request in enumerate(kept)}
         self._ended, self._due, self._foretold = ended, 0.0, -1.0
+        self._requests, self._tokens = count, 0
 
     @property
     def begin(self) -> Standing:
@@ -105,6 +112,13 @@ class PlanClock:
 
     def after(self, stage: Stage, finished: int) -> Standing:
         """Return where the run stands after a stage."""
+        self._tokens += stage.tokens if stage.kind == "decode" else 0
+        before = self._requests - len(self._position)
+        speed = self._tokens / stage.end if stage.end else 0.0
+        standing = self._after(stage, finished)
+        return replace(standing, finished=before + finished, requests=self._requests, speed=speed)
+
+    def _after(self, stage: Stage, finished: int) -> Standing:
         self._modelled += stage.model_seconds(self._cost, overheads=False)
         self._charged += stage.model_seconds(self._cost)
         reached = float(self._ends[finished - 1]) if finished else 0.0

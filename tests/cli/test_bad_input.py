@@ -143,7 +143,7 @@ def planned_report(*words: str) -> Callable[[Path], list[str]]:
 
 
 def demonstration_in_a_folder_of_ours(folder: Path) -> list[str]:
-    planned()(folder)
+    (folder / "answers.jsonl").write_text("mine\n")
     return ["demo", "-o", "."]
 
 
@@ -606,7 +606,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a demonstration in a folder of ours": (
         demonstration_in_a_folder_of_ours,
-        r"plan.json: exists already. Say --overwrite",
+        r"answers.jsonl: exists already. Say --overwrite",
     ),
     "a trace of nothing": (
         trace_of_nothing,

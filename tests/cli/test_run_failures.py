@@ -115,7 +115,7 @@ def test_requests_that_the_model_cannot_serve_end_in_an_error_and_the_rest_is_se
     assert main(run) == 1
     told = capsys.readouterr()
     assert "answers.jsonl: 4 of 6 requests failed; their lines say why" in told.err
-    assert "answers.jsonl: 2 completions in " in told.out, "none of them is from before"
+    assert told.out.startswith("2 prompts, 2 at a time"), "none of them is from before"
     assert main(["report"]) == 0
     assert "4 more answered before, or failed" in capsys.readouterr().out
     found = answers(tmp_path)

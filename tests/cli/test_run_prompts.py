@@ -1,4 +1,4 @@
-"""`batchbound run PROMPTS`: measured, planned and run by one command."""
+"""`batchbound run PROMPTS`: planned by what is known, run, and measured by the run itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pytest
 pytest.importorskip("torch")
 
 from batchbound.cli import main, run_prompts
-from batchbound.data.costs.cost import CostModel
+from batchbound.cost_cache import CostCache
 from batchbound.data.plan import Plan
+from batchbound.data.trace import Trace
+from batchbound.executor.jobs.journal import Journal
 from batchbound.planning.plan import make_plan
+from batchbound.run_job.options import ModelOptions
 from batchbound.solvers.result import Limits, StoppedBy
 
 MODEL = ["--model", "tiny:llama", "--threads", "1"]
@@ -57,22 +60,161 @@ def lengths_in(answers: Path) -> dict[str, int]:
     return {line["custom_id"]: line["response"]["body"]["usage"]["completion_tokens"] for line in lines}
 
 
-def test_prompts_are_planned_in_the_seconds_of_the_model_and_served(prompts: Path) -> None:
+def test_prompts_of_unknown_lengths_are_served_at_once_and_nothing_is_promised(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(prompts, "--slots", "2") == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == (
+        "batchbound: 3 prompts, 2 slots, lengths unknown: first come, first served with the ski-rental rule;"
+        " larger caps first"
+    )
+    assert "predicted" not in said.err
     assert list(lengths_in(prompts.with_name("answers.jsonl"))) == ["r1", "r2", "r3"]
     plan = Plan.load(plan_of(prompts))
-    assert plan.problem.slots == 2
-    assert plan.problem.cost != CostModel.paper()
-    engine = plan.provenance.cost_source["engine"]
-    assert isinstance(engine, dict)
-    assert engine["model"] == "llama"
-    assert main(["verify", str(plan_of(prompts))]) == 0
+    assert (plan.problem.slots, plan.bound, plan.provenance.cost_source) == (2, None, {"name": "assumed"})
     assert main(["report", str(plan_of(prompts)), str(prompts.with_name("trace.jsonl"))]) == 0
+
+
+def test_equal_caps_order_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"custom_id": f"r{i}", "body": {"prompt": "Count. " * i, "max_tokens": 4}} for i in (3, 1, 2)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(path, "--slots", "1") == 0
+    assert capsys.readouterr().err.splitlines()[0].endswith("equal caps: no order helps yet")
+    trace = Trace.load(tmp_path / "trace.jsonl")
+    assert trace.finished.tolist() == sorted(trace.finished.tolist()), "in the order of the file"
+
+
+def test_larger_caps_are_served_first(prompts: Path) -> None:
+    assert run(prompts, "--slots", "1") == 0
+    trace = Trace.load(prompts.with_name("trace.jsonl"))
+    assert trace.finished.tolist() == sorted(trace.finished.tolist(), reverse=True)
+
+
+def test_a_run_keeps_its_costs_for_the_next_plan(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(prompts.parent / "cache"))
+    many = [
+        {"custom_id": f"r{i}", "body": {"prompt": "a" * (1 + i), "max_tokens": 5 + i % 9}} for i in range(16)
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in many))
+    assert run(prompts, "--slots", "2") == 0
+    kept = CostCache.of_user().find("tiny:llama", 2)
+    assert kept is not None
+    assert kept.error is not None
+    assert kept.error.decode_steps == Trace.load(prompts.with_name("trace.jsonl")).decode_steps
+    capsys.readouterr()
+    assert run(prompts, "--slots", "2", "--overwrite") == 0
+    assert Plan.load(plan_of(prompts)).problem.cost == kept.cost
+    assert "s predicted" in capsys.readouterr().err
+
+
+def test_the_second_run_is_planned_with_the_lengths_of_the_first(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(prompts, "--slots", "2") == 0
+    first = prompts.with_name("answers.jsonl").read_bytes()
+    capsys.readouterr()
+    assert run(prompts, "--slots", "2", "--overwrite") == 0
+    assert "lengths of an earlier run of these prompts are planned" in capsys.readouterr().err
+    plan = Plan.load(plan_of(prompts))
+    assert plan.provenance.lengths["kind"] == "completions"
+    assert dict(zip(plan.workload.ids, plan.workload.output_tokens.tolist(), strict=True)) == lengths_in(
+        prompts.with_name("answers.jsonl")
+    )
+    assert prompts.with_name("answers.jsonl").read_bytes() == first
+    other = ["-o", str(prompts.with_name("other.jsonl")), "--trace", str(prompts.with_name("other.trace"))]
+    assert main(["run", str(prompts), *MODEL, *other, "--lengths", "auto"]) == 0
+    assert Plan.load(prompts.with_name("other.plan.json")).provenance.lengths["kind"] == "completions"
+
+
+@pytest.mark.parametrize("words", [["--temperature", "1"], ["--lengths", "cap"], ["--slots", "2"]])
+def test_lengths_are_kept_only_for_the_same_prompts_where_they_repeat(
+    prompts: Path, words: list[str]
+) -> None:
+    assert run(prompts) == 0
+    if words == ["--slots", "2"]:
+        prompts.write_text(prompts.read_text().replace("Count.", "Say."))
+    assert run(prompts, *words, "--overwrite") == 0
+    assert Plan.load(plan_of(prompts)).provenance.lengths["kind"] == "cap"
+
+
+def test_an_interrupted_second_run_goes_on_by_the_same_command(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(prompts, "--slots", "2") == 0
+    first = prompts.with_name("answers.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        append, seen = Journal.append, list[str]()
+
+        def interrupted(journal: Journal, name: str, answer: Any) -> None:
+            append(journal, name, answer)
+            seen.append(name)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+        patch.setattr(Journal, "append", interrupted)
+        assert run(prompts, "--slots", "2", "--overwrite") == 130
+    before = plan_of(prompts).read_bytes()
+    assert run(prompts, "--slots", "2", "--overwrite") == 0
+    assert plan_of(prompts).read_bytes() == before
+    assert prompts.with_name("answers.jsonl").read_bytes() == first
+
+
+def test_the_end_screen_fits_and_gives_the_next_command(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    assert main(["run", "prompts.jsonl", *MODEL, "--slots", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 prompts, 2 at a time, tiny:llama"
+    assert [line[2:27].rstrip() for line in lines[1:5]] == [
+        "first come, first served",
+        "this run",
+        "lengths known beforehand",
+        "least possible",
+    ]
+    assert lines[5:] == ["answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_names_follow_the_output(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    assert main(["run", "prompts.jsonl", *MODEL, "-o", "mine.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["report", "--json"]) == 0
+    newest = capsys.readouterr().out
+    assert main(["report", "mine.plan.json", "mine.trace.jsonl", "--json"]) == 0
+    assert capsys.readouterr().out == newest, "the newest run is reported"
+    assert {path.name for path in prompts.parent.iterdir()} == {
+        "prompts.jsonl",
+        "mine.jsonl",
+        "mine.plan.json",
+        "mine.trace.jsonl",
+    }
+
+
+def test_a_finished_job_says_so_before_the_model_is_loaded(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(prompts) == 0
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(ModelOptions, "load", loaded)
+    assert run(prompts) == 0
+    assert "this job is finished" in capsys.readouterr().err
 
 
 def test_one_object_is_printed_with_json(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(prompts, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["requests"] == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"] == report["gain"]["requests"] == 3
 
 
 def test_a_measured_cost_model_is_taken_instead_of_measuring(prompts: Path) -> None:
@@ -128,7 +270,7 @@ def test_a_run_that_is_stopped_while_it_plans_says_by_what_and_writes_no_plan(
         raise AssertionError
 
     monkeypatch.setattr(run_prompts, "make_plan", stopped)
-    assert run(prompts) == status
+    assert run(prompts, "--lengths", "constant:3") == status
     assert said in capsys.readouterr().err
     assert not plan_of(prompts).exists()
 
@@ -145,7 +287,7 @@ def test_the_plan_that_another_run_of_the_command_made_meanwhile_is_followed(
 
     meanwhile: list[bytes] = []
     monkeypatch.setattr(run_prompts, "make_plan", made_twice)
-    assert run(prompts) == 0
+    assert run(prompts, "--lengths", "constant:3") == 0
     assert plan_of(prompts).read_bytes() == meanwhile[0]
 
 

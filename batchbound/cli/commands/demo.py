@@ -9,13 +9,14 @@ from pathlib import Path
 from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.readers.requests import bundled_prompts_path
+from ...run_job.earlier import plan_beside
 from ..output import note
 from ..parser import Parser
 from ..streams import say
 
 MODEL = "tiny:speller"
-SHOWN = 9
-"""Completions printed: one of each kind of prompt."""
+SHOWN = 5
+"""Completions printed."""
 
 
 def configure(parser: Parser) -> None:
@@ -31,7 +32,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile, plan, run and report, by the commands a user would type, and show what came of it."""
+    """Run the prompts by the command that a user would type, and show some completions."""
     from .. import main
 
     folder = Path(args.output)
@@ -40,27 +41,18 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         why = f"cannot be made ({error.strerror})"
         raise InputError(why, file=folder, hint="Name another folder.") from None
-    cost, plan, answers, trace, picture = (
-        str(folder / name) for name in ("cost.json", "plan.json", "answers.jsonl", "trace.jsonl", "gantt.png")
-    )
-    refuse_outputs([cost, plan, answers, trace, picture], args.overwrite)
+    answers, trace = str(folder / "answers.jsonl"), str(folder / "answers.trace.jsonl")
+    refuse_outputs([answers, trace, plan_beside(answers)], args.overwrite)
     prompts = str(bundled_prompts_path())
-    model = ["--model", MODEL, "--threads", "1"]
-    # As it is typed anew where one of them was interrupted.
-    for words in (
-        ["profile", *model, "--slots", "8", "--prompt-tokens", "64", "-o", cost, "--overwrite"],
-        ["plan", prompts, "--model", MODEL, "--slots", "8", "--cost", cost, "-o", plan, "--overwrite"],
-        ["run", plan, *model, "-o", answers, "--trace", trace, "--overwrite"],
-        ["report", plan, trace, "--gantt", picture, "--overwrite"],
-    ):
-        note(f"$ batchbound {' '.join(words)}")
-        status = main(words)
-        if status:
-            return status
-    say(f"\nThe first of 48 completions, all of them in {answers}:")
+    words = ["run", prompts, "--model", MODEL, "--threads", "1", "--slots", "8", "-o", answers, "--overwrite"]
+    note(f"$ batchbound {' '.join(words)}")
+    status = main(words)
+    if status:
+        return status
+    say("completions:")
     for prompt, completion in read_pairs(prompts, answers)[:SHOWN]:
-        short = completion if len(completion) <= 60 else f"{completion[:56]} ..."
-        say(f"  {prompt:42} {short}")
+        short = completion if len(completion) <= 44 else f"{completion[:40]} ..."
+        say(f"  {prompt:32.32} {short}")
     return 0
 
 

@@ -17,6 +17,7 @@ from ...data.trace import Trace
 from ...executor.reports.report import simulated
 from ...judging import calibration_of
 from ...judging import report as report_of
+from ...run_job.earlier import trace_of_plan
 from ...run_job.outputs import run_trace, shared_plan_path, trace_paths
 from ..inputs import check_outputs, refuse_given
 from ..iteration_plan import iteration_summary, show_iterations
@@ -35,13 +36,18 @@ OUTPUTS = ("html", "gantt", "perfetto")
 def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "plan", nargs="?", default="plan.json", metavar="PLAN", help="plan (default %(default)s)"
+        "plan",
+        nargs="?",
+        default="plan.json",
+        metavar="PLAN",
+        help="plan (default %(default)s, else that of the newest run of prompts here)",
     )
     parser.add_argument(
         "trace",
         nargs="?",
         metavar="TRACE",
-        help="trace of the run (default: trace.jsonl if it exists; else the plan itself is reported); for a"
+        help="trace of the run (default: NAME.trace.jsonl of NAME.plan.json, else trace.jsonl, if it exists;"
+        " else the plan itself is reported); for a"
         " run on replicas, the name given to `run --trace`, of which each replica has its own",
     )
     parser.add_argument(
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
             raise InputError("a picture is .png or .svg", file=picture, hint="Name it so.")
+    _name_newest(args)
     if is_of_kind(args.plan, KIND):
         return _report_iterations(args)
     plan = _plan_of(args)
@@ -114,6 +121,16 @@ def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace
         return report_of(plan, traces)
     except InputError as error:
         raise InputError(str(error), file=paths[0] if paths else name) from None
+
+
+def _name_newest(args: argparse.Namespace) -> None:
+    """Name the plan of the newest run here if none is named and there is no plan.json, and a run's trace."""
+    if args.plan == "plan.json" and not Path(args.plan).exists():
+        beside = sorted(Path().glob("*.plan.json"), key=lambda path: path.stat().st_mtime)
+        args.plan = str(beside[-1]) if beside else args.plan
+    trace = trace_of_plan(args.plan)
+    if args.trace is None and trace is not None and trace.exists():
+        args.trace = str(trace)
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:

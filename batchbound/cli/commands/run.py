@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...cost_cache import CostCache, costs_of
 from ...data.files.disk import InputError, WriteError
+from ...data.files.record import plain
 from ...data.plan import Plan
+from ...data.readers.openai_batch import PromptRecord, read_batch
+from ...gain import Gain, gain_of
 from ...heuristics.registry import POLICIES
+from ...run_job.earlier import trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
 from .. import INTERRUPTED, WRONG_BOUND
-from ..inputs import positive, refuse_given
+from ..gain_screen import gain_lines
+from ..inputs import columns_of, positive, refuse_given
 from ..interrupts import terminating
 from ..model import add_model, model_options, silence
 from ..output import note, warn
@@ -25,7 +33,7 @@ from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
-from ..run_prompts import PLANNING, add_planning, has_prompts, planned_beside
+from ..run_prompts import PLANNING, add_planning, has_prompts, lengths_repeat, planned_beside, policy_of
 from ..server_options import ON_SERVERS, add_server, server_options
 from ..streams import say
 
@@ -35,8 +43,8 @@ if TYPE_CHECKING:
     from ...executor.jobs.plan_clock import Follower
 
 
-TRACE = "trace.jsonl"
-"""Where the trace goes if the user does not say."""
+OUTPUT, TRACE = "answers.jsonl", "trace.jsonl"
+"""Where completions and trace go if the user does not say."""
 
 
 def configure(parser: Parser) -> None:
@@ -46,7 +54,7 @@ def configure(parser: Parser) -> None:
         nargs="?",
         default="plan.json",
         metavar="PLAN",
-        help="plan, or prompts: the model is measured and they are planned first (default %(default)s)",
+        help="plan, or prompts, which are planned by what is known of them (default %(default)s)",
     )
     parser.add_argument("--prompts", metavar="FILE", help="file of the planned prompts, if it was moved")
     add_model(parser, required=False)
@@ -124,13 +132,14 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        default="answers.jsonl",
         metavar="FILE",
         everyday=True,
-        help="file of completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
+        help=f"file of completions: OpenAI's JSONL, or a table if it ends in .parquet (default {OUTPUT})",
     )
     parser.add_argument(
-        "--trace", default=TRACE, metavar="FILE", help="file of the trace (default %(default)s)"
+        "--trace",
+        metavar="FILE",
+        help=f"file of the trace (default {TRACE}; with --output NAME.jsonl, NAME.trace.jsonl)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", everyday=True, help="replace the output if it exists"
@@ -145,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve what has no completion yet, write completions and traces, and print the report."""
     from ...executor.models.faults import RunStoppedError, TerminatedError
 
+    _name_outputs(args)
     under_way: list[Journal] = []
     try:
         # To its end: outputs that are being written are no better a moment to die without a word.
@@ -174,13 +184,26 @@ class WrongBoundError(Exception):
     """A finished run beats its bound though every assumption was checked."""
 
 
+def _name_outputs(args: argparse.Namespace) -> None:
+    """Name the completions and the trace where the user does not: the trace follows the completions."""
+    if args.trace is None:
+        args.trace = TRACE if args.output is None else str(Path(args.output).with_suffix(".trace.jsonl"))
+    args.output = args.output or OUTPUT
+
+
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
     """Carry the plan out on a model, and return the requests failed, and all."""
     if args.model is None:
         hint = "Name a model with --model, or a server with --server."
         raise InputError("nothing is named to run the requests on", hint=hint)
+    rerun: str | None = None
     if has_prompts(args):
-        args.plan = str(planned_beside(args))
+        args.plan, prompts = str(planned_beside(args)), args.plan
+        plan = Plan.load(args.plan)
+        if args.policy is None and args.replicas in (None, 1):
+            args.policy = policy_of(plan)
+        if plan.provenance.lengths.get("kind") == "cap" and lengths_repeat(_records(prompts, args), args):
+            rerun = "the same with --overwrite"
     else:
         hint = "Give the prompts instead of the plan, or leave it out."
         refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
@@ -203,8 +226,12 @@ def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, 
         watching=watching,
         remark=note,
     )
-    _show(result, args)
+    _show(result, args, rerun)
     return result.failed, len(result.completions)
+
+
+def _records(prompts: str, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
+    return read_batch(prompts, columns_of(args))
 
 
 def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
@@ -259,7 +286,7 @@ def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[
         yield Follower(on_stage, on_progress.on_begin)
 
 
-def _show(result: RunResult, args: argparse.Namespace) -> None:
+def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
     """Print what a run came to, with its report."""
     report, traces = result.report, result.traces
     if result.finished_before:
@@ -270,10 +297,41 @@ def _show(result: RunResult, args: argparse.Namespace) -> None:
         warn_of_other_machine(result.plan, traces[0])
         if result.plan.configuration is not None and args.policy is None:
             say_reached(result.plan.configuration, report.reached, traces[0])
+    served = report.requests > 0 and not result.finished_before
+    gain = _gain(result, args) if served else None
     if args.json:
-        print_report(report, as_json=True)
-    elif report.requests and not result.finished_before:
+        say(json.dumps({**report.to_json(), "gain": None if gain is None else plain(gain)}))
+    elif gain is not None:
+        _show_gain(gain, result, args, rerun)
+    elif served:
         _show_run(result, args)
+
+
+def _gain(result: RunResult, args: argparse.Namespace) -> Gain | None:
+    """Return what a run on one machine gained; its costs are kept for the next plan of the model."""
+    if len(result.traces) > 1 or (result.plan.configuration is not None and args.policy is None):
+        return None
+    trace = result.traces[0]
+    found = costs_of(trace)
+    if found is not None:
+        CostCache.of_user().keep(args.model, trace.slots, found)
+    return gain_of(result.plan.fleet, trace, cost=None if found is None else found.cost)
+
+
+def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
+    """Print the end screen of a run, and where its files stand."""
+    resumed = result.report.resumed - result.failed
+    if resumed > 0:
+        say(f"{args.output}: {gain.requests:,} completions after {resumed:,} from before")
+    planned = result.plan.provenance.lengths.get("kind") in ("known", "completions")
+    for line in gain_lines(gain, args.model, rerun, planned=planned):
+        say(line)
+    files = f"{args.output}, {result.files.traces[0]}"
+    usual = (trace_of_plan(args.plan), Path(TRACE))
+    trace = "" if result.files.traces[0] in usual else f" {result.files.traces[0]}"
+    details = f"details: batchbound report {args.plan}{trace}"
+    for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
+        say(line)
 
 
 def _show_run(result: RunResult, args: argparse.Namespace) -> None:

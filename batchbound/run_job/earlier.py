@@ -1,0 +1,56 @@
+"""Files of earlier runs: the lengths of their completions, and the plan beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..data.files.disk import InputError
+from ..data.plan import Plan, PromptSource, relative_path
+from ..data.prompts.columns import PromptColumns
+from ..data.readers.length_source import LengthSource
+
+ASSUMED = "assumed"
+"""Name of a plan's costs that nothing has measured."""
+
+_PLAN = ".plan.json"
+
+
+def plan_beside(output: str | os.PathLike[str]) -> Path:
+    """Return where the plan of a run of prompts lies: next to its completions."""
+    return Path(output).with_suffix(_PLAN)
+
+
+def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
+    """Return where the trace lies next to the plan of a run of prompts; None for another plan."""
+    path = Path(plan)
+    return (
+        path.with_name(path.name.removesuffix(_PLAN) + ".trace.jsonl") if path.name.endswith(_PLAN) else None
+    )
+
+
+def earlier_lengths(
+    folder: Path, digest: str, columns: PromptColumns | None, tokenizer: str, longest: int | None
+) -> LengthSource | None:
+    """Return the lengths of the newest finished run of the same prompts in a folder; None without one."""
+    named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
+    for prompts, completions in _runs(folder):
+        if (prompts.sha256, prompts.columns, prompts.tokenizer) == (digest, columns, named):
+            return replace(LengthSource.parse(f"completions:{completions}"), longest=longest)
+    return None
+
+
+def _runs(folder: Path) -> Iterator[tuple[PromptSource, Path]]:
+    """Yield the prompts and the completions of finished runs, the newest first."""
+    for path in sorted(folder.glob(f"*{_PLAN}"), key=lambda path: -path.stat().st_mtime):
+        stem = path.name.removesuffix(_PLAN)
+        completions = [path.with_name(stem + ending) for ending in (".jsonl", ".parquet")]
+        written = [one for one in completions if one.is_file()]
+        try:
+            prompts = Plan.load(path).provenance.prompts if written else None
+        except InputError:
+            continue
+        if prompts is not None:
+            yield prompts, written[0]
