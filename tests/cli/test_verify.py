@@ -177,7 +177,10 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "decode steps beyond numbers": (put(f"{SCHEDULE}/decode_steps/0", 2**63 - 1), "decode steps are of use"),
     "negative decode steps": (put(f"{SCHEDULE}/decode_steps/0", -1), "-1 decode steps"),
     "decode steps in parts": (put(f"{SCHEDULE}/decode_steps/0", 0.5), "whole number"),
-    "too few decode steps": (put(f"{SCHEDULE}/decode_steps", lambda c: [*c[:-1], 0]), "every request finishes"),
+    "too few decode steps": (
+        put(f"{SCHEDULE}/decode_steps", lambda c: [*c[:-1], 0]),
+        "every request finishes",
+    ),
     "no decode steps": (put(f"{SCHEDULE}/decode_steps", []), "prefilled in bin"),
     "requests of another replica": (put("schedule/replica_of/0", 1), "on replica 1 of 1"),
     "no schedule": (put(SCHEDULE, None), "replica 0 has requests and no schedule"),
