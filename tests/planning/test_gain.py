@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from builders import UNIT, problem_of
 
-from batchbound.cli.gain_screen import gain_lines
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.gain import Gain, gain_of
+from batchbound.gain_screen import gain_lines
 from batchbound.heuristics.simulate import simulate
 
 

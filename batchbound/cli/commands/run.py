@@ -18,13 +18,13 @@ from ...data.files.record import plain
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...gain import Gain, gain_of
+from ...gain_screen import gain_lines
 from ...heuristics.registry import POLICIES
 from ...run_job.earlier import trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
 from .. import INTERRUPTED, WRONG_BOUND
-from ..gain_screen import gain_lines
 from ..inputs import columns_of, positive, refuse_given
 from ..interrupts import terminating
 from ..model import add_model, model_options, silence

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..executor.reports.tables import clock_text
-from ..gain import Gain
+from .executor.reports.tables import clock_text
+from .gain import Gain
 
 _EQUAL = 0.005
 """Differences below this share of the time are shown as none."""
