@@ -20,6 +20,9 @@ def refuse_outputs(
             raise InputError("is a folder", file=path, hint="Name a file.")
         if os.fspath(path) == "-" or (target.exists() and not target.is_file()):
             raise InputError("is no file, which outputs are written to", file=path, hint="Name a file.")
+        if target.is_symlink() and not target.exists():
+            # Written through, it would make a file that somebody else named.
+            raise InputError("is a link to a file that does not exist", file=path, hint="Name another file.")
         if any(_same_file(target, other) for other in read):
             raise InputError("is read by this command", file=path, hint="Name another output.")
         if any(_same_file(target, other) for other in paths[:number]):

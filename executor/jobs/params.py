@@ -21,6 +21,10 @@ OTHER_TABLES = ("search", "bounds")
 _HINT = "Correct it, or leave it out for the default."
 
 
+LARGEST_REPLIES = 2**26
+"""Default bytes of the replies that arrive from a server at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """
@@ -39,7 +43,10 @@ class Patience:
     longest_backoff_seconds
         Largest such wait, in seconds.
     outage_seconds
-        Seconds without any reachable server before the run stops. A larger value outlasts longer restarts.
+        Seconds without any server that takes requests before the run stops; no server is waited for longer.
+        A larger value outlasts longer restarts and rate limits.
+    outage_told_seconds
+        Seconds without a connection before an outage is reported. A larger value keeps short restarts silent.
     breaks_before_alone
         Broken connections of a server, with no completion in between, before it gets one request at a time. A
         larger value costs more attempts until the request that breaks the server is found.
@@ -59,6 +66,7 @@ class Patience:
     backoff_seconds: float = 0.5
     longest_backoff_seconds: float = 60.0
     outage_seconds: float = 600.0
+    outage_told_seconds: float = 3.0
     breaks_before_alone: int = 3
     breaks_alone: int = 3
     hopeless_requests: int = 20
@@ -96,6 +104,9 @@ class RunParams:
         leaves fewer of them to reorder.
     most_in_flight
         Largest number of completions in flight on a server, as a multiple of the usual number.
+    largest_replies
+        Most bytes of all replies that arrive from a server at a time. A larger value accepts longer
+        completions, and takes more memory where a server sends without end.
     reorder_share
         Share of the remaining requests that must complete before the order adapts to the lengths seen. A
         larger value adapts less often.
@@ -114,6 +125,7 @@ class RunParams:
     metrics_seconds: float = 1.0
     queue_iterations: int = 16
     most_in_flight: int = 4
+    largest_replies: int = LARGEST_REPLIES
     reorder_share: float = 0.005
     patience: Patience = field(default_factory=Patience)
 

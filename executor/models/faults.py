@@ -114,3 +114,9 @@ def _available() -> int:
     if found:
         return 1024 * int(found.split()[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+class Alert(str):
+    """A remark for those who want no notes, too."""
+
+    __slots__ = ()

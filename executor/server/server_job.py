@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +23,11 @@ from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST, numbered
 from ..jobs.journal import Journal
 from ..jobs.params import RunParams
+from ..models.faults import Alert
 from .client import Kind, Reply, ServerClient
 from .dispatch import Dispatch, Served, in_flight_of
 from .probe import ServerFacts, Watch, probe
+from .sending import Outage, Sender, run_until_stopped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,19 +79,21 @@ class ServerJob:
     @property
     def flying(self) -> int:
         """Completions kept in flight on each server."""
-        return in_flight_of(self.slots) if self.in_flight is None else self.in_flight
+        if self.in_flight is not None:
+            return self.in_flight
+        return in_flight_of(self.slots, max((request.choices for request in self.requests), default=1))
 
     def probe(self) -> tuple[ServerFacts, ...]:
         """Return what the servers tell of themselves."""
 
         async def ask() -> tuple[ServerFacts, ...]:
             async with contextlib.AsyncExitStack() as stack:
-                clients = [ServerClient(url, timeout=self.params.request_seconds) for url in self.urls]
+                clients = [self._client(url) for url in self.urls]
                 for client in clients:
                     stack.push_async_callback(client.close)
                 return tuple(await asyncio.gather(*map(probe, clients)))
 
-        return asyncio.run(ask())
+        return run_until_stopped(ask())
 
     def run(
         self,
@@ -96,17 +101,26 @@ class ServerJob:
         facts: Sequence[ServerFacts],
         *,
         on_served: Callable[[int], None] | None = None,
-        remark: Callable[[str], None] | None = None,
+        remark: Callable[[str], None] = lambda _: None,
     ) -> ServerOutcome:
         """Send every request that has no outcome in the journal yet."""
-        return asyncio.run(self._run(journal, facts, on_served, remark))
+        return run_until_stopped(self._run(journal, facts, on_served, _Voice(facts, remark)))
+
+    def _client(self, url: str, default: str | None = None, model: str | None = None) -> ServerClient:
+        return ServerClient(
+            url,
+            timeout=self.params.request_seconds,
+            model=model,
+            default_model=default,
+            largest=self.params.largest_replies,
+        )
 
     async def _run(
         self,
         journal: Journal,
         facts: Sequence[ServerFacts],
         on_served: Callable[[int], None] | None,
-        remark: Callable[[str], None] | None,
+        voice: _Voice,
     ) -> ServerOutcome:
         left = [i for i in self.order if self.requests[i].custom_id not in journal.finished]
         served: list[Served] = []
@@ -123,37 +137,40 @@ class ServerJob:
             if on_served is not None:
                 on_served(len(served))
 
-        def told(k: int, reply: Reply, wait: float) -> None:
-            if remark is not None:
-                remark(f"{facts[k].url}: {reply.message}; it asks to wait {wait:,.0f} s, and the run does")
-
         async with contextlib.AsyncExitStack() as stack:
             clients = []
             for fact in facts:
                 default = fact.models[0] if fact.models else None
-                client = ServerClient(
-                    fact.url, timeout=self.params.request_seconds, model=self.model, default_model=default
-                )
+                client = self._client(fact.url, default, self.model)
                 stack.push_async_callback(client.close)
                 clients.append(client)
+            rng, patience = random.Random(self.seed), self.params.patience
             dispatch = Dispatch(
                 self.requests,
-                clients,
+                len(clients),
                 self.flying,
                 self.params,
-                random.Random(self.seed),
+                rng,
                 proven=any(completed(line) for line in journal.finished.values()),
                 slots=self.slots if self.in_flight is None else None,
-                on_wait=told,
+                on_wait=voice.waits,
+            )
+            sender = Sender(
+                dispatch,
+                self.requests,
+                clients,
+                patience,
+                lambda failures: patience.wait(failures, rng),
+                voice.outage,
             )
             watches = [
-                Watch(client, self.params.metrics_seconds, partial(self._watched, dispatch, k))
+                Watch(client, self.params.metrics_seconds, partial(_watched, sender, k))
                 for k, client in enumerate(clients)
             ]
             before = await asyncio.gather(*(watch.read() for watch in watches))
             readers = [asyncio.create_task(watch.run()) for watch in watches]
             try:
-                stopped = await dispatch.run(left, keep)
+                stopped = await sender.run(left, keep)
             finally:
                 for reader in readers:
                     reader.cancel()
@@ -177,11 +194,6 @@ class ServerJob:
             if line is not None and completed(line):
                 mending.saw(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
         return mending if mending.useful else None
-
-    def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
-        """Keep more in flight after a server's queue ran empty, unless the number is fixed."""
-        if self.in_flight is None and metrics.waiting == 0:
-            dispatch.queue_ran_empty(k, self.params.most_in_flight * self.flying)
 
     def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
         served = sorted(served, key=lambda one: one.sent)
@@ -210,6 +222,39 @@ class ServerJob:
             retries=dispatch.retries,
             servers=tuple(counts),
         )
+
+
+def _watched(sender: Sender, k: int, metrics: ServerMetrics) -> None:
+    sender.counters_read(k, metrics.running, metrics.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """Remarks of a run on its servers, passed to ``remark``."""
+
+    facts: Sequence[ServerFacts]
+    remark: Callable[[str], None]
+
+    def waits(self, k: int, reply: Reply, wait: float) -> None:
+        """Say that a server asks for a long wait."""
+        asked = "" if reply.wait is None or reply.wait <= wait else f" of the {reply.wait:,.0f} s it asks for"
+        does = f"the run waits {wait:,.0f} s{asked} (--outage)" if asked else ""
+        does = does or f"it asks to wait {wait:,.0f} s, and the run does"
+        self.remark(f"{self.facts[k].url}: {reply.message}; {does}")
+
+    def outage(self, outage: Outage) -> None:
+        """Say since when a server is unreachable, how often it was tried, and when the run stops."""
+        url, now = self.facts[outage.server].url, time.time()
+        if outage.over:
+            self.remark(Alert(f"{url}: reachable again after {outage.seconds:,.0f} s"))
+            return
+        since = time.strftime("%H:%M:%S", time.localtime(now - outage.seconds))
+        if outage.given_up_in is None:
+            end = "the other servers take its requests"
+        else:
+            at = time.strftime("%H:%M:%S", time.localtime(now + outage.given_up_in))
+            end = f"the run stops at {at} unless it responds (--outage)"
+        self.remark(Alert(f"{url}: unreachable since {since}, tried {outage.attempts} times; {end}"))
 
 
 class _Mending:

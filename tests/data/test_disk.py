@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batchbound.data.files.disk import atomic_write
+import pytest
+
+from batchbound.data.files.disk import InputError, atomic_write
+from batchbound.data.files.outputs import refuse_outputs
 
 WRITER = """
 import signal, sys
@@ -64,3 +67,10 @@ def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
     assert other.returncode == 0
     assert path.read_text() == "half and whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_to_nothing_is_no_output(tmp_path: Path) -> None:
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(InputError, match="is a link to a file that does not exist"):
+        refuse_outputs([link], overwrite=False)

@@ -251,11 +251,17 @@ def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int
         trace=args.trace,
         overwrite=args.overwrite,
         watching=watching,
-        remark=note,
+        remark=_remark,
     )
     if show_server(result, args.output, as_json=args.json):
         raise WrongBoundError
     return result.failed, result.requests
+
+
+def _remark(message: str) -> None:
+    from ...executor.models.faults import Alert
+
+    (warn if isinstance(message, Alert) else note)(message)
 
 
 def _options(args: argparse.Namespace) -> RunOptions:

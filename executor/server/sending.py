@@ -1,0 +1,205 @@
+"""Sending of requests as the dispatch says: tasks, connections, and trials of dead servers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...data.readers.server_batch import ServerRequest
+from ..jobs.params import Patience
+from .client import Reply, ServerClient
+from .dispatch import Dispatch, Served
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """
+    State of a server that cannot be reached.
+
+    server: Its position.
+    seconds: Since it was last reached.
+    attempts: Connections tried since then.
+    given_up_in: Seconds until the run stops; None while other servers take requests.
+    over: Whether it is reachable again.
+    """
+
+    server: int
+    seconds: float
+    attempts: int
+    given_up_in: float | None = None
+    over: bool = False
+
+
+class Sender:
+    """
+    Sends what a dispatch releases, and gives it the replies.
+
+    clients: The servers.
+    patience: Waits between trials of a dead server.
+    on_outage: Called while a server is unreachable, at first after ``outage_told_seconds``.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        requests: Sequence[ServerRequest],
+        clients: Sequence[ServerClient],
+        patience: Patience,
+        wait: Callable[[int], float],
+        on_outage: Callable[[Outage], None] = lambda _: None,
+    ) -> None:
+        self._dispatch, self._requests, self._clients = dispatch, requests, clients
+        self._patience, self._wait, self._on_outage = patience, wait, on_outage
+        self._tasks: set[asyncio.Task[None]] = set()
+        # None ends the wait for a reply: something else has changed.
+        self._replies: asyncio.Queue[tuple[int, int, float, Reply] | None] = asyncio.Queue()
+        self._reviving: set[int] = set()
+        self._mistake: BaseException | None = None
+
+    async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
+        """Serve requests, and return why it stopped early, or None when each has its outcome."""
+        loop, dispatch = asyncio.get_running_loop(), self._dispatch
+        dispatch.begin(order, loop.time())
+        first = dispatch.due(loop.time())
+        await asyncio.gather(*(self._open(k, first) for k in range(len(self._clients))))
+        try:
+            self._start_all(first)
+            while dispatch.left:
+                self._start_all(dispatch.due(loop.time()))
+                for got in await self._next():
+                    for served in dispatch.replied(*got, loop.time()):
+                        on_served(served)
+                self._revive_all(loop.time())
+                if self._mistake is not None:
+                    raise self._mistake
+                stopped = dispatch.stopped(loop.time())
+                if stopped is not None:
+                    return stopped
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        return None
+
+    def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
+        """Pass a reading of a server's counters on to the dispatch."""
+        self._dispatch.counters_read(k, running, waiting)
+        self._replies.put_nowait(None)
+
+    async def _open(self, k: int, first: Sequence[tuple[int, int]]) -> None:
+        await self._clients[k].open(sum(server == k for _, server in first))
+
+    def _start_all(self, due: Sequence[tuple[int, int]]) -> None:
+        for request, k in due:
+            self._start(self._send(request, k))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A bug of ours: without this, the run would wait for a reply for ever.
+            self._mistake = task.exception()
+            self._replies.put_nowait(None)
+
+    async def _send(self, request: int, k: int) -> None:
+        sent = asyncio.get_running_loop().time()
+        reply = await self._clients[k].send(self._requests[request])
+        self._replies.put_nowait((request, k, sent, reply))
+
+    async def _next(self) -> list[tuple[int, int, float, Reply]]:
+        """Return the replies that are there, or none when a wait is over first."""
+        if self._replies.empty():
+            at = self._dispatch.wakes_at(asyncio.get_running_loop().time())
+            try:
+                async with asyncio.timeout_at(at):
+                    found = [await self._replies.get()]
+            except TimeoutError:
+                return []
+        else:
+            found = []
+        while not self._replies.empty():
+            found.append(self._replies.get_nowait())
+        return [one for one in found if one is not None]
+
+    def _revive_all(self, now: float) -> None:
+        for k in range(len(self._clients)):
+            if self._dispatch.down(k) and k not in self._reviving:
+                self._reviving.add(k)
+                self._start(self._revive(k, now))
+
+    async def _revive(self, k: int, since: float) -> None:
+        """Try a server until it is reachable, and report the outage at growing distances."""
+        loop, attempts = asyncio.get_running_loop(), 1
+
+        def tell(seconds: float) -> None:
+            nonlocal told
+            end = self._dispatch.given_up_at
+            left = None if end is None else max(0.0, end - loop.time())
+            self._on_outage(Outage(k, loop.time() - since, attempts, left))
+            told = loop.call_later(10 * seconds, tell, 10 * seconds)
+
+        told = loop.call_later(self._patience.outage_told_seconds, tell, self._patience.outage_told_seconds)
+        quiet_until = told.when()
+        try:
+            while True:
+                await asyncio.sleep(self._wait(attempts))
+                attempts += 1
+                if await self._clients[k].reachable():
+                    break
+        finally:
+            told.cancel()
+        if loop.time() >= quiet_until:
+            self._on_outage(Outage(k, loop.time() - since, attempts, over=True))
+        self._reviving.discard(k)
+        self._dispatch.revived(k)
+        self._replies.put_nowait(None)
+
+
+def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """
+    Return the result of a coroutine; SIGTERM and SIGINT cancel it before their handlers are called.
+
+    A handler that raises between two steps of a coroutine would leave others that were never awaited.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard: list[signal.Signals] = []
+
+    async def heeding() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: signal.Signals) -> None:
+            heard.append(number)
+            task.cancel()
+
+        for number, handler in handlers.items():
+            if callable(handler) and threading.current_thread() is threading.main_thread():
+                loop.add_signal_handler(number, stop, number)
+        return await work
+
+    try:
+        result = asyncio.run(heeding())
+    except asyncio.CancelledError:
+        _heed(handlers, heard)
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    _heed(handlers, heard)
+    return result
+
+
+def _heed(handlers: Mapping[signal.Signals, Any], heard: Sequence[signal.Signals]) -> None:
+    for number in heard[:1]:
+        handlers[number](number, None)
