@@ -31,7 +31,10 @@ class CostCache:
 
     @classmethod
     def of_user(cls) -> CostCache:
-        """Return the cache of this user: below ``XDG_CACHE_HOME``, else ``~/.cache``."""
+        """Return the user's cache: ``BATCHBOUND_COST_CACHE``, else in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+        named = os.environ.get("BATCHBOUND_COST_CACHE")
+        if named:
+            return cls(Path(named))
         root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return cls(Path(root) / "batchbound" / "costs")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +33,8 @@ def pytest_configure() -> None:
 
 
 def _switch_off_cost_cache() -> None:
-    """Let no run keep or find costs: a file stands in the place of the cache's folder."""
-    # Matplotlib keeps its own, which it would take long to make again.
-    os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
-    root = Path(tempfile.gettempdir()) / f"batchbound-tests-{os.getuid()}"
-    root.mkdir(exist_ok=True)
-    (root / "batchbound").touch()
-    os.environ["XDG_CACHE_HOME"] = str(root)
+    """Let no run keep or find costs: a device stands in the place of the cache's folder."""
+    os.environ["BATCHBOUND_COST_CACHE"] = os.devnull
 
 
 @pytest.fixture(scope="session")

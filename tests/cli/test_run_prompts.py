@@ -95,7 +95,7 @@ def test_larger_caps_are_served_first(prompts: Path) -> None:
 def test_a_run_keeps_its_costs_for_the_next_plan(
     prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(prompts.parent / "cache"))
+    monkeypatch.setenv("BATCHBOUND_COST_CACHE", str(prompts.parent / "cache"))
     many = [
         {"custom_id": f"r{i}", "body": {"prompt": "a" * (1 + i), "max_tokens": 5 + i % 9}} for i in range(16)
     ]
