@@ -90,7 +90,7 @@ ROOMS = {
         "executor.models",
         "executor.processes",
     },
-    "executor.server": {"data", "executor.jobs"},
+    "executor.server": {"data", "executor.jobs", "executor.models"},
     "executor.reports": {"data", "heuristics", "models.bounds", "executor.serving"},
 }
 """

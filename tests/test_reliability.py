@@ -206,7 +206,8 @@ def test_a_prompt_with_an_image_is_refused_by_its_place(
 def test_least_versions_go_together() -> None:
     """From numpy 2 on, these are the first that take it; scipy's HiGHS takes 64-bit indices from 1.14."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    least = dict(text.split(">=") for text in project["dependencies"])
+    stated = [*project["dependencies"], *project["optional-dependencies"]["parquet"]]
+    least = dict(text.split(">=") for text in stated)
     first = {"numpy": (2, 0), "pandas": (2, 2, 2), "pyarrow": (16, 1), "scipy": (1, 14)}
     for name, version in first.items():
         assert tuple(int(part) for part in least[name].split(".")) >= version, name

@@ -147,6 +147,11 @@ class Parser(_Declaring, argparse.ArgumentParser):
             case = None if option is None else rule.applies(self, args)
             if case is not None:
                 raise InputError(f"{option} has no effect {case[0]}", hint=rule.hint or case[1])
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                chosen = action.choices.get(getattr(args, action.dest, None))
+                if isinstance(chosen, Parser):
+                    chosen.refuse_without_effect(args)
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the help: of the everyday options, where some are marked so, or of every option."""

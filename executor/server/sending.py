@@ -140,6 +140,7 @@ class Sender:
     async def _revive(self, k: int, since: float) -> None:
         """Try a server until it is reachable, and report the outage at growing distances."""
         loop, attempts = asyncio.get_running_loop(), 1
+        told: asyncio.TimerHandle | None = None
 
         def tell(seconds: float) -> None:
             nonlocal told
@@ -157,7 +158,8 @@ class Sender:
                 if await self._clients[k].reachable():
                     break
         finally:
-            told.cancel()
+            if told is not None:
+                told.cancel()
         if loop.time() >= quiet_until:
             self._on_outage(Outage(k, loop.time() - since, attempts, over=True))
         self._reviving.discard(k)

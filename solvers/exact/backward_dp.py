@@ -100,7 +100,7 @@ def best_by_backward_dp(problem: Problem, limits: Limits, start: Schedule) -> Ex
     than what begins now, so it is over no earlier there.
 
     *Bounds.* Decode steps: slots, KV tokens, what waits on its own
-    (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`) with what has just begun, and, as what is
+    (:func:`~batchbound.solvers.exact.least_steps.least_steps`) with what has just begun, and, as what is
     under way only shrinks and no request begins before it fits beside that, those that fit from some step on
     or later, on their own from then on; and no fewer than let slots share out what waits, each from when it
     is free (:class:`~batchbound.solvers.exact.slot_loads.SlotLoads`). Stages: the cheapest of what waits,

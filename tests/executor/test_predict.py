@@ -266,7 +266,7 @@ def test_the_command_names_mistakes(
     assert main(["predict", "train", *past, "-o", past[0]]) == 2
     assert "prompts.jsonl: is a file" in capsys.readouterr().err
     assert main(["predict", "train", *past, "--encoder", "x", "-o", str(tmp_path / "q")]) == 2
-    assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
+    assert "--encoder has no effect with --method quantile" in capsys.readouterr().err
     for suffix in ("csv", "parquet"):
         out = str(tmp_path / f"lengths.{suffix}")
         assert main(["predict", "apply", str(tmp_path / "p"), past[0], "-o", out]) == 2

@@ -139,7 +139,7 @@ def test_the_fewest_steps_of_many_requests_are_at_least_those_of_some(
     problem = long_problem(1, 6)
     shapes = Shapes(problem.decode_steps, problem.kv_at_start, problem.slots, problem.kv_capacity or 0)
     exact = least_steps(shapes)
-    monkeypatch.setattr("batchbound.solvers.exact.least_rounds.MOST_ROWS", 20)
+    monkeypatch.setattr("batchbound.solvers.exact.least_steps.MOST_ROWS", 20)
     few = least_steps(shapes)
     assert (few <= exact).all()
     assert 0 < few[-1] < exact[-1]

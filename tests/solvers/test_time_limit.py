@@ -29,7 +29,7 @@ def test_a_plan_comes_out_when_the_bound_alone_takes_longer(count: int, kv_capac
     plan = make_plan(problem, limits=OVER)
     assert plan.schedule.check(problem) is None
     assert plan.bound is not None
-    assert plan.bound.seconds <= plan.makespan
+    assert plan.bound.seconds <= plan.makespan * (1 + 1e-12)
 
 
 def test_a_plan_for_predicted_lengths_comes_out_as_well() -> None:
@@ -38,7 +38,7 @@ def test_a_plan_for_predicted_lengths_comes_out_as_well() -> None:
     assert plan.schedule.check(plan.problem) is None
 
 
-@pytest.mark.parametrize("solver", ["search", "exact", "slot-free:cp-sat"])
+@pytest.mark.parametrize("solver", ["search", "slot-free:cp-sat"])
 def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Problem] = []
 
@@ -48,7 +48,7 @@ def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: py
 
     for module in ("batchbound.planning.plan", "batchbound.models.bounds.prove"):
         monkeypatch.setattr(importlib.import_module(module), "proven_bound", counted)
-    # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by CP-SAT.
+    # Too little time for a proof by CP-SAT.
     problem = Problem(generate("table3", 0, 20), CostModel.paper(), 6)
     plan = make_plan(problem, solver=solver, limits=Limits(seconds=0.05))
     assert len(asked) == 1
