@@ -149,7 +149,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
                 raise InputError(f"{option} has no effect {case[0]}", hint=rule.hint or case[1])
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                chosen = action.choices.get(getattr(args, action.dest, None))
+                chosen = action.choices.get(str(getattr(args, action.dest, "")))
                 if isinstance(chosen, Parser):
                     chosen.refuse_without_effect(args)
 
