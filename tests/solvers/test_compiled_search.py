@@ -19,15 +19,15 @@ from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.solvers import Limits, solve
 from batchbound.solvers.search.constructive import ski_rental_schedule
-from batchbound.solvers.search.core import library as core_library
-from batchbound.solvers.search.core.library import Allowance, Parameters, library
+from batchbound.solvers.search.core import compiled as core_library
+from batchbound.solvers.search.core.compiled import Allowance, Parameters, compiled_core
 from batchbound.solvers.search.core.parameters import CoreParameters
 from batchbound.solvers.search.core.phases import is_compiled
 from batchbound.solvers.search.core.plans import CompiledJob
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun
 from batchbound.solvers.search.phases import PHASES
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler at installation")
+pytestmark = pytest.mark.skipif(compiled_core() is None, reason="no C++ compiler at installation")
 
 COMPILED = ("spans", "orders", "spans_within_memory", "ruin_recreate")
 COSTS = (
@@ -211,7 +211,7 @@ def test_a_plan_as_good_as_the_bound_ends_the_search() -> None:
 
 
 def test_without_the_library_a_job_is_planned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchbound.solvers.search.core.phases.library", lambda: None)
+    monkeypatch.setattr("batchbound.solvers.search.core.phases.compiled_core", lambda: None)
     problem = chat_like(4, 20, 4)
     assert not is_compiled(problem)
     found = solve(problem, limits=Limits(work=5))
@@ -220,7 +220,7 @@ def test_without_the_library_a_job_is_planned_all_the_same(monkeypatch: pytest.M
 
 
 def test_a_library_of_another_version_is_refused() -> None:
-    core = library()
+    core = compiled_core()
     assert core is not None
 
     class Other:

@@ -17,7 +17,7 @@ from batchbound.solvers.params import ParamsError, SearchParams
 from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
-from batchbound.solvers.search.core.library import library
+from batchbound.solvers.search.core.compiled import compiled_core
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun, TracePoint
 from batchbound.solvers.search.phases import PHASES, Phase
 from batchbound.solvers.search.schedule_search import ScheduleSearch, search_schedule
@@ -48,7 +48,7 @@ def run_of(problem: Problem, steps: int) -> SearchRun:
     return SearchRun(problem, best, np.random.default_rng(0))
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler at installation")
+@pytest.mark.skipif(compiled_core() is None, reason="no C++ compiler at installation")
 def test_every_phase_applies_to_some_problem() -> None:
     assert {phase.name for phase, _ in CASES} == {phase.name for phase in PHASES}
     assert len({phase.name for phase in PHASES}) == len(PHASES)

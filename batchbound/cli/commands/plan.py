@@ -16,7 +16,7 @@ from ...planning.evicting import evicting_run
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
 from ...solvers.result import Limits, Status, StoppedBy
-from ...solvers.search.core.library import library
+from ...solvers.search.core.compiled import compiled_core
 from ...solvers.search.stages.rounding import can_round
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
@@ -186,7 +186,7 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 def _note_limitations(plan: Plan) -> None:
     """Say what a plan suffers from: no compiled search, a solver's message, costs that were not measured."""
-    if plan.maker.solver == DEFAULT_SOLVER and library() is None:
+    if plan.maker.solver == DEFAULT_SOLVER and compiled_core() is None:
         note("no compiled search is installed: install batchbound again where there is a C++ compiler")
     if plan.maker.message:
         note(f"{plan.maker.solver}: {plan.maker.message}")

@@ -10,7 +10,7 @@ from ....data.schedule import Schedule
 from ..backward import slots_are_scarcer
 from ..incumbent import Budget, SearchRun
 from ..stage_split import stages_capped
-from .library import Allowance, Parameters, library
+from .compiled import Allowance, Parameters, compiled_core
 from .parameters import CoreParameters, RuinParameters
 from .plans import CompiledJob, countable
 
@@ -21,7 +21,7 @@ def is_compiled(problem: Problem) -> bool:
     """Return whether the compiled searches can plan a problem, and are installed."""
     if problem.cost.decode_base <= 0 or not problem.decode_steps.any():
         return False
-    return countable(problem) and library() is not None
+    return countable(problem) and compiled_core() is not None
 
 
 def only_slots_bind(problem: Problem) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
-from .library import MOST, Allowance, Found, Job, Parameters, call, pointer
+from .compiled import MOST, Allowance, Found, Job, Parameters, call, pointer
 
 
 class CompiledJob:

@@ -69,7 +69,7 @@ Parameters = SpanParameters | EventParameters | RuinParameters
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def compiled_core() -> ctypes.CDLL | None:
     """
     Return the compiled library, or None where the installation could not build it.
 
@@ -141,7 +141,7 @@ def call(
 
     An interrupt ends the search, and is left to the caller to raise again.
     """
-    core = library()
+    core = compiled_core()
     assert core is not None, "phases apply only where there is a library"
     start, stage, slot = (np.array(column, dtype=np.int32) for column in plan)
     values = astuple(parameters)
