@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,18 @@ def test_the_end_screen_fits_and_gives_the_next_command(
     ]
     assert lines[5:] == ["answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"]
     assert max(map(len, lines)) <= 80
+
+
+def test_the_newest_run_is_reported_though_an_older_plan_is_here(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    assert main(["plan", "table3:0:3", "--slots", "2"]) == 0
+    os.utime("plan.json", (1, 1))
+    assert main(["run", "prompts.jsonl", *MODEL]) == 0
+    capsys.readouterr()
+    assert main(["report"]) == 0
+    assert "Measured seconds" in capsys.readouterr().out
 
 
 def test_names_follow_the_output(

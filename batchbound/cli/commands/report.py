@@ -38,9 +38,8 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "plan",
         nargs="?",
-        default="plan.json",
         metavar="PLAN",
-        help="plan (default %(default)s, else that of the newest run of prompts here)",
+        help="plan (default: the newest in this folder, plan.json or that of a run of prompts)",
     )
     parser.add_argument(
         "trace",
@@ -124,10 +123,10 @@ def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace
 
 
 def _name_newest(args: argparse.Namespace) -> None:
-    """Name the plan of the newest run here if none is named and there is no plan.json, and a run's trace."""
-    if args.plan == "plan.json" and not Path(args.plan).exists():
-        beside = sorted(Path().glob("*.plan.json"), key=lambda path: path.stat().st_mtime)
-        args.plan = str(beside[-1]) if beside else args.plan
+    """Name the newest plan of this folder if none is named, and the trace of its run."""
+    if args.plan is None:
+        plans = [*Path().glob("plan.json"), *Path().glob("*.plan.json")]
+        args.plan = str(max(plans, key=lambda path: path.stat().st_mtime)) if plans else "plan.json"
     trace = trace_of_plan(args.plan)
     if args.trace is None and trace is not None and trace.exists():
         args.trace = str(trace)
