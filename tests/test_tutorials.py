@@ -46,7 +46,6 @@ def inputs(folder: Path) -> None:
             "method": "POST",
             "url": "/v1/chat/completions",
             "body": {
-                "model": "fake",
                 "messages": [{"role": "user", "content": f"r{k}"}],
                 "max_tokens": 3 + k,
             },

@@ -178,7 +178,7 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
 @SEVERAL
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
-    found = solve_linear(model, backend, Limits(seconds=3.0))
+    found = solve_linear(model, backend, Limits(seconds=8.0))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
     assert found.values is not None
     assert model.violation(found.values) is None
