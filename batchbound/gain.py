@@ -1,4 +1,4 @@
-"""What a run gained: first come, first served, this run, known lengths, the least possible, on one clock."""
+"""Gain of a run over first come, first served, and its distance to the least possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GainParams:
     policy: str = "fcfs"
 
     def seconds(self, makespan: float) -> float:
-        """Return the seconds of the search for a run of so many seconds."""
+        """Return the search time in seconds for a run of ``makespan`` seconds."""
         return min(self.most_seconds, max(self.least_seconds, self.share * makespan))
 
 
@@ -53,14 +53,14 @@ class Course:
 
     @classmethod
     def of(cls, trace: Trace, seconds: float) -> Course:
-        """Return the course of a trace that took so many seconds."""
+        """Return the course of a trace that took ``seconds``."""
         return cls(seconds, trace.decode_steps, trace.prefill_stages)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
     """
-    A run beside what else could have served the same completions on the same slots.
+    A run and its alternatives for the same completions on the same slots.
 
     All seconds are on the run's clock: simulated ones are the cost model's, times measured over modelled
     seconds of this run. Decode steps are exact.
@@ -91,7 +91,7 @@ class Gain:
 
     @property
     def above_least(self) -> float | None:
-        """How far the run is above the least possible, as a fraction; None without a bound above zero."""
+        """Distance of the run to the least possible, as a fraction; None without a bound above zero."""
         return self.this_run.seconds / self.least - 1 if self.least > 0 else None
 
     @property

@@ -42,10 +42,10 @@ class Measurement:
         as a fraction of the bound's size; None without both. Of a run that evicts requests: above its own
         bound, as the others are of schedules that evict no request.
     seconds: Wall-clock seconds it took.
-    status, stopped_by: What is in hand and why it stopped; see :class:`~batchbound.solvers.result.Status`.
-    version: Of the solver.
-    message: What else a person should know.
-    bound_source: What proves the bound: an argument, or the backend that says so.
+    status, stopped_by: The outcome and why the solver stopped; see :class:`~batchbound.solvers.result.Status`.
+    version: The solver's version.
+    message: A remark for people; empty if there is none.
+    bound_source: The argument that proves the bound, or the backend that claims it.
     improvements: Seconds since the start and the value found then, in order.
     evictions: Requests that a policy evicted.
     """
