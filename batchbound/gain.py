@@ -67,7 +67,7 @@ class Gain:
 
     requests, slots: Completions that the run served, and how many at a time.
     first_come: First come, first served, simulated at the lengths that came out.
-    this_run: What ran.
+    this_run: The run itself.
     known: A plan made with those lengths.
     least: Proven seconds: no schedule of these completions takes less (assuming that the cost model holds).
     clock: Measured seconds for a second of the cost model.
@@ -91,7 +91,7 @@ class Gain:
 
     @property
     def above_least(self) -> float | None:
-        """Distance of the run to the least possible, as a fraction; None without a bound above zero."""
+        """Fraction by which the run is above the least possible; None without a bound above zero."""
         return self.this_run.seconds / self.least - 1 if self.least > 0 else None
 
     @property

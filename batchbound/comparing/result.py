@@ -42,7 +42,7 @@ class Measurement:
         as a fraction of the bound's size; None without both. Of a run that evicts requests: above its own
         bound, as the others are of schedules that evict no request.
     seconds: Wall-clock seconds it took.
-    status, stopped_by: The outcome and why the solver stopped; see :class:`~batchbound.solvers.result.Status`.
+    status, stopped_by: Outcome and why the solver stopped; see :class:`~batchbound.solvers.result.Status`.
     version: The solver's version.
     message: A remark for people; empty if there is none.
     bound_source: The argument that proves the bound, or the backend that claims it.
