@@ -10,13 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from .data.arrays import FloatArray
-from .data.claims.assumptions import Assumption, assumed_line, broken_line
+from .data.claims.assumptions import (
+    COLD_CACHE,
+    DISTINCT,
+    NO_EVICTION,
+    ONE_TOKEN,
+    WHOLE_CONTEXT,
+    Assumption,
+    assumed_line,
+    broken_line,
+    least_label,
+    stated_limits,
+)
 from .data.costs.communication import with_all_reduce
 from .data.costs.iteration_rates import IterationRates
 from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
-from .data.iterations import EngineLimits, Sequences
+from .data.iterations import UNLIMITED, EngineLimits, Sequences
 from .data.problem import limit_of
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
@@ -34,13 +45,12 @@ from .executor.reports.iteration_audit import (
     orders_of,
 )
 from .executor.reports.log_audit import WORK, audit_log
+from .executor.reports.run_assumptions import kinds_under
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.layer_cost import LayerCost
 
 _BUDGET = 2048
 """Tokens of an iteration in the simulation if unknown: vLLM's default on most devices."""
-
-_NO_LIMIT = 2**40
 
 _ROUNDED = 1e-9
 """Share of the measured seconds that counts as rounding."""
@@ -124,7 +134,7 @@ class _Asked:
         """Return the limits of the bound: those that the caller does not state are unlimited."""
         return replace(
             limits,
-            batched_tokens=_NO_LIMIT if self.batched_tokens is None else limits.batched_tokens,
+            batched_tokens=UNLIMITED if self.batched_tokens is None else limits.batched_tokens,
             block_tokens=1 if self.block_tokens is None else limits.block_tokens,
         )
 
@@ -140,7 +150,7 @@ def audit(
     profile: str | os.PathLike[str] | None = None,
 ) -> Audit:
     """
-    Return the proven least iterations of a run's requests, and what the run lost above them.
+    Return the lower bound on the iterations of a run's requests, and what the run lost above it.
 
     Without a ``profile``, seconds are an estimate with its error: a linear cost fitted to the run's times.
 
@@ -237,7 +247,8 @@ def _counted(
     if found.counted is None or found.broken:
         return tables, (), said
     parts = {name: float(value) for name, value in found.losses.items()}
-    return tables, (Losses("iterations", found.counted, found.bound.iterations, parts),), said
+    lost = Losses("iterations", found.counted, found.bound.iterations, parts, found.label)
+    return tables, (lost,), said
 
 
 def _with_seconds(
@@ -329,7 +340,7 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
         **(_fitted(fit) if fit.is_linear else {}),
     }
     lost = {name: value for name, value in found.parts.items() if name != WORK}
-    parts = Losses("iterations", found.counted, found.parts[WORK], lost)
+    parts = Losses("iterations", found.counted, found.parts[WORK], lost, WORK)
     ran = Occupancy("the run", np.arange(1.0, len(log) + 1), (log.chunks + log.decodes).astype(np.float64))
     assumptions = () if fit.is_linear else (_NO_COST.replace("seconds", "seconds of an iteration"),)
     rates = _rates(fit) if fit.is_linear else None
@@ -342,16 +353,23 @@ def _timed(asked: _Asked) -> Audit:
     limits = asked.stated("times of requests do")
     sequences, proven = Sequences(ran.prompt, ran.output), asked.proven(limits)
     job = TimedJob(sequences, np.arange(len(sequences)), ran.start, ran.last, ran.first)
-    tables = _by_order(sequences, limits, proven)
-    return _with_seconds(tables, job, limits, proven)
+    audit = _by_order(sequences, limits, proven, _unseen(proven))
+    timed = _with_seconds(audit.tables, job, limits, proven)
+    return replace(timed, assumptions=(*audit.assumptions, *timed.assumptions), claims=audit.claims)
 
 
 def _lengths(asked: _Asked) -> Audit:
     work = read_lengths(asked.path)
     limits = asked.stated("a table of lengths does")
     sequences = Sequences(work.input_tokens, work.output_tokens)
-    tables = _by_order(sequences, limits, asked.proven(limits))
-    return Audit(tables, runs=_simulated(simulated_orders(sequences, limits, orders_of(sequences))))
+    proven = asked.proven(limits)
+    audit = _by_order(sequences, limits, proven, _unseen(proven))
+    return replace(audit, runs=_simulated(simulated_orders(sequences, limits, orders_of(sequences))))
+
+
+def _unseen(limits: EngineLimits) -> tuple[Assumption, ...]:
+    """Return the assumptions of a bound on a run whose engine nobody has looked at."""
+    return stated_limits(limits, Assumption(DISTINCT, "assumed"))
 
 
 def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
@@ -365,27 +383,42 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     assumed = []
     if limits.kv_tokens is None:
         assumed.append("assumed: the KV cache is unlimited, as the run does not state its tokens")
+    known = [Assumption(ONE_TOKEN, "checked", "the run's options name no drafts")]
     if ran.reuse:
-        assumed.append("assumed: prompts share no prefix; if they do, the bound does not hold")
+        known.append(Assumption(DISTINCT, "assumed"))
+    else:
+        known.append(Assumption(COLD_CACHE, "checked", "the run's options keep no prompts"))
+    if asked.kv_tokens is None:
+        known += [Assumption(name, "assumed") for name in (WHOLE_CONTEXT, NO_EVICTION)]
+    claims = stated_limits(limits, *known)
     work = ran.workload
     order = np.argsort(work.arrival, kind="stable")
     sequences = Sequences(work.input_tokens[order], work.output_tokens[order])
-    tables = _by_order(sequences, limits, limits)
+    audit = _by_order(sequences, limits, limits, claims)
+    assumed.extend(audit.assumptions)
+    tables = audit.tables
     if profile is not None:
-        found = _in_seconds(ran, limits, profile)
+        found = _in_seconds(ran, limits, profile, claims)
         spans = _running("the run", ran.first_token, ran.finished)
-        known = (*assumed, *found.assumptions)
-        return replace(found, tables={**tables, **found.tables}, assumptions=known, runs=(spans,))
+        said = (*assumed, *found.assumptions)
+        tables = {**tables, **found.tables}
+        return replace(found, tables=tables, assumptions=said, runs=(spans,), claims=audit.claims)
     if ran.data_parallel > 1:
-        return Audit(tables, (*assumed, "no seconds: they are fitted to one replica, and there are several"))
+        why = "no seconds: they are fitted to one replica, and there are several"
+        return replace(audit, assumptions=(*assumed, why))
     job = TimedJob(
         sequences, np.arange(len(order)), work.arrival[order], ran.finished[order], ran.first_token[order]
     )
-    audit = _with_seconds(tables, job, limits, limits)
-    return replace(audit, assumptions=(*assumed, *audit.assumptions))
+    timed = _with_seconds(tables, job, limits, limits)
+    return replace(timed, assumptions=(*assumed, *timed.assumptions), claims=audit.claims)
 
 
-def _in_seconds(ran: MeasuredRun, limits: EngineLimits, profile: str | os.PathLike[str]) -> Audit:
+def _in_seconds(
+    ran: MeasuredRun,
+    limits: EngineLimits,
+    profile: str | os.PathLike[str],
+    claims: tuple[Assumption, ...],
+) -> Audit:
     """Return the bound and the losses in seconds, at the prices of a layer profile."""
     ran = replace(
         ran,
@@ -400,7 +433,8 @@ def _in_seconds(ran: MeasuredRun, limits: EngineLimits, profile: str | os.PathLi
         what = "seconds of several replicas, or of devices whose link is not known, cannot be audited"
         raise InputError(what, file=profile, hint="Leave the profile out.")
     try:
-        found = audit_seconds(ran, LayerCost(table if link is None else with_all_reduce(table, link)))
+        cost = LayerCost(table if link is None else with_all_reduce(table, link))
+        found = audit_seconds(ran, cost, kinds_under(claims, limits))
     except ValueError as error:
         raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
     work, rates = ran.workload, found.minorant.rates
@@ -410,11 +444,12 @@ def _in_seconds(ran: MeasuredRun, limits: EngineLimits, profile: str | os.PathLi
     )
     holds = found.bound <= found.measured * (1.0 + _ROUNDED)
     losses = _tidy(found.losses, found.measured) if holds else {}
+    label = least_label(claims, "seconds", found.iterations.certificate.get("kind"))
     tables: dict[str, Mapping[str, object]] = {
         "seconds, at the profile's prices": {
             "measured": found.measured,
             "simulated": found.simulated,
-            "proven least" if holds else "bound that the run broke": found.bound,
+            label if holds else "bound that the run broke": found.bound,
             **dict(_shown(name, value) for name, value in losses.items()),
         },
         "least seconds of an iteration": {
@@ -424,7 +459,7 @@ def _in_seconds(ran: MeasuredRun, limits: EngineLimits, profile: str | os.PathLi
     if not holds:
         why = "the run took fewer seconds than its bound: the profile is of a slower device or setting"
         return Audit(tables, (why,), clock="seconds")
-    lost = Losses("seconds", found.measured, found.bound, losses)
+    lost = Losses("seconds", found.measured, found.bound, losses, label)
     return Audit(tables, losses=(lost,), clock="seconds")
 
 
@@ -439,18 +474,20 @@ def _shown(name: str, value: float) -> tuple[str, float]:
 
 
 def _by_order(
-    sequences: Sequences, limits: EngineLimits, proven: EngineLimits
-) -> dict[str, Mapping[str, object]]:
-    found = order_audit(sequences, limits, proven)
+    sequences: Sequences, limits: EngineLimits, proven: EngineLimits, assumptions: tuple[Assumption, ...]
+) -> Audit:
+    found = order_audit(sequences, limits, proven, assumptions)
     _confirm(verify_iterations(found.sequences, found.limits, found.bound))
-    return {
+    tables: dict[str, Mapping[str, object]] = {
         "iterations, all requests there at the start": {
-            f"proven least, by {found.bound.source}": found.bound.iterations,
+            f"{found.label}, by {found.bound.source}": found.bound.iterations,
             **{f"simulated, {name}": one.iterations for name, one in found.simulated.items()},
         },
         "evictions (simulated)": {name: one.preemptions for name, one in found.simulated.items()},
         "certificate": dict(found.bound.certificate),
     }
+    assumed = assumed_line(found.assumptions)
+    return Audit(tables, () if assumed is None else (assumed,), claims=found.assumptions)
 
 
 def _confirm(violation: object) -> None:

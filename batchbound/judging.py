@@ -108,7 +108,11 @@ def calibration_of(plan: Plan) -> CalibratedCost | None:
 
 
 def _false_bound(plan: IterationPlan) -> Violation | None:
-    wrong = verify_iterations(plan.sequences(), plan.proven, plan.bound)
+    sequences = plan.sequences()
+    wrong = verify_iterations(sequences, plan.proven, plan.bound)
+    each = {share.limits for share in plan.shares}
+    if plan.bound.certificate.get("kind") == "packing" and any(map(sequences.may_run_short, each)):
+        return Violation("iterations", "a packing holds of no engine that may evict requests")
     if wrong is None and plan.maker.status.lower() == "optimal" and not plan.proven_optimal:
         return Violation("status", "said to be optimal, the plan takes more than is proven")
     return wrong

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .arrays import IntArray
 from .bound import PROVEN_WITHIN, gap_above
+from .claims.assumptions import Assumption, relied_on, stated_limits
 from .costs.iteration_rates import IterationRates
 from .costs.layer_profile import LayerProfile
 from .files.disk import InputError, read_json_object, write_json
@@ -112,10 +113,12 @@ class IterationPlan:
     provenance
         Where lengths, costs and prompts come from.
     assumptions
-        Assumptions of the bound that no one stated, in sentences.
+        Assumptions of the bounds, each with its basis; those that no argument relies on included.
+    remarks
+        Further facts about the plan, in sentences.
     """
 
-    JSON_HEADER: ClassVar = (KIND, 1)
+    JSON_HEADER: ClassVar = (KIND, 2)
     JSON_HINT: ClassVar = "Plan again."
 
     engine: str
@@ -131,7 +134,21 @@ class IterationPlan:
     profile: LayerProfile | None = None
     least_seconds: SecondsBound | None = None
     provenance: Provenance = field(default_factory=Provenance)
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def relied_on(self) -> tuple[Assumption, ...]:
+        """Assumptions that the bound on iterations relies on, and the one on seconds if there is one."""
+        return relied_on(self.assumptions, *self.kinds)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the certificates of the bounds, as assumptions know them."""
+        least = self.least_seconds
+        kinds = (self.bound.certificate.get("kind"),)
+        kinds += () if least is None else (least.iterations.certificate.get("kind"), "seconds")
+        return tuple(map(str, kinds))
 
     def sequences(self) -> Sequences:
         """Return what the engines compute at least, a row per completion."""
@@ -270,7 +287,14 @@ class IterationPlan:
             If the file is no plan of this kind, or contradicts itself.
         """
         refuse_other_kinds(path, "no plan for servers", {KIND})
-        plan = record(cls, read_json_object(path), file=path)
+        value = read_json_object(path)
+        older = value.get(KIND) == 1
+        if older:
+            said = value.pop("assumptions", [])
+            value = {**value, KIND: 2, "remarks": said}
+        plan = record(cls, value, file=path)
+        if older:
+            plan = replace(plan, assumptions=stated_limits(plan.proven))
         violation = plan.check()
         if violation is not None:
             raise InputError(f"the plan contradicts itself: {violation}", file=path, hint=cls.JSON_HINT)

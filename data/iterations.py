@@ -11,6 +11,9 @@ from .arrays import IntArray
 from .files.record import Count, Positive
 from .problem import limit_of
 
+UNLIMITED = 2**40
+"""Token budget of an iteration in a bound if unknown."""
+
 TOKENS_PER_ITERATION = 256
 """Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
 

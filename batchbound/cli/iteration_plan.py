@@ -7,8 +7,10 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from ..data.claims.assumptions import assumed_line, least_label
 from ..data.costs.communication import with_all_reduce
 from ..data.costs.cost import CostModel
 from ..data.costs.iteration_rates import IterationRates
@@ -28,7 +30,7 @@ from ..planning.fleet import fleet_of
 from ..planning.iterations import Engines, make_iteration_plan
 from ..planning.mixed_job import ReadJob, read_mixed_job
 from ..planning.plan import PlanningError
-from ..solvers.result import Limits, StoppedBy
+from ..solvers.result import Limits, Status, StoppedBy
 from . import INTERRUPTED
 from .inputs import check_counted, columns_of, positive
 from .interrupts import terminating
@@ -46,8 +48,8 @@ def add_mixing(parser: Parser) -> None:
         "engines that mix prompts with generated tokens",
         "Without --for, a plan is for batchbound's own engine: prefill stages alternate with decode steps."
         " vLLM and SGLang compute chunks of prompts and generated tokens in the same iterations; --for plans"
-        " those: the order of the requests, how many to keep in flight, the iterations predicted and those"
-        " proven to be the least. --slots is then max_num_seqs, --kv-capacity the tokens of the KV cache.",
+        " those: the order of the requests, how many to keep in flight, the iterations predicted and their"
+        " lower bound. --slots is then max_num_seqs, --kv-capacity the tokens of the KV cache.",
     )
     group.add_argument(
         "--for",
@@ -138,7 +140,8 @@ def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> i
     handover = hand_over(plan, max_position=args.max_position)
     batch = read.source if read.digest is not None and not is_prompt_table(read.source) else None
     files = write_handover(handover, plan, args.output, batch)
-    for remark in (*plan.assumptions, *handover.remarks):
+    assuming = assumed_line(plan.relied_on)
+    for remark in (*plan.remarks, *([] if assuming is None else [assuming]), *handover.remarks):
         note(remark)
     summary = iteration_summary(plan) | {
         "files": [str(path) for path in files],
@@ -294,6 +297,7 @@ def iteration_summary(plan: IterationPlan) -> dict[str, object]:
         "iterations": plan.iterations,
         "bound_iterations": plan.bound.iterations,
         "bound_source": plan.bound.source,
+        "bound_label": least_label(plan.assumptions, *plan.kinds),
         "gap": plan.gap,
         "makespan_s": plan.seconds,
         "bound_s": None if least is None else least.seconds,
@@ -305,7 +309,7 @@ def iteration_summary(plan: IterationPlan) -> dict[str, object]:
         "status": plan.maker.status,
         "stopped_by": plan.maker.stopped_by,
         "lengths": plan.provenance.lengths.get("kind"),
-        "assumptions": list(plan.assumptions),
+        "assumptions": [asdict(one) for one in plan.relied_on],
     }
 
 
@@ -314,24 +318,32 @@ def show_iterations(summary: Mapping[str, object]) -> None:
     taken = summary["iterations"]
     rows = {
         "predicted iterations": "unknown: too large a job to simulate" if taken is None else f"{taken:,}",
-        "proven least": f"{summary['bound_iterations']:,}, by {summary['bound_source']}",
+        str(summary["bound_label"]): f"{summary['bound_iterations']:,}, by {summary['bound_source']}",
         "gap to the bound": _percent(summary["gap"]),
         "predicted seconds": _seconds(summary["makespan_s"]),
-        "proven least seconds": _seconds(summary["bound_s"]),
+        f"{summary['bound_label']}, in seconds": _seconds(summary["bound_s"]),
         "gap in seconds": _percent(summary["seconds_gap"]),
         "device-hours": _decimals(summary.get("device_hours"), 4),
         "at that price": _decimals(summary.get("money"), 2),
-        "status": f"{summary['status']}, stopped by {summary['stopped_by']}",
+        "status": _status(summary),
         "completion lengths": summary["lengths"],
     }
+    widest = max(22, *(len(name) for name, value in rows.items() if value is not None))
     for name, value in rows.items():
         if value is not None:
-            say(f"  {name:22s} {value}")
+            say(f"  {name:{widest}s} {value}")
     columns = [summary[name] for name in ("orders", "in_flight", "predicted_iterations", "preemptions")]
     assert all(isinstance(column, list) for column in columns)
     for k, (order, flying, iterations, put_back) in enumerate(zip(*columns, strict=True)):
         expected = "" if iterations is None else f", {iterations:,} iterations, {put_back:,} preemptions"
         say(f"  replica {k}: {order}; {flying:,} completions in flight{expected}")
+
+
+def _status(summary: Mapping[str, object]) -> str:
+    """Return the status; optimal is a plan only as far as its bound holds."""
+    holds = summary["status"] != Status.OPTIMAL or summary["bound_label"] == "proven least"
+    condition = "" if holds else " if assumptions hold"
+    return f"{summary['status']}{condition}, stopped by {summary['stopped_by']}"
 
 
 def _show_handover(summary: Mapping[str, object]) -> None:

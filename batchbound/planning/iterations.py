@@ -11,12 +11,13 @@ import numpy as np
 
 from .. import __version__
 from ..data.arrays import IntArray
+from ..data.claims.assumptions import stated_limits
 from ..data.costs.cost import CostModel
 from ..data.costs.iteration_rates import IterationRates
 from ..data.costs.layer_profile import LayerProfile
 from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
-from ..data.iterations import EngineLimits, Predicted, Sequences
+from ..data.iterations import UNLIMITED, EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
 from ..executor.profiling.fitted_audit import proven_rates
 from ..executor.profiling.iteration_fit import PricedDevice
@@ -25,21 +26,17 @@ from ..executor.profiling.seconds_audit import needed_work
 from ..executor.server.dispatch import in_flight_of
 from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
-from ..models.bounds.iterations import iteration_bound
+from ..models.bounds.iterations import KINDS, iteration_bound, without
 from ..models.exegpt.iteration_minorant import Minorant, Work, best_minorant
 from ..models.exegpt.layer_cost import LayerCost
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
-from .mixed_job import MixedJob
+from .mixed_job import UNCOUNTED, MixedJob
 from .plan import PlanningError
 from .release import Releasable, named_orders
 from .release_search import search_release
 
-UNSTATED = 2**40
-"""Token budget of an iteration in a bound if unknown."""
-
-
-ROOMY = "no KV capacity is stated: the engine is taken to hold whatever is under way"
+ROOMY = "no KV capacity is stated: the engine is taken to hold all requests in progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class Engines:
         sizes = {limits.block_tokens for limits in engines}
         return EngineLimits(
             sum(limits.sequences for limits in engines),
-            sum(limits.batched_tokens for limits in engines) if self.budget_stated else UNSTATED,
+            sum(limits.batched_tokens for limits in engines) if self.budget_stated else UNLIMITED,
             None if None in held else sum(tokens or 0 for tokens in held),
             sizes.pop() if self.blocks_stated and len(sizes) == 1 else 1,
         )
@@ -156,7 +153,10 @@ def make_iteration_plan(
             blocks = "" if each.block_tokens == 1 else f" in blocks of {each.block_tokens:,}"
             what = f"needs {most:,} tokens of KV cache{blocks}, an engine has {each.kv_tokens:,}"
             raise ValueError(f"a request {what}")
-    bound = iteration_bound(job.least(proven), proven)
+    least = job.least(proven)
+    # An engine may evict though all of them together have room.
+    roomy = not any(map(least.may_run_short, set(engines.limits)))
+    bound = iteration_bound(least, proven, kinds=KINDS if roomy else without("packing"))
     seconds = _least_seconds(job, engines)
     end = math.inf if limits.seconds is None else begun + _SHARING * limits.seconds
     replica_of = _shared_out(job, engines, groups, rule, seconds, end)
@@ -188,7 +188,8 @@ def make_iteration_plan(
         profile=engines.profile,
         least_seconds=seconds,
         provenance=provenance or Provenance(),
-        assumptions=(*job.assumptions, *((ROOMY,) if proven.kv_tokens is None else ())),
+        assumptions=stated_limits(proven, *job.assumptions),
+        remarks=(*(() if job.counted else (UNCOUNTED,)), *((ROOMY,) if proven.kv_tokens is None else ())),
     )
     if plan.proven_optimal:
         maker = replace(plan.maker, status=Status.OPTIMAL, stopped_by=StoppedBy.PROOF)

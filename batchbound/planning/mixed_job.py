@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.arrays import IntArray
+from ..data.claims.assumptions import COLD_CACHE, DISTINCT, Assumption
 from ..data.files.disk import InputError
 from ..data.files.kinds import refuse_other_kinds
 from ..data.iteration_plan import least_known
@@ -26,8 +27,8 @@ from ..data.workload import Workload, WorkloadError
 if TYPE_CHECKING:
     from ..executor.models.tokenizers import Tokenizer
 
-COLD = "the engine's prefix cache holds none of the prompts at the start"
-APART = "prompts that are not alike are taken to begin differently: of lengths alone nobody can tell"
+COUNTS_ONE = Assumption(COLD_CACHE, "checked", "the bound counts one token of each prompt")
+COUNTS_ALL = Assumption(COLD_CACHE, "stated", "the engine keeps no prompts")
 UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and the bound takes one of each"
 
 
@@ -51,7 +52,7 @@ class MixedJob:
         Prompt tokens that an engine which keeps prompts may find computed, as of :class:`.Sequences`, shape
         (completions,); None for engines that keep none.
     assumptions
-        What the bound takes for granted of the prompts.
+        Assumptions of the bound on the prompts.
     """
 
     workload: Workload
@@ -60,7 +61,7 @@ class MixedJob:
     counted: bool = True
     cached: IntArray | None = None
     shared: IntArray | None = None
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
 
     def rows(self, members: IntArray | None = None) -> Sequences:
         """Return what the engine is simulated to compute, for some completions or all."""
@@ -132,10 +133,11 @@ def read_mixed_job(
     if columns is None and (is_table(name) or not os.path.exists(name)):
         read = read_workload(name, lengths=lengths, longest=longest, drop_unanswered=drop_unanswered)
         work = read.workload.without_arrivals()
-        job = MixedJob(work, exact=read.lengths.kind == "known")
+        job = MixedJob(work, exact=read.lengths.kind == "known", assumptions=(COUNTS_ALL,))
         if prefix_caching:
             cached, shared = group_beginnings(work)
-            job = replace(job, cached=cached, shared=shared, assumptions=(COLD, APART))
+            distinct = Assumption(DISTINCT, "assumed")
+            job = replace(job, cached=cached, shared=shared, assumptions=(distinct,))
         return ReadJob(job, name, read.lengths)
     if drop_unanswered:
         raise nothing_to_drop(name)
@@ -176,12 +178,12 @@ def _sent(
     job = MixedJob(work, np.repeat(np.arange(len(requests)), choices))
     known = [tokens for tokens in prompts if tokens is not None]
     if len(known) < len(prompts):
-        return replace(job, counted=False, assumptions=(UNCOUNTED,))
+        return replace(job, counted=False, assumptions=(COUNTS_ONE,))
     if not prefix_caching:
-        return job
+        return replace(job, assumptions=(COUNTS_ALL,))
     each = [tokens for tokens, count in zip(known, choices.tolist(), strict=True) for _ in range(count)]
     cached, shared = alike_beginnings(each, lengths)
-    return replace(job, cached=cached, shared=shared, assumptions=(COLD,))
+    return replace(job, cached=cached, shared=shared)
 
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..iterations import UNLIMITED, EngineLimits
+
 ONE_TOKEN = "one token a sequence and iteration"
 WHOLE_CONTEXT = "whole context held in KV"
 SLOTS = "no more sequences at a time than slots"
@@ -13,6 +15,7 @@ ONE_ENGINE = "one engine behind each address"
 COLD_CACHE = "cold prefix cache"
 TOKEN_BUDGET = "token budget an iteration"
 NO_EVICTION = "no request is evicted"
+DISTINCT = "prompts that are not equal begin differently"
 
 Basis = Literal["checked", "stated", "assumed", "broken"]
 
@@ -39,16 +42,45 @@ RELIES_ON: Mapping[str, tuple[str, ...]] = {
     "longest": (ONE_TOKEN, TOKEN_BUDGET),
     "slots": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE),
     "packing": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE, NO_EVICTION),
-    "tokens": (COLD_CACHE, TOKEN_BUDGET, ONE_ENGINE),
-    "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE),
+    "tokens": (COLD_CACHE, DISTINCT, TOKEN_BUDGET, ONE_ENGINE),
+    "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE, DISTINCT),
+    "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, ONE_ENGINE),
 }
-"""Assumptions that the argument of each kind of certificate relies on."""
+"""Assumptions that the argument of each kind of certificate relies on, and those of charges in seconds."""
 
 
-def relied_on(assumptions: Iterable[Assumption], kind: object) -> tuple[Assumption, ...]:
-    """Return the assumptions that a certificate's kind relies on."""
-    names = RELIES_ON.get(str(kind), ())
+def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:
+    """Return the assumptions that the kinds of certificates rely on."""
+    names = {name for kind in kinds for name in RELIES_ON.get(str(kind), ())}
     return tuple(one for one in assumptions if one.name in names)
+
+
+def least_label(assumptions: Iterable[Assumption], *kinds: object) -> str:
+    """Return the name of a bound: ``proven`` only under assumptions that are checked or stated."""
+    assumed = any(one.basis == "assumed" for one in relied_on(assumptions, *kinds))
+    # A broken assumption is one that the bound allows for.
+    return "least, if assumptions hold" if assumed else "proven least"
+
+
+def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption, ...]:
+    """
+    Return the assumptions of a bound on an engine that nobody has looked at, at stated limits.
+
+    known: Assumptions with another basis than of an unseen engine.
+    """
+    short: Basis = "assumed" if limits.kv_tokens is None else "checked"
+    usual = (
+        Assumption(ONE_TOKEN, "assumed"),
+        Assumption(WHOLE_CONTEXT, "assumed" if limits.kv_tokens is None else "stated"),
+        Assumption(SLOTS, "stated"),
+        Assumption(ONE_ENGINE, "stated"),
+        Assumption(COLD_CACHE, "assumed"),
+        *(() if limits.batched_tokens >= UNLIMITED else (Assumption(TOKEN_BUDGET, "stated"),)),
+        # An argument that needs it is used only where the KV capacity suffices.
+        Assumption(NO_EVICTION, short, "" if limits.kv_tokens is None else "the KV capacity suffices"),
+    )
+    named = {one.name: one for one in (*usual, *known)}
+    return tuple(named.values())
 
 
 def assumed_line(assumptions: Iterable[Assumption]) -> str | None:

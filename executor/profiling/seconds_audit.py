@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from ...data.arrays import FloatArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.readers.measured_run import MeasuredRun
 from ...heuristics.serving.device import DeviceBatch
-from ...models.bounds.iterations import iteration_bound
+from ...models.bounds.iterations import KINDS, iteration_bound
 from ...models.exegpt.iteration_minorant import Minorant, Work, best_minorant
 from ...models.exegpt.layer_cost import LayerCost
 from .replay import ComposedDevice, replay_on
@@ -45,16 +45,17 @@ class SecondsAudit:
     losses: Mapping[str, float]
 
 
-def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
+def audit_seconds(run: MeasuredRun, cost: LayerCost, kinds: Collection[str] = KINDS) -> SecondsAudit:
     """
-    Return what a measured run lost.
+    Return what a measured run lost; the bound on iterations is of some kinds.
 
     Prompts are taken to share no prefix.
     """
     workload = run.workload
     limits = EngineLimits(run.sequences, run.batched_tokens, run.kv_capacity, run.block_tokens)
     sequences = Sequences(workload.input_tokens, workload.output_tokens)
-    work = needed_work(sequences, limits)
+    iterations = iteration_bound(sequences, limits, kinds=kinds)
+    work = replace(needed_work(sequences, limits), iterations=iterations.iterations)
     longest = int((workload.input_tokens + workload.output_tokens).max())
     minorant = best_minorant(
         cost,
@@ -73,7 +74,7 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     # The model's error takes the rounding, so that all losses add up.
     error = run.makespan - bound - idle - sum(parts.values())
     losses = {MODEL: error, WAITED: idle, **parts}
-    return SecondsAudit(run.makespan, simulated, bound, minorant, iteration_bound(sequences, limits), losses)
+    return SecondsAudit(run.makespan, simulated, bound, minorant, iterations, losses)
 
 
 def waited(seconds: float, worked: float) -> float:

@@ -55,12 +55,14 @@ class Losses:
     unit: ``iterations`` or ``seconds``.
     measured, bound: The whole, and the least.
     parts: By cause; they add up to ``measured - bound``.
+    label: Name of the bound.
     """
 
     unit: str
     measured: float
     bound: float
     parts: Mapping[str, float]
+    label: str
 
 
 def save_audit_page(
@@ -99,7 +101,7 @@ def save_audit_page(
 
 def _waterfall(losses: Losses) -> str:
     """Return bars from the bound to what was measured, one below the other, each from where one ended."""
-    steps, at = [("proven least", 0.0, losses.bound)], losses.bound
+    steps, at = [(losses.label, 0.0, losses.bound)], losses.bound
     for name, value in losses.parts.items():
         steps.append((name, at, at + value))
         at += value

@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...data.arrays import IntArray
-from ...data.claims.assumptions import ONE_TOKEN, TOKEN_BUDGET, Assumption, blame, relied_on
-from ...data.iterations import EngineLimits, IterationBound, Predicted, Sequences
+from ...data.claims.assumptions import (
+    ONE_TOKEN,
+    TOKEN_BUDGET,
+    Assumption,
+    blame,
+    least_label,
+    relied_on,
+)
+from ...data.iterations import UNLIMITED, EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
 from ...models.bounds.iterations import iteration_bound
 from ..serving.release import predict
-from .run_assumptions import Claim, claim_of
-
-_NO_LIMIT = 2**40
+from .run_assumptions import Claim, claim_of, kinds_under
 
 ORDER = "order: beyond longest first"
 OTHER = "not explained (client, network, other traffic)"
@@ -57,11 +62,7 @@ class IterationAudit:
         """Name of the bound: ``proven`` only under assumptions that are checked or stated."""
         if self.broken:
             return "bound that the run broke"
-        relied = relied_on(self.assumptions, self.bound.certificate.get("kind"))
-        # A broken assumption is one that the bound allows for.
-        return (
-            "least, if assumptions hold" if any(one.basis == "assumed" for one in relied) else "proven least"
-        )
+        return least_label(self.assumptions, self.bound.certificate.get("kind"))
 
     @property
     def is_defect(self) -> bool:
@@ -131,7 +132,7 @@ def audit_iterations(
     proven = replace(
         limits,
         sequences=max(limits.sequences, observed),
-        batched_tokens=limits.batched_tokens if budget_known else _NO_LIMIT,
+        batched_tokens=limits.batched_tokens if budget_known else UNLIMITED,
     )
     counts = [server.iterations for server in run.servers]
     known = [count for count in counts if count is not None]
@@ -154,13 +155,17 @@ def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
     return tuple(one for one in claim.assumptions if one in relied or one.basis == "broken")
 
 
-def order_audit(sequences: Sequences, limits: EngineLimits, proven: EngineLimits) -> IterationAudit:
-    """Return the simulated iterations of orders, without a count."""
+def order_audit(
+    sequences: Sequences, limits: EngineLimits, proven: EngineLimits, assumptions: tuple[Assumption, ...]
+) -> IterationAudit:
+    """Return the simulated iterations of orders, without a count; the bound holds under the assumptions."""
+    bound = iteration_bound(sequences, proven, kinds=kinds_under(assumptions, proven))
     return IterationAudit(
         counted=None,
-        bound=iteration_bound(sequences, proven),
+        bound=bound,
         limits=proven,
         sequences=sequences,
+        assumptions=relied_on(assumptions, bound.certificate.get("kind")),
         simulated=_simulated(sequences, limits, orders_of(sequences)),
     )
 

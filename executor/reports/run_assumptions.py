@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...data.claims.assumptions import (
@@ -17,7 +18,7 @@ from ...data.claims.assumptions import (
 )
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.server_run import ServerCount, ServerRun
-from ...models.bounds.iterations import KINDS
+from ...models.bounds.iterations import KINDS, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ def claim_of(
     budget = Assumption(TOKEN_BUDGET, "stated") if budget_known else None
     found = (token, whole, _slots(run), _one_engine(run.servers), cold, budget, evicts)
     return Claim(tuple(one for one in found if one is not None), drafts, tuple(kinds))
+
+
+def kinds_under(assumptions: Iterable[Assumption], limits: EngineLimits) -> tuple[str, ...]:
+    """Return the kinds of certificates that may be claimed of an engine that nobody has looked at."""
+    unsure = [one for one in assumptions if one.name == WHOLE_CONTEXT and one.basis == "assumed"]
+    return without("KV", "packing") if unsure and limits.blocks is not None else KINDS
 
 
 def _one_token(servers: tuple[ServerCount, ...]) -> tuple[Assumption, int | None]:

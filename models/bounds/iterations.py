@@ -14,6 +14,11 @@ KINDS = ("slots", "longest", "packing", "tokens", "KV")
 """Kinds of certificates, one for each argument."""
 
 
+def without(*kinds: str) -> tuple[str, ...]:
+    """Return all kinds but some."""
+    return tuple(kind for kind in KINDS if kind not in kinds)
+
+
 def iteration_bound(
     sequences: Sequences,
     limits: EngineLimits,

@@ -176,7 +176,7 @@ def test_lengths_alone_tell_what_an_order_would_give(
     table.write_text("input_tokens,output_tokens\n3,2\n3,2\n3,4\n")
     found = audited(capsys, str(table), "--slots", "2")["iterations, all requests there at the start"]
     assert found == {
-        "proven least, by slots": 4,
+        "least, if assumptions hold, by slots": 4,
         "simulated, as sent": 6,
         "simulated, longest first": 4,
         "simulated, shortest first": 6,

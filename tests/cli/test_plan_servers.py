@@ -11,6 +11,7 @@ import pytest
 from fake_server import FakeServer
 
 from batchbound.cli import main
+from batchbound.data.claims.assumptions import DISTINCT
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.iteration_plan import IterationPlan
@@ -262,7 +263,7 @@ def test_a_table_of_lengths_shares_what_its_groups_do(tmp_path: Path) -> None:
     job = read_mixed_job(path).job
     assert job.cached is not None
     assert job.cached.tolist() == [4, 0, 0]
-    assert any("begin differently" in said for said in job.assumptions)
+    assert [(one.name, one.basis) for one in job.assumptions] == [(DISTINCT, "assumed")]
 
 
 def test_the_plan_names_the_prompts_that_it_was_made_of(

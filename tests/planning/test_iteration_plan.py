@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import batchbound
 from batchbound import EngineLimits, Engines, IterationPlan, Limits, MixedJob, make_iteration_plan
+from batchbound.data.claims.assumptions import assumed_line, least_label
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.disk import InputError
 from batchbound.data.iterations import IterationBound, Predicted
@@ -22,6 +23,7 @@ from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_profile
 from batchbound.executor.serving.release import predict
 from batchbound.heuristics.dispatch import RULES
+from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.planning import release_search
 from batchbound.planning.release import Releasable, named_orders
 
@@ -323,3 +325,34 @@ def test_requests_are_shared_out_by_seconds_where_an_iteration_has_a_price() -> 
         return found
 
     assert seconds(None) == min(map(seconds, RULES)) < seconds("lpt")
+
+
+def test_a_plan_claims_a_proof_only_under_assumptions_that_are_checked_or_stated() -> None:
+    job, engines = job_of([3, 3, 3], [2, 2, 4]), Engines((EngineLimits(2),), budget_stated=False)
+    plan = make_iteration_plan(job, engines, limits=WORK)
+    assert assumed_line(plan.relied_on) == "assuming: one token a sequence and iteration"
+    assert least_label(plan.assumptions, *plan.kinds) == "least, if assumptions hold"
+    known = tuple(replace(one, basis="checked") for one in plan.assumptions)
+    assert least_label(known, *plan.kinds) == "proven least"
+
+
+def test_a_plan_of_version_1_holds_under_assumptions_that_nobody_stated(tmp_path: Path) -> None:
+    plan = make_iteration_plan(job_of([3, 3], [2, 4]), Engines((TIGHT,)), limits=WORK)
+    value = {**plan.to_json(), "batchbound_iteration_plan": 1, "assumptions": ["a sentence"]}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(value))
+    loaded = IterationPlan.load(path)
+    assert loaded.remarks == ("a sentence",)
+    assert {one.basis for one in loaded.relied_on} >= {"assumed"}
+
+
+def test_no_packing_bounds_engines_of_which_one_may_evict() -> None:
+    # Together they have room for the four largest, 8 + 8 + 2 + 2 of 25 tokens; the small engine has not.
+    job = job_of([4, 4, 1, 1, 1], [5, 5, 2, 2, 2])
+    roomy, small = EngineLimits(2, 16, 16, 1), EngineLimits(2, 16, 9, 1)
+    plan = make_iteration_plan(job, Engines((roomy, small)), limits=WORK)
+    assert plan.bound.certificate["kind"] != "packing"
+    packed = replace(plan, bound=iteration_bound(job.rows(), plan.proven, kinds=("packing",)))
+    assert (
+        str(batchbound.verify(packed)) == "iterations: a packing holds of no engine that may evict requests"
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
+from ...data.claims.assumptions import assumed_line
 from ...data.iteration_plan import IterationPlan, load_plan
 from ...judging import verify
 from ...models.certificates.fleet import verify_fleet_bound
@@ -52,6 +54,7 @@ def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
     if args.json:
         verified: dict[str, object] = {"iterations": plan.iterations, "gap": plan.gap}
         verified |= {"bound_iterations": plan.bound.iterations, "bound_source": plan.bound.source}
+        verified |= {"assumptions": [asdict(one) for one in plan.relied_on]}
         if least is not None:
             verified |= {
                 "makespan_s": plan.seconds,
@@ -62,6 +65,9 @@ def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
         return 0
     taken = "is too large to simulate" if plan.iterations is None else f"takes {plan.iterations:,} iterations"
     say(f"the order holds each completion once and, simulated again, {taken}")
+    assuming = assumed_line(plan.relied_on)
+    if assuming is not None:
+        say(assuming)
     say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
     if plan.gap is not None:
         say(f"gap {plan.gap:.4%}")
