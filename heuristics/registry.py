@@ -15,7 +15,14 @@ from .queues.algorithm1 import SortingPreemptive
 from .queues.assignment import Assigned, round_robin
 from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
-from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
+from .queues.prefill_rules import (
+    Lagrangian,
+    PacedSkiRental,
+    PrefillFirst,
+    PrefillRule,
+    SkiRental,
+    Threshold,
+)
 from .queues.queue_policy import Queue, QueuePolicy
 from .unknown_lengths.registry import hidden_policy
 
@@ -66,6 +73,10 @@ POLICIES: Mapping[str, Entry] = {
         "first come, first served, prefill first: vLLM's rule, the papers' baseline",
         _policy(_arrival, PrefillFirst, "present"),
     ),
+    "fcfs-paced": Entry(
+        "first come, first served; prefill waits only while requests finish fast enough to share a stage",
+        _policy(_arrival, PacedSkiRental),
+    ),
     "fcfs-ski": Entry(
         "first come, first served, prefill by the ski-rental rule", _policy(_arrival, SkiRental)
     ),
@@ -96,6 +107,7 @@ POLICIES: Mapping[str, Entry] = {
         lambda problem, _: hidden_policy("learned", problem),
     ),
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
+    "lpt-paced": Entry("longest first, prefill as of fcfs-paced", _policy(_longest, PacedSkiRental)),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
     "moving-average": Entry(
         "lengths unknown: three requests of each group, then the longest group by its moving average, by the"

@@ -19,12 +19,12 @@ from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import PromptRecord, model_names, refuse_other_models
+from ..gain import GainParams
 from ..heuristics.loop import schedule_of
 from ..heuristics.simulate import simulate
 from ..planning.plan import make_plan
 from ..run_job.earlier import ASSUMED, earlier_lengths, plan_beside
 from ..solvers.result import Limits, Status, StoppedBy
-from ..solvers.solve import DEFAULT_SECONDS
 from .inputs import (
     DEFAULT_SLOTS,
     Inputs,
@@ -129,7 +129,7 @@ def policy_of(plan: Plan) -> str | None:
     """Return the policy that serves prompts of unknown lengths; None where lengths are planned."""
     if not _unknown(plan.provenance) or len(plan.fleet.replicas) > 1:
         return None
-    return "lpt-ski" if _caps_differ(plan) else "fcfs-ski"
+    return "lpt-paced" if _caps_differ(plan) else "fcfs-paced"
 
 
 def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) -> bool:
@@ -176,7 +176,9 @@ def _caps_differ(plan: Plan) -> bool:
 
 def _searched_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
     """Return the plan of known lengths."""
-    limits = Limits(seconds=DEFAULT_SECONDS, seed=seed or 0)
+    # As long as the end screen of the run before searched: the saving that it announced is planned again.
+    searched = GainParams().seconds(simulate(problem, GainParams().policy).makespan)
+    limits = Limits(seconds=searched, seed=seed or 0)
     plan = make_plan(problem, limits=limits, provenance=provenance)
     if plan.maker.stopped_by == StoppedBy.INTERRUPT:
         raise KeyboardInterrupt
@@ -264,8 +266,8 @@ def _expectation(plan: Plan) -> str:
     """Return what is known before a run, in a line: nothing is promised of caps or assumed costs."""
     text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
     if _unknown(plan.provenance):
-        order = "larger caps first" if _caps_differ(plan) else "equal caps: no order helps yet"
-        return f"{text}, lengths unknown: first come, first served with the ski-rental rule; {order}"
+        order = "larger caps first" if _caps_differ(plan) else "first come, first served: no order helps yet"
+        return f"{text}, lengths unknown: {order}"
     if plan.provenance.cost_source.get("name") == ASSUMED:
         return f"{text}, lengths known: planned by assumed costs, which this run measures"
     text += f", lengths known: {plan.makespan:,.1f} s predicted"

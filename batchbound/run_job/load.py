@@ -23,6 +23,7 @@ from ..data.readers.openai_batch import (
     refuse_other_models,
 )
 from ..data.readers.sampling import Sampling, refuse_unused
+from .earlier import ASSUMED
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def load_job(
         policy=options.policy,
         record_failures=record,
         refused=not_carried,
+        costs_known=plan.provenance.cost_source.get("name") != ASSUMED,
     )
     return _with_rules(job, asked, prompts_at)
 

@@ -36,9 +36,13 @@ from ..models.source import position_limit
 from ..models.tokenizers import Tokenizer, end_tokens
 from .journal import Journal
 from .plan_clock import Follower
+from .run_costs import RunCosts
 
 if TYPE_CHECKING:
     from ..models.sampling import TokenRule
+
+LEARNING_COSTS = ("fcfs-paced", "lpt-paced")
+"""Policies whose prefill rule follows the costs of the run's own stages, as that of a replayed plan does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +76,7 @@ class Job:
     record_failures: Answer a request that fails, or that the model cannot serve, with an error, and serve the
         others; else the run stops.
     refused: Why requests, as positions in the plan, are answered with an error whatever the model says.
+    costs_known: Whether the plan's costs are of this model; else no prefill waits until the run shows some.
     """
 
     plan: Plan
@@ -85,6 +90,7 @@ class Job:
     policy: str | None = None
     record_failures: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)
+    costs_known: bool = True
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -175,11 +181,17 @@ class Job:
             index = int(left[request])
             journal.append(names[index], self.answer(index, engine.answers[request]))
 
+        costs = RunCosts(problem.cost if self.costs_known else None)
+        learns = self.policy is None or self.policy in LEARNING_COSTS
+
         def staged(stage: Stage, done: int) -> None:
+            costs.ran(stage)
             if on_stage is not None:
                 on_stage(stage, served + done)
 
         def followed(state: State) -> Step:
+            if learns and costs.cost is not state.problem.cost:
+                state.problem = replace(state.problem, cost=costs.cost)
             step = policy(state)
             if isinstance(on_stage, Follower) and len(step.prefill):
                 on_stage.on_begin(left[list(step.prefill)])

@@ -324,7 +324,8 @@ class _Run:
             return 0
         tokens = sum([self._prompt[request] for request in requests])
         decoded, running = self._left - self._work, len(self._finishing)
-        stage = Opportunity(len(requests), tokens, self._waiting, idle, full, decoded, running)
+        pace = (len(self._decode_steps) - self._waiting - running) / self._now if self._now else 0.0
+        stage = Opportunity(len(requests), tokens, self._waiting, idle, full, decoded, running, pace)
         return max(0, self._rule(self._problem, stage))
 
     def _start(self, requests: list[int], slots: list[int]) -> None:

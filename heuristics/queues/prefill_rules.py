@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ...data.costs.cost import CostModel
 from ...data.problem import Problem
 from ..policy import UNTIL_CHANGE, State
 
@@ -50,6 +51,7 @@ class Opportunity:
     full: True if the stage is as large as the token cap allows.
     decoded: Tokens of all slots since the last prefill stage.
     running: Slots that decode.
+    pace: Requests finished per decode step so far.
     """
 
     joining: int
@@ -59,6 +61,7 @@ class Opportunity:
     full: bool = False
     decoded: int = 0
     running: int = 0
+    pace: float = 0.0
 
     @classmethod
     def of(
@@ -68,7 +71,19 @@ class Opportunity:
         chosen = np.asarray(requests, dtype=np.int64)
         tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
         unstarted = state.unarrived + int(np.count_nonzero(state.waiting))
-        return cls(len(chosen), tokens, unstarted, idle, full, decoded, len(state.running))
+        running = len(state.running)
+        finished = len(state.problem) - unstarted - running
+        pace = finished / state.steps_done if state.steps_done else 0.0
+        return cls(len(chosen), tokens, unstarted, idle, full, decoded, running, pace)
+
+    def saving(self, cost: CostModel) -> float:
+        """Return the seconds that one more request saves in this stage, against a stage of its own."""
+        if not cost.prefill_floor and not cost.prefill_bend:
+            return cost.prefill_base
+        # A floor is saved only as far as the prompts are below it.
+        one = -(-self.tokens // self.joining)
+        apart = cost.prefill_seconds(self.tokens) + cost.prefill_seconds(one)
+        return max(0.0, float(apart - cost.prefill_seconds(self.tokens + one)))
 
 
 class PrefillRule(Protocol):
@@ -105,7 +120,39 @@ class SkiRental:
         """Return the decode steps until the idle slot-steps reach the threshold."""
         if opportunity.full or opportunity.joining == opportunity.unstarted:
             return 0
-        return steps_to_wait(bearable_idle(problem, self.patience), opportunity.idle, opportunity.joining)
+        price, saving = problem.cost.decode_base, opportunity.saving(problem.cost)
+        if self.patience == 0 or not saving:
+            return 0
+        bearable = self.patience * saving * problem.slots / price if price else math.inf
+        return steps_to_wait(bearable, opportunity.idle, opportunity.joining)
+
+
+@dataclass(frozen=True, slots=True)
+class PacedSkiRental:
+    """Rule that waits only while requests finish fast enough for another one to join in time.
+
+    One more request in a stage saves what a stage of its own would cost more. Until it joins, the free slots
+    idle for ``1 / pace`` decode steps. With dear steps or rare completions the rule never waits, and a job
+    takes the time of first come, first served; with cheap ones it waits as the ski-rental rule does.
+
+    patience: Most idle slot-steps, as a multiple of that saving.
+    caution: Share of the saving that counts; smaller waits less often.
+    """
+
+    patience: float = 1.0
+    caution: float = 0.7
+
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
+        """Return the decode steps until the idle slot-steps cost as much as a stage's opening."""
+        joining = opportunity.joining
+        if opportunity.full or joining == opportunity.unstarted or not opportunity.pace:
+            return 0
+        saved, idle_slot = opportunity.saving(problem.cost), problem.cost.decode_base / problem.slots
+        # Average cost of an opening for each request: least where n (n + 1) idle_slot = 2 pace saved.
+        if joining * (joining + 1) * idle_slot >= 2 * self.caution * opportunity.pace * saved:
+            return 0
+        bearable = self.patience * saved / idle_slot if idle_slot else math.inf
+        return steps_to_wait(bearable, opportunity.idle, joining)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,11 @@ def test_commands_options_and_choices_are_completed(script: Path) -> None:
     assert set(completed(script, "")) >= set(COMMANDS)
     assert completed(script, "pl") == ["plan"]
     assert completed(script, "plan", "--kv") == ["--kv-capacity"]
-    assert completed(script, "simulate", "x.csv", "--policy", "fc") == ["fcfs", "fcfs-ski"]
+    assert completed(script, "simulate", "x.csv", "--policy", "fc") == [
+        "fcfs",
+        "fcfs-paced",
+        "fcfs-ski",
+    ]
     assert completed(script, "predict", "tr") == ["train"]
 
 

@@ -66,10 +66,7 @@ def test_prompts_of_unknown_lengths_are_served_at_once_and_nothing_is_promised(
 ) -> None:
     assert run(prompts, "--slots", "2") == 0
     said = capsys.readouterr()
-    assert said.err.splitlines()[0] == (
-        "batchbound: 3 prompts, 2 slots, lengths unknown: first come, first served with the ski-rental rule;"
-        " larger caps first"
-    )
+    assert said.err.splitlines()[0] == ("batchbound: 3 prompts, 2 slots, lengths unknown: larger caps first")
     assert "predicted" not in said.err
     assert list(lengths_in(prompts.with_name("answers.jsonl"))) == ["r1", "r2", "r3"]
     plan = Plan.load(plan_of(prompts))
@@ -82,7 +79,7 @@ def test_equal_caps_order_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = [{"custom_id": f"r{i}", "body": {"prompt": "Count. " * i, "max_tokens": 4}} for i in (3, 1, 2)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run(path, "--slots", "1") == 0
-    assert capsys.readouterr().err.splitlines()[0].endswith("equal caps: no order helps yet")
+    assert capsys.readouterr().err.splitlines()[0].endswith("first come, first served: no order helps yet")
     trace = Trace.load(tmp_path / "trace.jsonl")
     assert trace.finished.tolist() == sorted(trace.finished.tolist()), "in the order of the file"
 

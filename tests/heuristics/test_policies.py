@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from batchbound.heuristics.queues.ordered import Ordered, arrival_order, longest
 from batchbound.heuristics.queues.prefill_rules import (
     Lagrangian,
     Opportunity,
+    PacedSkiRental,
     PrefillFirst,
     PrefillRule,
     SkiRental,
@@ -301,3 +303,20 @@ def test_a_preempted_request_goes_on_before_its_equals_begin() -> None:
     problem = urgent_problem([0, 0, 5], [0.0, 0.0, 2.0], [6, 6, 3], slots=1)
     trace = simulate(problem, policy_named("priority", problem))
     assert trace.finished.tolist() == [9.0, 15.0, 5.0]
+
+
+def test_the_paced_rule_waits_only_where_another_request_ends_in_time() -> None:
+    workload = Workload.from_lengths(input_tokens=[4] * 9, output_tokens=[5] * 9)
+    problem = Problem(workload, CostModel(0.5, 0.0, 0.4, 0.0), slots=4)
+    # An idle slot costs 0.1 s a step, a stage of its own 0.5 s: of that, 0.35 s count.
+    stage = Opportunity(joining=1, tokens=4, unstarted=5, idle=0, running=3, pace=0.5)
+    assert PacedSkiRental()(problem, stage) == 5
+    assert PacedSkiRental()(problem, replace(stage, pace=0.25)) == 0
+    assert PacedSkiRental()(problem, replace(stage, joining=2, tokens=8)) == 0
+    assert PacedSkiRental()(problem, replace(stage, pace=0.0)) == 0
+
+
+def test_a_floor_that_the_prompts_exceed_saves_nothing() -> None:
+    cost = CostModel(0.0, 0.1, 0.4, 0.0, prefill_floor=1.0)
+    assert Opportunity(joining=1, tokens=4, unstarted=5, idle=0).saving(cost) == pytest.approx(1.0)
+    assert Opportunity(joining=1, tokens=20, unstarted=5, idle=0).saving(cost) == 0.0

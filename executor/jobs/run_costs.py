@@ -1,0 +1,74 @@
+"""Costs of a run's own stages, for the prefill rule while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...data.arrays import FloatArray
+from ...data.costs.cost import CostModel
+from ...data.trace import Stage
+
+
+@dataclass(slots=True)
+class RunCosts:
+    """
+    Cost model of a run, fitted to its own stages while it runs.
+
+    stated: The costs until there are enough stages; None if none are known. Then a stage costs nothing to
+        open, so that no prefill waits.
+    least_stages: Prefill stages before the run's own costs count; more wait for a better fit.
+    most_stages: Latest prefill stages that a fit takes; more smooth the noise and react later.
+    growth: Share of new prefill stages that makes a new fit due; larger saves time.
+    least_base: Least share of the longest decode step that no slot adds; larger waits less for prefill.
+    """
+
+    stated: CostModel | None
+    least_stages: int = 6
+    most_stages: int = 48
+    growth: float = 0.25
+    least_base: float = 0.25
+    _prefills: list[tuple[float, float]] = field(default_factory=list)
+    _steps: dict[int, list[float]] = field(default_factory=dict)
+    _now: CostModel = field(default_factory=lambda: CostModel(0.0, 0.0, 1.0, 0.0))
+    _due: int = 0
+
+    def __post_init__(self) -> None:
+        self._due, self._now = self.least_stages, self.stated or self._now
+
+    def ran(self, stage: Stage) -> None:
+        """Note a stage."""
+        if stage.kind == "prefill":
+            self._prefills.append((float(stage.tokens), stage.seconds))
+        elif stage.decode_steps:
+            self._steps.setdefault(stage.active, []).append(stage.seconds / stage.decode_steps)
+
+    @property
+    def cost(self) -> CostModel:
+        """The best costs known now."""
+        if len(self._prefills) >= self._due and self._steps:
+            self._due = int(len(self._prefills) * (1 + self.growth)) + 1
+            self._now = self._fit()
+        return self._now
+
+    def _fit(self) -> CostModel:
+        """Return robust lines through the medians of the stages seen."""
+        # The first stage also warms the engine up.
+        tokens, seconds = np.array(self._prefills[1:][-self.most_stages :]).T
+        base, per_token = _line(tokens, seconds)
+        active = np.array(sorted(self._steps), dtype=np.float64)
+        step = np.array([float(np.median(self._steps[int(one)])) for one in active])
+        decode_base, per_slot = _line(active, step) if len(active) > 1 else (float(step[-1]), 0.0)
+        return CostModel(base, per_token, max(decode_base, self.least_base * float(step.max())), per_slot)
+
+
+def _line(sizes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+    """Return base and slope by the median slope of all pairs (Theil-Sen), neither below zero."""
+    first, second = np.triu_indices(len(sizes), 1)
+    apart = sizes[first] != sizes[second]
+    if not apart.any():
+        return 0.0, float(np.median(seconds / sizes))
+    first, second = first[apart], second[apart]
+    slope = max(0.0, float(np.median((seconds[second] - seconds[first]) / (sizes[second] - sizes[first]))))
+    return max(0.0, float(np.median(seconds - slope * sizes))), slope
