@@ -15,13 +15,15 @@ from .data.files.record import record
 from .data.fleet import Fleet
 from .data.iteration_plan import IterationPlan, least_known
 from .data.iterations import Predicted, Sequences
-from .data.plan import Plan
+from .data.plan import FollowedPolicy, Plan
 from .data.report import Report
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
 from .executor.serving.release import predict, simulable, simulated
+from .heuristics.registry import POLICIES
+from .heuristics.simulate import simulate
 from .models.bounds.fleet import fleet_bound
 from .models.bounds.prove import proven_bound
 from .models.certificates.fleet import verify_fleet_bound
@@ -43,7 +45,23 @@ def verify(plan: Plan | IterationPlan) -> Violation | None:
     broken = plan.shares.check(plan.fleet, plan.groups)
     if broken is not None:
         return broken
-    return None if plan.bound is None else verify_fleet_bound(plan.fleet, plan.bound)
+    wrong = None if plan.bound is None else verify_fleet_bound(plan.fleet, plan.bound)
+    return wrong or (None if plan.followed is None else _false_followed(plan, plan.followed))
+
+
+def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
+    """Return what does not hold of the policy that a plan follows, simulated again, or None."""
+    if followed.policy not in POLICIES:
+        return Violation("followed", f"no policy is called {followed.policy!r}")
+    trace = simulate(plan.problem, followed.policy)
+    counts = trace.prefill_stages, trace.decode_steps, trace.evictions
+    said = followed.prefill_stages, followed.decode_steps, followed.evictions
+    if counts != said or not math.isclose(trace.makespan, followed.seconds, rel_tol=PROVEN_WITHIN):
+        what = f"{trace.makespan!r} s, stages, steps and evictions {counts}"
+        return Violation("followed", f"simulated again, {followed.policy} takes {what}")
+    if followed.bound.certificate.get("evictions") is not True:
+        return Violation("followed", "its bound is of schedules that evict no request")
+    return verify_fleet_bound(plan.fleet, followed.bound)
 
 
 def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> Report:

@@ -146,7 +146,7 @@ class IterationPlan:
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the certificates of the bounds, as assumptions know them."""
         least = self.least_seconds
-        kinds = (self.bound.certificate.get("kind"),)
+        kinds: tuple[object, ...] = (self.bound.certificate.get("kind"),)
         kinds += () if least is None else (least.iterations.certificate.get("kind"), "seconds")
         return tuple(map(str, kinds))
 

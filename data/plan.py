@@ -138,6 +138,31 @@ class Maker:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FollowedPolicy:
+    """
+    A policy that evicts requests and takes less than the plan's schedule, which evicts none.
+
+    Parameters
+    ----------
+    policy
+        Its name.
+    seconds
+        Its makespan by the cost model.
+    prefill_stages, decode_steps, evictions
+        Counted in its run.
+    bound
+        Bound of every schedule, evicting or not.
+    """
+
+    policy: str
+    seconds: float
+    prefill_stages: int
+    decode_steps: int
+    evictions: int
+    bound: Bound
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """
@@ -163,6 +188,8 @@ class Plan:
         What to expect, and what to follow, when the lengths are predictions with a stated error; else None.
     configuration
         The execution configuration to run instead of following the schedule; None to follow it.
+    followed
+        The policy to follow instead of the schedule, which takes longer; None to follow the schedule.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_plan", 3)
@@ -179,6 +206,7 @@ class Plan:
     provenance: Provenance = field(default_factory=Provenance)
     expected: Expectation | None = None
     configuration: PlannedConfiguration | None = None
+    followed: FollowedPolicy | None = None
 
     @classmethod
     def of(cls, problem: Problem, schedule: Schedule, bound: Bound | None, maker: Maker, **more: Any) -> Plan:
@@ -217,9 +245,19 @@ class Plan:
         return schedule
 
     @property
+    def seconds(self) -> float:
+        """Predicted seconds of the policy or the schedule that a run follows."""
+        return self.makespan if self.followed is None else self.followed.seconds
+
+    @property
+    def claim(self) -> Bound | None:
+        """The bound that holds for what a run follows."""
+        return self.bound if self.followed is None else self.followed.bound
+
+    @property
     def gap(self) -> float | None:
-        """The makespan's excess over the bound, as a fraction of the bound; None without one above zero."""
-        return gap_above(self.makespan, None if self.bound is None else self.bound.proven)
+        """Excess of the predicted seconds over their bound, as a fraction; None without one above zero."""
+        return gap_above(self.seconds, None if self.claim is None else self.claim.proven)
 
     def _refuse_several(self) -> None:
         if len(self.fleet.replicas) > 1:
@@ -250,6 +288,8 @@ class Plan:
         """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
         value: dict[str, Any] = plain(self)
         drop_defaults(value["fleet"]["workload"], value["maker"])
+        if self.followed is None:
+            del value["followed"]
         return value
 
     @classmethod
@@ -292,11 +332,13 @@ class Plan:
         if status not in ("optimal", "feasible"):
             what = f"{self.maker.status!r} is neither optimal nor feasible"
             raise InputError(what, file=path, where=where, hint=hint)
-        if status == "optimal" and (self.bound is None or not self.bound.proves(makespan)):
-            proven = (
-                "there is no bound" if self.bound is None else f"its bound proves {self.bound.seconds!r} s"
-            )
-            what = f"{self.maker.status!r} is not proven: the schedule takes {makespan!r} s and {proven}"
+        seconds, bound = (makespan, self.bound) if self.followed is None else (self.seconds, self.claim)
+        if self.followed is not None and len(self.fleet.replicas) > 1:
+            what = "a policy is followed on one replica"
+            raise InputError(what, file=path, where="field 'followed'", hint=hint)
+        if status == "optimal" and (bound is None or not bound.proves(seconds)):
+            proven = "there is no bound" if bound is None else f"its bound proves {bound.seconds!r} s"
+            what = f"{self.maker.status!r} is not proven: the plan takes {seconds!r} s and {proven}"
             raise InputError(what, file=path, where=where, hint=hint)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..data.arrays import IntArray
 from ..data.expectation import Expectation, Follow
+from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .policy import Policy
@@ -13,7 +14,15 @@ from .queues.admission import Admission
 from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.prefill_rules import SkiRental
 from .queues.queue_policy import QueuePolicy
+from .registry import policy_named
 from .replay import Replay
+
+
+def plan_policy(plan: Plan, schedule: Schedule, problem: Problem) -> Policy:
+    """Return a fresh policy that carries out a plan of one machine, or what is left of it."""
+    if plan.followed is not None:
+        return policy_named(plan.followed.policy, problem)
+    return following(plan.expected, schedule, problem)
 
 
 def following(expected: Expectation | None, schedule: Schedule, problem: Problem) -> Policy:

@@ -34,11 +34,13 @@ class Entry:
     summary: Its rule, in a line.
     make: Returns a fresh policy for a problem and an assignment of its requests to slots.
     assignment: Returns the default assignment; None if the policy uses none.
+    evicts: Whether it evicts requests at the planned lengths.
     """
 
     summary: str
     make: Callable[[Problem, IntArray], Policy]
     assignment: Callable[[Problem], IntArray] | None = None
+    evicts: bool = False
 
 
 def _packed(problem: Problem) -> IntArray:
@@ -72,6 +74,7 @@ POLICIES: Mapping[str, Entry] = {
     "fcfs": Entry(
         "first come, first served, prefill first: vLLM's rule, the papers' baseline",
         _policy(_arrival, PrefillFirst, "present"),
+        evicts=True,
     ),
     "fcfs-paced": Entry(
         "first come, first served; prefill waits only while requests finish fast enough to share a stage",
@@ -105,6 +108,7 @@ POLICIES: Mapping[str, Entry] = {
         "lengths unknown: by arrival, and the last by what their groups have shown, as far as groups"
         " are seen to differ in length, by the ski-rental rule",
         lambda problem, _: hidden_policy("learned", problem),
+        evicts=True,
     ),
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
     "lpt-paced": Entry("longest first, prefill as of fcfs-paced", _policy(_longest, PacedSkiRental)),
@@ -113,6 +117,7 @@ POLICIES: Mapping[str, Entry] = {
         "lengths unknown: three requests of each group, then the longest group by its moving average, by the"
         " ski-rental rule (vllm-ascend)",
         lambda problem, _: hidden_policy("moving-average", problem),
+        evicts=True,
     ),
     "priority": Entry(
         "most urgent first, preempting what is less urgent (BATON)",
@@ -121,11 +126,13 @@ POLICIES: Mapping[str, Entry] = {
     "scouts": Entry(
         "lengths unknown: one request of each group, then the longest group, by the ski-rental rule (Seer)",
         lambda problem, _: hidden_policy("scouts", problem),
+        evicts=True,
     ),
     "survival": Entry(
         "lengths unknown: two requests of each group, then the longest expected, by the ski-rental rule;"
         " by arrival where the groups do not differ",
         lambda problem, _: hidden_policy("survival", problem),
+        evicts=True,
     ),
     "threshold": Entry(
         "longest first, prefill when a tenth of the slots is free",

@@ -31,6 +31,8 @@ _LABELS = {
     "utilization": "utilization",
     "prefill_stages": "prefill stages",
     "decode_steps": "decode steps",
+    "evictions": "evictions",
+    "schedule_s": "without evictions",
     "output_tokens_per_s": "output tokens/s",
     "solver": "solver",
     "status": "status",
@@ -104,18 +106,19 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "replicas": len(fleet.replicas) if several else None,
         "slots": slots,
         "replica_ends_s": list(plan.shares.finishes(fleet)) if several else None,
-        "utilization": used / (slots * plan.makespan) if plan.makespan else 0.0,
+        "utilization": used / (slots * plan.seconds) if plan.seconds else 0.0,
         "prefill_stages": sum(schedule.prefill_stages() for _, schedule in shares),
         "decode_steps": sum(int(schedule.decode_steps.sum()) for _, schedule in shares),
-        "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.makespan,
+        "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.seconds,
         "expected_s": None if expected is None else expected.mean,
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
-        **({} if several else _overheads(plan)),
-        "makespan_s": plan.makespan,
-        "bound_s": None if plan.bound is None else plan.bound.seconds,
-        "bound_of": None if plan.bound is None else bound_of(plan),
-        "bound_source": None if plan.bound is None else plan.bound.source,
+        **({} if several or plan.followed else _overheads(plan)),
+        **_followed(plan),
+        "makespan_s": plan.seconds,
+        "bound_s": None if plan.claim is None else plan.claim.seconds,
+        "bound_of": None if plan.claim is None else bound_of(plan),
+        "bound_source": None if plan.claim is None else plan.claim.source,
         "gap": plan.gap,
         "solver": plan.maker.solver,
         "status": plan.maker.status,
@@ -126,8 +129,24 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
     }
 
 
+def _followed(plan: Plan) -> dict[str, object]:
+    """Return what a plan says of the policy that it follows; nothing without one."""
+    followed = plan.followed
+    if followed is None:
+        return {}
+    return {
+        "follows": f"the policy {followed.policy}, which evicts requests",
+        "prefill_stages": followed.prefill_stages,
+        "decode_steps": followed.decode_steps,
+        "evictions": followed.evictions,
+        "schedule_s": plan.makespan,
+    }
+
+
 def bound_of(plan: Plan) -> str | None:
     """Return which schedules a plan's bound holds for, where a KV capacity lets others evict requests."""
+    if plan.followed is not None:
+        return "every schedule, evicting or not"
     limited = any(replica.kv_capacity is not None for replica in plan.fleet.replicas)
     return "every schedule that evicts no request" if limited else None
 

@@ -270,5 +270,5 @@ def _expectation(plan: Plan) -> str:
         return f"{text}, lengths unknown: {order}"
     if plan.provenance.cost_source.get("name") == ASSUMED:
         return f"{text}, lengths known: planned by assumed costs, which this run measures"
-    text += f", lengths known: {plan.makespan:,.1f} s predicted"
+    text += f", lengths known: {plan.seconds:,.1f} s predicted"
     return text if plan.gap is None else f"{text}, {plan.gap:.2%} above the proven bound"

@@ -1,55 +1,53 @@
-"""Runs that may evict requests, against a plan that evicts none."""
+"""Policies that evict requests and take less than the best schedule found, which evicts none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ..data.bound import Bound
+from ..data.plan import FollowedPolicy, Plan
 from ..data.problem import Problem
-from ..heuristics.registry import policy_named
+from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
 from ..models.bounds.evicting import evicting_bound
-
-RULE = "fcfs"
-"""Policy of the comparison: first come, first served."""
+from ..solvers.result import Status
 
 
-@dataclass(frozen=True, slots=True)
-class EvictingRun:
+def following_plan(plan: Plan, *, most_requests: int = 20_000, most_compared: int = 2_000) -> Plan:
     """
-    A policy's run that evicts requests, and the bound of schedules that may.
+    Return the plan, following a policy that evicts requests if one takes less than the schedule.
 
-    seconds: Of its makespan.
-    evictions: Requests that it evicted.
-    bound: Of every schedule, evicting or not.
+    plan: Of one replica; without a KV capacity nothing is evicted.
+    most_requests: Larger jobs keep their schedule.
+    most_compared: Up to as many requests every policy that evicts is simulated, else the first alone.
     """
-
-    seconds: float
-    evictions: int
-    bound: Bound
-
-    @property
-    def gap(self) -> float:
-        """Excess over the bound, as a fraction of the bound."""
-        return self.bound.gap(self.seconds)
-
-    def to_json(self) -> dict[str, object]:
-        """Return its figures as plain JSON values."""
-        return {
-            "policy": RULE,
-            "makespan_s": self.seconds,
-            "evictions": self.evictions,
-            "bound_s": self.bound.seconds,
-            "bound_source": self.bound.source,
-            "gap": self.gap,
-        }
-
-
-def evicting_run(problem: Problem, *, most_requests: int = 20_000) -> EvictingRun | None:
-    """Return the run of :data:`RULE` if it evicts requests; None if it does not, or for a larger job."""
+    problem = plan.problem
     if problem.kv_capacity is None or len(problem) > most_requests:
-        return None
-    trace = simulate(problem, policy_named(RULE, problem))
+        return plan
+    names = [name for name, entry in POLICIES.items() if entry.evicts]
+    first = _run(problem, names[0])
+    if first is None:
+        # What fits without evictions under the policy that admits most needs none.
+        return plan
+    grouped = bool((problem.workload.group >= 0).any())
+    others = names[1:] if grouped else names[1:2]
+    runs = [first, *(_run(problem, name) for name in others if len(problem) <= most_compared)]
+    best = min((run for run in runs if run is not None), key=lambda run: run.seconds)
+    if best.seconds >= plan.makespan:
+        return plan
+    status = Status.OPTIMAL if best.bound.proves(best.seconds) else Status.FEASIBLE
+    return replace(plan, followed=best, maker=replace(plan.maker, status=status))
+
+
+def _run(problem: Problem, name: str) -> FollowedPolicy | None:
+    """Return a policy's run, or None if it evicts nothing."""
+    trace = simulate(problem, policy_named(name, problem))
     if not trace.evictions:
         return None
-    return EvictingRun(trace.makespan, trace.evictions, evicting_bound(problem))
+    return FollowedPolicy(
+        policy=name,
+        seconds=trace.makespan,
+        prefill_stages=trace.prefill_stages,
+        decode_steps=trace.decode_steps,
+        evictions=trace.evictions,
+        bound=evicting_bound(problem),
+    )

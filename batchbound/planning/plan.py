@@ -9,6 +9,7 @@ from ..models.bounds.prove import proven_bound
 from ..solvers.params import SearchParams
 from ..solvers.result import Limits, Status
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
+from .evicting import following_plan
 
 
 class PlanningError(RuntimeError):
@@ -23,9 +24,12 @@ def make_plan(
     start: Schedule | None = None,
     params: SearchParams | None = None,
     provenance: Provenance | None = None,
+    evicting: bool = True,
 ) -> Plan:
     """
     Return a plan for a problem: a checked schedule, its predicted makespan, and the best bound proven.
+
+    Under a KV capacity it follows a policy that evicts requests, if one takes less than the schedule.
 
     problem: Requests, costs and limits; arrivals are ignored, as a batch job has everything at the start.
     solver: A name that :func:`~batchbound.solvers.solve.solve` knows.
@@ -33,6 +37,7 @@ def make_plan(
     start: A schedule to improve on, for solvers that can.
     params: Parameters of the default solver.
     provenance: Where the numbers come from, which the plan records.
+    evicting: Whether the plan may follow a policy that evicts requests.
     Raises PlanningError if the solver found no schedule, or one that the referee rejects.
     """
     problem = problem.without_arrivals()
@@ -60,4 +65,5 @@ def make_plan(
         seed=limits.seed,
         message=result.message,
     )
-    return Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())
+    plan = Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())
+    return following_plan(plan) if evicting else plan

@@ -149,7 +149,7 @@ def make_robust_plan(
     planned = replace(
         problem, workload=problem.workload.with_output_tokens(error.expected(predicted, longest))
     )
-    plan = make_plan(planned, solver=solver, limits=limits, provenance=provenance)
+    plan = make_plan(planned, solver=solver, limits=limits, provenance=provenance, evicting=False)
     candidates = [_Candidate("schedule", 0.5, planned, schedule=plan.schedule)]
     for number in dict.fromkeys((problem.slots, *slots)):
         candidates += _queues(planned if number == problem.slots else replace(planned, slots=number))

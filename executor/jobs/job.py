@@ -20,10 +20,10 @@ from ...data.readers.completions import answer_line, error_line, joined_line, wr
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
-from ...heuristics.follow import following
+from ...heuristics.follow import plan_policy
 from ...heuristics.loop import execute
 from ...heuristics.policy import State, Step
-from ...heuristics.registry import policy_named
+from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import remaining_schedule
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
@@ -103,6 +103,10 @@ class Job:
         names = [record.name for record in self.prompts.records]
         if names != workload.ids.tolist():
             raise InputError("the prompts are not those of the plan", hint="Plan again.")
+        followed = self.plan.followed
+        if followed is not None and followed.policy not in POLICIES:
+            what = f"no policy is called {followed.policy!r}; there are {', '.join(POLICIES)}"
+            raise InputError(what, where="field 'followed.policy'", hint="Plan again.")
         counted = self.prompts.lengths
         wrong = np.flatnonzero(counted != workload.input_tokens)
         if wrong.size:
@@ -164,7 +168,7 @@ class Job:
         names = self.plan.workload.ids.tolist()
         if self.policy is None:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
-            policy = following(self.plan.expected, schedule, problem)
+            policy = plan_policy(self.plan, schedule, problem)
         else:
             problem = replace(self.plan.problem, workload=self.plan.workload.select(left))
             policy = policy_named(self.policy, problem)

@@ -76,9 +76,9 @@ def plan_report(
 ) -> Report:
     """Return the report of a run of a plan, on one machine or a fleet."""
     found = fleet_report(
-        plan.fleet, traces, plan.bound, run_bound=run_bound, served_by=plan.shares.replica_of
+        plan.fleet, traces, plan.claim, run_bound=run_bound, served_by=plan.shares.replica_of
     )
-    found = replace(found, planned_makespan=plan.makespan, fit=fit, expected=plan.expected)
+    found = replace(found, planned_makespan=plan.seconds, fit=fit, expected=plan.expected)
     return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
 
 

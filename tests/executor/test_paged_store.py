@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from builders import mostly_slow
 from tier_cases import FAST, RAGGED, cut_short, draw_requests, generate_alone, run_at_random
 
+from batchbound import Limits, make_plan
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.problem import Problem
@@ -25,10 +26,13 @@ from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.faults import OutOfMemoryError
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import load_model
+from batchbound.heuristics.follow import plan_policy
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.replay import Replay
 from batchbound.solvers.search.constructive import ski_rental_schedule
+
+CHEAP_STAGES = CostModel(0.001, 1e-6, 0.006, 2e-5)
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
 pytestmark = [
@@ -138,3 +142,16 @@ def test_a_layout_that_lies_side_by_side_is_refused_where_it_does_not_fit(llama:
         HuggingFaceEngine(narrow, llama, prompts, problem.workload.output_tokens, tier=tier)
     wide, _ = job(10**5)
     HuggingFaceEngine(wide, llama, prompts, problem.workload.output_tokens, tier=tier)
+
+
+def test_a_plan_that_follows_a_policy_is_run_in_the_steps_that_it_predicts(llama: Any) -> None:
+    workload = Workload.from_lengths([20] * 12, [40] * 12)
+    problem = Problem(workload, CHEAP_STAGES, 8, kv_capacity=170, prefill_emits_first_token=True)
+    plan = make_plan(problem, limits=Limits(work=5))
+    assert plan.followed is not None
+    prompts = [list(tokens) for tokens in Prompts.random(workload, 200, seed=0).tokens]
+    engine = HuggingFaceEngine(plan.problem, llama, prompts, workload.output_tokens)
+    trace = execute(plan.problem, plan_policy(plan, plan.schedule, plan.problem), engine)
+    assert trace.decode_steps == plan.followed.decode_steps
+    assert trace.evictions == plan.followed.evictions > 0
+    assert engine.answers == [generate_alone(llama, prompt, 40) for prompt in prompts]

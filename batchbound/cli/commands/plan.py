@@ -6,16 +6,14 @@ import argparse
 import json
 import time
 
-from ...comparing.result import OPTIMAL_UNEVICTED
 from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan
 from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
-from ...planning.evicting import evicting_run
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
-from ...solvers.result import Limits, Status, StoppedBy
+from ...solvers.result import Limits, StoppedBy
 from ...solvers.search.core.compiled import compiled_core
 from ...solvers.search.stages.rounding import can_round
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
@@ -129,8 +127,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
-    summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
-    summary |= _beside_evictions(plan)
+    summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.seconds, args.price)
     _note_limitations(plan)
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
@@ -138,23 +135,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
     return INTERRUPTED
-
-
-def _beside_evictions(plan: Plan) -> dict[str, object]:
-    """Return what changes where first come, first served takes less by evicting requests, and say so."""
-    if len(plan.fleet.replicas) > 1 or plan.fleet.replicas[0].kv_capacity is None:
-        return {}
-    found = evicting_run(plan.problem)
-    if found is None or found.seconds >= plan.makespan:
-        return {}
-    note(
-        f"first come, first served takes {found.seconds:,.3f} s with {found.evictions:,} evictions, less than"
-        f" this plan's {plan.makespan:,.3f} s, which evicts no request; no schedule takes less than"
-        f" {found.bound.seconds:,.3f} s. `run --policy fcfs` follows it"
-    )
-    status = plan.maker.status
-    named = {"status": OPTIMAL_UNEVICTED} if status == Status.OPTIMAL else {}
-    return named | {"evicting": found.to_json()}
 
 
 def _note_missing(solver: str) -> None:
@@ -188,6 +168,11 @@ def _note_limitations(plan: Plan) -> None:
     """Say what a plan suffers from: no compiled search, a solver's message, costs that were not measured."""
     if plan.maker.solver == DEFAULT_SOLVER and compiled_core() is None:
         note("no compiled search is installed: install batchbound again where there is a C++ compiler")
+    if plan.followed is not None:
+        note(
+            f"the plan follows {plan.followed.policy}, which evicts {plan.followed.evictions:,} requests and"
+            f" takes {plan.seconds:,.3f} s; the best schedule without evictions takes {plan.makespan:,.3f} s"
+        )
     if plan.maker.message:
         note(f"{plan.maker.solver}: {plan.maker.message}")
     for place in _beyond(plan):

@@ -368,7 +368,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
         with progress(len(left), "requests") as count:
             yield Follower(lambda _, done: count(done), lambda _: None)
         return
-    bound = None if plan.bound is None else plan.bound.seconds
+    bound = None if plan.claim is None else plan.claim.seconds
     position = {name: i for i, name in enumerate(names)}
     told = len(journal.finished)
 

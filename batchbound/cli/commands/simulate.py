@@ -18,7 +18,7 @@ from ...executor.reports.report import fleet_report, report
 from ...heuristics.dispatch import RULES, dispatch
 from ...heuristics.fleet.policy import FleetPolicy, serve_with_backoff
 from ...heuristics.fleet.simulation import simulate_fleet
-from ...heuristics.follow import following
+from ...heuristics.follow import following, plan_policy
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import simulate
 from ...judging import report as report_of
@@ -184,7 +184,7 @@ def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
     """Return what each replica does that follows its queue, with backoff, or its own schedule."""
     if len(plan.fleet.replicas) == 1:
-        return [simulate(plan.problem, following(plan.expected, plan.schedule, plan.problem), truth)]
+        return [simulate(plan.problem, plan_policy(plan, plan.schedule, plan.problem), truth)]
     shares, fleet = plan.shares, plan.fleet
     if plan.expected is not None:
         policy, backoff = FleetPolicy.of(plan.expected), plan.groups == "any"
