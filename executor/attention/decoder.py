@@ -73,7 +73,7 @@ class Decoder:
             self._packed.repack()
 
     def decoding(self) -> AbstractContextManager[None]:
-        """Return the context for decode steps whose masks are built by the caller."""
+        """Return the context for decode steps with masks from the caller."""
         return grouped(self.model) if self._repeats_keys else nullcontext()
 
     def forward(

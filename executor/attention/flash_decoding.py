@@ -188,7 +188,7 @@ def attend(
     else:
         table, block = blocks
         columns = table.shape[1] * block
-        # Of a pool, a row begins at its start, and a column is a token.
+        # In a pool every row begins at the first token, and each column is one token.
         keys, values = (states.transpose(0, 1)[None] for states in (keys, values))
     group = heads // key_value_heads
     if parts is None:

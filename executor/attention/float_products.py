@@ -1,8 +1,8 @@
 """
 Float32 arithmetic on 16-bit weights, which stay as the checkpoint has them.
 
-On a processor that multiplies bfloat16 slowly or not at all, float32 sums of widened weights are faster and
-have smaller rounding errors. Activations are float32; nothing but small norms is copied.
+Some processors multiply bfloat16 slowly. There, float32 sums of widened weights are faster and have smaller
+rounding errors. Activations are float32; nothing but small norms is copied.
 
 This module needs torch when it is imported.
 """

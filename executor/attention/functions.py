@@ -25,7 +25,7 @@ class AttentionCall(NamedTuple):
     key, value: Shape (rows, key-value heads, columns, head size).
     mask: Added to the scores, broadcast to (rows, heads, tokens, columns).
     scaling: Multiplies the scores; one over the root of the head size if None.
-    others: What transformers passes to its own attention functions besides.
+    others: Further arguments that transformers passes to its attention functions.
     """
 
     module: Any

@@ -69,7 +69,7 @@ class FusedLayers:
 
     @property
     def turns(self) -> bool:
-        """Whether rotary embeddings are computed in one call."""
+        """True if rotary embeddings are computed in one call."""
         return self._rotary is not None
 
     @contextmanager

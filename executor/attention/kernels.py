@@ -22,14 +22,14 @@ _REPEATS, _CALLS = 3, 20
 
 class Held(NamedTuple):
     """
-    What rows hold, and how it is attended to.
+    The KV cache of rows, and how to attend to it.
 
     keys, values: Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
     lengths: Columns that each row holds, its own new token's among them, int64, shape (rows,).
-    window: How many of the latest columns to attend to; None for all.
+    window: Number of latest columns to attend to; None for all.
     scale: Multiplies the scores; one over the root of the head size if None.
-    table: Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows, blocks);
-        the KV cache is then of shape (tokens of the pool, key-value heads, head size).
+    table: Block numbers of each row in a pool, int64, shape (rows, blocks). The KV cache then has the shape
+        (tokens of the pool, key-value heads, head size).
     block: Tokens of a block.
     """
 
@@ -86,8 +86,8 @@ def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
     """
     Attend by torch's flash attention for packed sequences, in float16 or bfloat16 on CUDA.
 
-    The padded slots are read as if they were packed: the sequence of row r begins at token r * heads *
-    columns of a view whose tokens lie next to each other and whose heads overlap.
+    The padded slots are read as if they were packed. In this view tokens lie next to each other and heads
+    overlap; row r begins at token r * heads * columns.
     """
     if held.table is not None:
         raise ValueError("it reads rows that lie in one piece")

@@ -72,7 +72,7 @@ class PackedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers run on packed weights meanwhile; those whose weights changed are packed again."""
+        """Let the layers run on packed weights; pack changed weights again first."""
         with restoring(self._restore):
             for packed in self._packed:
                 contents = _contents(packed.module)

@@ -195,7 +195,7 @@ class CapturedSteps:
                 self._replays[size] = self._capture(partial(self._step, size))
             finally:
                 self._state.copy_(before)
-                # What the capture left there belongs to it.
+                # The capture wrote its own state there.
                 self._store.begin_steps(self._state[1])
         return self._replays[size]
 

@@ -17,10 +17,10 @@ Prompt = tuple[int, ...]
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPrompt:
     """
-    What a request needs to begin after a prompt that was computed before.
+    The KV cache and logits of a prompt that was computed before.
 
     layers: KV cache of each layer, each of shape (key-value heads, tokens, head size).
-    logits: Of the token that follows, shape (1, vocabulary).
+    logits: Logits of the token that follows, shape (1, vocabulary).
     """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
@@ -28,14 +28,14 @@ class KeptPrompt:
 
 
 class KeptPrompts:
-    """The prompts that requests still to come begin with; which of them, the caller says."""
+    """Kept prompts that later requests begin with; the caller chooses them."""
 
     def __init__(self) -> None:
         self._kept: dict[Prompt, KeptPrompt] = {}
 
     @property
     def tokens(self) -> int:
-        """Tokens whose KV cache is kept."""
+        """Number of prompt tokens in the kept KV caches."""
         return sum(len(prompt) for prompt in self._kept)
 
     def get(self, prompt: Prompt) -> KeptPrompt | None:

@@ -65,7 +65,7 @@ class PagedSlots(KeyValueSlots):
 
     @property
     def held(self) -> Rows:
-        """Where the rows lie, and where their coming tokens go."""
+        """Places of the rows, and of their next tokens."""
         return Rows(self._positions, self._table, self.block)
 
     @property

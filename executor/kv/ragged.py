@@ -73,7 +73,7 @@ class RaggedBatch(RunningBatch):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Refuse models whose layers do not leave their whole attention to a registered function."""
+        """Refuse models that compute part of their attention outside a registered function."""
         check_ragged(config)
 
     def _make_store(self, capacity: int) -> KeyValueSlots:

@@ -30,12 +30,12 @@ Group = tuple[int, int, int, int, torch.Tensor | None]
 @dataclass(frozen=True, slots=True)
 class _Arrangement:
     """
-    Groups as they were found.
+    A grouping of rows, and its cost since.
 
-    bounds: The rows at which groups begin, and the number of rows.
-    excess: What calls and padding cost, over the tokens that the rows held.
-    kept: Changes of the rows since.
-    lost: What they cost more since than they would have at that excess, in tokens.
+    bounds: First row of each group, then the number of rows.
+    excess: Cost of calls and padding, in tokens per token held.
+    kept: Row changes since then.
+    lost: Extra cost since then compared with that excess, in tokens.
     """
 
     bounds: list[int]

@@ -24,7 +24,7 @@ class Segment:
     A run of prompt tokens in a forward call, and where their KV cache goes.
 
     offset: The column of its first token: tokens of the same prompt that earlier calls stored.
-    begin: Where the call's input has the tokens.
+    begin: Index of the first token in the input of the call.
     """
 
     row: int
@@ -95,7 +95,7 @@ class KeyValueSlots(KeyValueStore):
         self.dtype: torch.dtype | None = None
         """Number format of the KV cache; None for that of the first keys."""
         self.segments: Sequence[Segment] = ()
-        """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
+        """Token ranges of the prompts that a prefill packs into one sequence."""
         self._rows = torch.empty(0, dtype=torch.int64)
         self._targets: dict[int, torch.Tensor] = {}
         self._positions = torch.empty(0, dtype=torch.int64)
@@ -103,7 +103,7 @@ class KeyValueSlots(KeyValueStore):
         self._views_of = 0, 0
         self._slot_layers = [self._layer_class(self, window) for window in sliding_windows]
         self.attending = self._slot_layers[0]
-        """The layer whose KV cache was asked for last: attention follows at once."""
+        """The layer that attends next: its KV cache was requested last."""
         super().__init__(layers=list(self._slot_layers))
 
     @property
@@ -118,7 +118,7 @@ class KeyValueSlots(KeyValueStore):
 
     @property
     def held(self) -> Rows:
-        """Where the rows lie, and where their coming tokens go."""
+        """Places of the rows, and of their next tokens."""
         return Rows(self._positions)
 
     def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:

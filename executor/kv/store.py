@@ -22,9 +22,9 @@ Place = TypeVar("Place")
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspended:
     """
-    A request taken out of a running batch, on the host, to be inserted again as if it had never left.
+    A suspended request in host memory, from which it resumes exactly.
 
-    keys, values: Of each layer, shape (key-value heads, tokens, head size), in host memory.
+    keys, values: One array per layer, shape (key-value heads, tokens, head size), in host memory.
     state: Its next input token, its position, its random stream and the tokens emitted; int64, shape (4,).
     """
 

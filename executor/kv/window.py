@@ -20,7 +20,7 @@ from .store import KeyValueStore, StoreLayer, zeros
 
 
 class Frame:
-    """Where the rows lie in buffers of that many columns; shared by the layers of one window."""
+    """Places of the rows in the buffers; layers with the same window share one."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns

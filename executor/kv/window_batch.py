@@ -34,7 +34,7 @@ class WindowBatch(RunningBatch):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Refuse what the engine cannot run at all."""
+        """Refuse models that the engine cannot run."""
         check_supported(config)
 
     def _make_store(self, capacity: int) -> KeyValueWindow:

@@ -26,9 +26,9 @@ class Curve:
     """
     Least decode steps of any schedule with each number of prefill stages.
 
-    part: Where its claim stands in a certificate.
+    part: Field of the certificate for its claim.
     steps: From the fewest stages to one a request, shape (numbers of stages,).
-    claim: What a checker needs to repeat the proof, JSON-able.
+    claim: Data with which a checker repeats the proof, JSON-able.
     """
 
     part: Part
@@ -39,13 +39,13 @@ class Curve:
 @dataclass(frozen=True, eq=False)
 class Known:
     """
-    What is proven so far: for each number of stages the most decode steps of all curves.
+    The proofs so far: for each number of stages the largest of all curves holds.
 
-    problem: The problem bounded.
+    problem: The problem.
     counts: Its least stages and steps.
     prefill: Least seconds of prefill with each number of stages, shape (numbers of stages,).
-    fixed: Seconds of every schedule, whatever its stages and steps.
-    curves: What is proven beyond the counts.
+    fixed: Seconds of every schedule, for any number of stages and steps.
+    curves: Proofs beyond the counts.
     """
 
     problem: Problem
@@ -56,7 +56,7 @@ class Known:
 
     @classmethod
     def of(cls, problem: Problem, counts: Counts) -> Known:
-        """Return what the counts alone prove."""
+        """Return the proof by counts alone."""
         terms = cost_terms(problem, counts.stages, 0)
         fixed = terms["slot-steps"] + terms["KV reads"]
         return cls(problem, counts, prefill_seconds(problem, counts.stages), fixed)
@@ -90,7 +90,7 @@ class Known:
 
     @property
     def seconds(self) -> float:
-        """Seconds that are proven, up to rounding."""
+        """Proven seconds, up to rounding."""
         decode = self.problem.cost.decode_base * self.steps[self.place]
         return float(self.prefill[self.place] + decode + self.fixed)
 
@@ -127,7 +127,7 @@ class Known:
 
 
 class Argument(Protocol):
-    """A search for proofs of one kind; it keeps what it has found of one problem."""
+    """A search for proofs of one kind, for one problem; it keeps its findings."""
 
     @property
     def name(self) -> str:
@@ -135,12 +135,12 @@ class Argument(Protocol):
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
         """
-        Return a curve that may raise the bound, or None if this argument finds none any more.
+        Return a curve that may raise the bound, or None if there is no further one.
 
-        ``known`` has the problem; ``deadline`` is the second (:func:`time.perf_counter`) to give up at.
+        ``known`` has the problem. The argument gives up at ``deadline``, a time of :func:`time.perf_counter`.
         """
 
 
 def exact(stages: IntArray, largest: int) -> IntArray:
-    """Return numbers of stages as Python's whole numbers if products with them may exceed 64 bits."""
+    """Return numbers of stages as Python integers if products with them may exceed 64 bits."""
     return stages.astype(object) if largest > LARGEST else stages

@@ -49,7 +49,7 @@ class RoundUp:
     convex and some whole :math:`\lambda` attains W(k).
 
     lengths: Distinct lengths, ascending, positive, shape (distinct,).
-    counts: How many requests have each, shape (distinct,).
+    counts: Number of requests of each length, shape (distinct,).
     """
 
     lengths: IntArray
@@ -63,8 +63,8 @@ class RoundUp:
         size = len(self.lengths)
         below = np.concatenate(([0], np.cumsum(self.counts)))
         work = np.concatenate(([0], np.cumsum(self.counts * self.lengths)))
-        # reach[j]: least cost with the j shortest lengths rounded up; the arc j -> i rounds lengths j..i-1
-        # to i-1.
+        # reach[j]: least cost of rounding up the j shortest lengths. Arc j -> i raises lengths j..i-1 to
+        # length i-1.
         reach = np.zeros(size + 1, dtype=np.int64)
         values = np.zeros(size + 1, dtype=np.int64)
         offset = np.zeros(size + 1, dtype=np.int64)

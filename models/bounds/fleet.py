@@ -16,10 +16,10 @@ from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
-"""How requests share prefill stages: by the slots, the token cap, or the floor of a stage."""
+"""Limit by which requests share prefill stages: slots, token cap, or the floor of a stage."""
 
 StepBy = Literal["slots", "keys and values"]
-"""How requests share decode steps: by their steps over the slots, or their tokens over the KV capacity."""
+"""Limit by which requests share decode steps: slots, or the KV capacity."""
 
 MOST_KINDS = 16
 """Kinds of replicas of which each is tried as the one of most decode steps."""
@@ -37,10 +37,10 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, step_by: St
     .. math:: \sum_{i \in A} \left( \frac{b_p}{J} + a_p p_i + \frac{b_d}{J} n_i + a_d n_i + a_k h_i \right)
 
     since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode steps. Under a cap
-    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor,
-    which is so much a token of the cap; and under a KV capacity K no decode step reads more than K tokens, of
-    :math:`\sum h_i` in all. What a prompt exceeds the bend by, its stage exceeds it by, too. Of a prompt,
-    :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
+    of C prompt tokens there are at least :math:`\sum p_i / C` stages, too. A stage takes at least its floor,
+    a constant for each token of the cap. Under a KV capacity K no decode step reads more than K of the
+    :math:`\sum h_i` tokens. If a prompt exceeds the bend, its stage exceeds it by at least as much.
+    :math:`p_i` excludes tokens that a group shares, as another request may have computed them.
     """
     cost, workload, decode_steps = replica.cost, fleet.workload, fleet.decode_steps
     prompts = workload.input_tokens - workload.shared_tokens
@@ -86,9 +86,9 @@ def fleet_bound(fleet: Fleet) -> Bound:
     best = work_bound(fleet)
     for stage_by in _stage_arguments(fleet):
         for step_by in _step_arguments(fleet):
-            beside = _beside_steps(fleet, stage_by, step_by, best.seconds)
-            if beside is not None and beside.seconds > best.seconds:
-                best = beside
+            found = _steps_and_shares(fleet, stage_by, step_by, best.seconds)
+            if found is not None and found.seconds > best.seconds:
+                best = found
     return best
 
 
@@ -136,7 +136,7 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
     programme = Programme.within(objective, np.concatenate((capacity, served)), high)
     found = replace(programme, low=np.concatenate((np.full(kinds, -np.inf), all_served))).solved()
     weights = np.zeros(kinds) if found is None else np.maximum(0.0, -found.prices[:kinds])
-    # Where nothing takes any time, nothing is scarce.
+    # Without any cost, no replica is scarce.
     total: FloatArray = weights / weights.sum() if weights.sum() > 0 else np.full(kinds, 1 / kinds)
     return total
 
@@ -164,7 +164,7 @@ def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
     return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
 
 
-def _beside_steps(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: float) -> Bound | None:
+def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: float) -> Bound | None:
     """Return the bound of one replica's decode steps and shares, if it proves more than enough."""
     kinds = list(dict.fromkeys(fleet.replicas))
     if len(kinds) > MOST_KINDS:
@@ -213,7 +213,7 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
 
 def _alone(fleet: Fleet) -> Bound:
     """Return the time of the request that takes longest on the replica that is best for it."""
-    # What it shares may have been computed in another's stage.
+    # Another request's stage may have computed the shared tokens.
     prompts, decode_steps = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.decode_steps
     best = np.full(len(fleet), np.inf)
     for replica in dict.fromkeys(fleet.replicas):

@@ -24,11 +24,11 @@ GOLDEN = (5.0**0.5 - 1.0) / 2.0
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsCase:
     """
-    What is proven if one replica is that of most decode steps.
+    The proof for the case that one replica takes the most decode steps.
 
-    replica: Where that replica is in the fleet.
-    weights: Of every replica, not negative, adding up to one, shape (replicas,).
-    terms: Seconds that add up to what is proven.
+    replica: Index of that replica.
+    weights: Weight of every replica, not negative, with a sum of one, shape (replicas,).
+    terms: Seconds that add up to the proven time.
     """
 
     replica: int
@@ -57,32 +57,31 @@ class StepsBound:
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetCosts:
     """
-    What requests add to each kind of replica, in seconds.
+    Seconds that each request adds to each kind of replica.
 
-    shares: As of :func:`~batchbound.models.bounds.fleet.request_costs`, for each replica alike.
-    beside: The same without the share of decode steps: what is added to a replica whose steps are counted.
+    shares: See :func:`~batchbound.models.bounds.fleet.request_costs`.
+    added: The same without the share of decode steps, for a replica with its steps counted apart.
     a_token: Least seconds of a token of a shared prompt, on every replica.
     """
 
     shares: dict[Replica, FloatArray]
-    beside: dict[Replica, FloatArray]
+    added: dict[Replica, FloatArray]
     a_token: dict[Replica, float]
 
 
 def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: float) -> StepsBound | None:
     r"""
-    Return what is proven of each replica that may be that of most decode steps, or None if it is no more.
+    Return a case for each replica that may take the most decode steps, or None if that proves no more.
 
-    However requests are put on the slots of all replicas, some slot holds n decode steps at least, those of
-    the longest request say (:func:`~batchbound.models.bounds.partition.lifted_bound`). Let it be one of
-    replica j, of J slots, which serves the requests A. Then
+    For any placement of requests, some slot holds at least n decode steps, for example those of the longest
+    request (:func:`~batchbound.models.bounds.packing.lower_bounds.lifted_bound`). Let it be a slot of replica
+    j, with J slots, which serves the requests A. Then
 
     .. math:: T_j \ge \mathrm{busy}_j + b_d n + \sum_{i \in A} \left( c_{ij} - \tfrac{b_d}{J} n_i \right)
 
-    where :math:`c_{ij}` is a request's share: beside a long request others cost little. With weights
-    that add up to one, each request costs at least the least of :math:`w_j` times the bracket and
-    :math:`w_k c_{ik}` of all other replicas k. The weight of j is found by golden section: what is proven is
-    concave in it.
+    where :math:`c_{ij}` is a request's share. With weights that add up to one, each request costs at least
+    the minimum of :math:`w_j` times the bracket and :math:`w_k c_{ik}` of all other replicas k. The proven
+    time is concave in the weight of j, so golden section finds it.
     """
     slots = sum(replica.slots for replica in fleet.replicas)
     enough *= WORTH
@@ -123,7 +122,7 @@ class _Case:
         self._elsewhere = np.full(len(fleet), np.inf)
         for replica, weight in lightest.items():
             np.minimum(self._elsewhere, weight * costs.shares[replica], out=self._elsewhere)
-        self._beside = costs.beside[holder]
+        self._added = costs.added[holder]
         self._busy = np.array([replica.busy for replica in fleet.replicas])
         self._tokens = int(fleet.problem().prefix_tokens.sum()) if fleet.workload.shared_tokens.any() else 0
         self._token = costs.a_token[holder]
@@ -133,13 +132,13 @@ class _Case:
         """Return what no weight proves more than: as if each request were split in the same shares."""
         there = self._replica.busy + self._replica.cost.decode_base * steps
         elsewhere = float(self._others @ self._busy)
-        beside = float(self._beside.sum()) + self._tokens * self._token
+        added = float(self._added.sum()) + self._tokens * self._token
         work = float(self._elsewhere.sum()) + self._tokens * self._token_elsewhere
         share = 1.0
         if np.isfinite(work) and work > 0:
             share = min(max(1.0 - (enough - elsewhere) / work, 0.0), 1.0)
             elsewhere += (1.0 - share) * work
-        return max(there + share * beside, elsewhere)
+        return max(there + share * added, elsewhere)
 
     def at(self, weight: float, steps: int) -> StepsCase:
         """Return what a weight of the replica proves, the others sharing what is left of one."""
@@ -149,7 +148,7 @@ class _Case:
         terms = {
             "what the replicas are busy with": float(weights @ self._busy),
             "decode steps of one replica": weight * self._replica.cost.decode_base * steps,
-            "requests": float(np.minimum(weight * self._beside, left * self._elsewhere).sum()),
+            "requests": float(np.minimum(weight * self._added, left * self._elsewhere).sum()),
         }
         if self._tokens:
             token = min(weight * self._token, left * self._token_elsewhere)

@@ -28,13 +28,13 @@ def iteration_bound(
     kinds: Collection[str] = KINDS,
 ) -> IterationBound:
     """
-    Return the most iterations that can be proven necessary, with a certificate.
+    Return a lower bound on an engine's iterations, with a certificate.
 
-    Whatever the order, a sequence of ``p`` prompt tokens (``s`` of them shared with another) and ``a``
-    generated ones is one of at most ``S`` in ``r = a + ceil((p - s) / B) - 1`` iterations, where an iteration
-    computes at most ``B`` tokens. Of prompts in their lexical order, ``c`` tokens are those that a prompt
-    begins alike with the one before it: whoever computes them first, of any prompts ``sum(p - c)`` tokens are
-    different ones. Hence, the strongest of:
+    A sequence has ``p`` prompt tokens (``s`` of them shared with another) and ``a`` generated ones. An
+    iteration computes at most ``B`` tokens of at most ``S`` sequences. In any order the sequence runs in at
+    least ``r = a + ceil((p - s) / B) - 1`` iterations. Sort the prompts; each shares its first ``c`` tokens
+    with the one before it. Then ``sum(p - c)`` tokens differ, and each is computed at least once. The bound
+    is the strongest of:
 
     - *slots*: the sum of ``r`` over ``S``;
     - *longest*: the largest ``r``;
@@ -73,8 +73,9 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
     """Return the blocks that sequences hold, summed over the iterations that draw a token."""
     g = limits.block_tokens
     own = sequences.prompt - sequences.cached
-    # The last token of a prompt that another begins with is computed again, but needs no place of its own.
-    own = np.where((own == 1) & (sequences.cached > 0), 0, own)
+    # If all but the last token are cached, another prompt may hold the last one, too. Prompts of one token
+    # never count as cached, but equal ones share a block of one token.
+    own = np.where((own == 1) & ((sequences.cached > 0) | (g == 1)), 0, own)
     return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
 
 

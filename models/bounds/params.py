@@ -20,7 +20,7 @@ class BoundParams:
     Arguments of a bound, each on or off by its name, and shares of its time.
 
     Without any argument the bound still counts the mean load of the slots, the longest request, and the
-    stages that so many requests need.
+    fewest stages.
 
     lifting: Some slots hold many of the longest requests, wherever these are put.
     dual_feasible_functions: Prices of request lengths refute numbers of decode steps that lifting does not.
@@ -31,7 +31,7 @@ class BoundParams:
     packing_prices: Prices from column generation refute numbers of decode steps in which no packing fits the
         slots.
     stage_intervals: Requests hold slots for whole intervals between stages.
-    memory_growth: What running requests hold grows and falls, so the KV cache is not always full.
+    memory_growth: The KV cache of running requests grows and is freed, so it is not always full.
     growth_programmes: Linear programmes look for the values of states; without them only the closed form is
         used.
     time_share: Share of a solver's time that its bound gets at most; more proves more and leaves less for the

@@ -84,7 +84,7 @@ def _arguments(problem: Problem, counts: Counts, seconds: float, params: BoundPa
 
 
 def _memory_binds(problem: Problem, counts: Counts, params: BoundParams) -> bool:
-    """Return whether memory takes so many steps that slots, full or not, would need fewer."""
+    """Return whether the KV capacity needs more steps than the slots."""
     if counts.claims["decode_steps"]["kind"] != "KV tokens over capacity":
         return False
     packed = longest_processing_time(problem.decode_steps, counts.slots)

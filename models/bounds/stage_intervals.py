@@ -90,7 +90,7 @@ class StageIntervals:
     interval lies between two neighbours. A slot that serves a request of n steps from one stage on is held to
     a later one, or to the end: for a span of m intervals in a row, of n steps at least. Nothing starts within
     an interval, so J slots are held for J S intervals and J R steps at most. There are S - m + 1 spans of m
-    intervals, and those of one interval come to R steps.
+    intervals, and the spans of one interval have R steps in all.
 
     Charge each request g for each interval. Charge each span that requests are held for :math:`u_m` if it has
     m intervals and, if it has one, r for each of its steps. No charge is negative. Then the sum of slot time
@@ -104,7 +104,7 @@ class StageIntervals:
     lower the left or raise the right side.
 
     lengths: Distinct lengths, ascending, positive, shape (distinct,).
-    counts: How many requests have each, shape (distinct,).
+    counts: Number of requests of each length, shape (distinct,).
     slots: Slots J there are.
     """
 
@@ -166,7 +166,7 @@ class IntervalBound:
         return Curve("intervals", steps, solution.prices.witness)
 
     def best(self, stages: int, decode_steps: int, deadline: float) -> IntervalSolution | None:
-        """Return the solution that proves most beyond so many steps for a number of stages, or None."""
+        """Return the solution that proves most beyond ``decode_steps`` for this number of stages, or None."""
         found, steps = None, 0
         while time.perf_counter() < deadline:
             prices = self._priced(stages, decode_steps)
@@ -187,7 +187,7 @@ class IntervalBound:
         return found
 
     def _priced(self, stages: int, decode_steps: int) -> FloatArray | None:
-        """Return the prices at which the planes refute so many steps most clearly, None if they cannot."""
+        """Return the prices at which the planes refute ``decode_steps`` most clearly, or None."""
         slots = self._intervals.slots
         spans = np.maximum(0, stages - np.arange(KINDS))
         given = np.concatenate(([slots * stages], spans, [decode_steps])).astype(np.float64)

@@ -24,7 +24,7 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
     if len(longest) < 2:
         return 0, []
     decode_steps, first = problem.decode_steps[longest], problem.kv_at_start[longest]
-    # Of each two, the steps they share if the first ends first.
+    # Steps that each pair shares if the first request ends first.
     shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
     needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
     np.fill_diagonal(needed, 0)

@@ -40,10 +40,9 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     """
     Return what is wrong with a bound, or None if its certificate proves it.
 
-    Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
-    arguments are checked by a knapsack over all loads, and the least waste by shortest paths. A certificate
-    whose check takes more than
-    :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps is refused, whatever it claims.
+    The checker shares no code with the bounds. It derives every count again from the requests, checks prices
+    by a knapsack over all loads, and checks the least waste by shortest paths. It refuses a certificate that
+    takes more than :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps to check.
     """
     return judged(bound, lambda: _proven_seconds(problem, bound))
 
@@ -314,7 +313,7 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
                     dearest[load] = max(dearest[load], dearest[load - weight] + worth)
     if dearest[capacity] > limit:
         raise RefutedError(
-            "prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}"
+            "prices", f"items that fit in {capacity} have a price of {dearest[capacity]}, above {limit}"
         )
     return sum(price.get(weight, 0) * count for weight, count in have.items()), capacity, limit
 

@@ -81,11 +81,12 @@ def _shared(sequences: Sequences) -> list[int]:
 
 def _kv(sequences: Sequences, limits: EngineLimits, drafts: int) -> int | Violation:
     if limits.blocks is None:
-        return Violation("iterations", "keys and values have no limit")
+        return Violation("iterations", "the KV cache has no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
-        # All of a prompt but the last token cached: that one may stand in another's place, too.
-        own = 0 if cached and cached == prompt - 1 else prompt - cached
+        # If all but the last token are cached, another prompt may hold the last one, too. Blocks of one token
+        # may hold equal prompts of one token.
+        own = 0 if cached == prompt - 1 and (cached or size == 1) else prompt - cached
         # At least one token is drawn in each of the draws before the last.
         held += _blocks_below(own + math.ceil(output / (drafts + 1)), size) - _blocks_below(own, size)
     return math.ceil(held / limits.blocks)
@@ -151,7 +152,7 @@ def verify_iteration_seconds(
         # Each new token with those before it and half of itself, whatever the chunks.
         needed["pairs"] += sum(before + 0.5 for before in range(cached, prompt))
     proven = math.fsum(rates[name] * amount for name, amount in needed.items())
-    # Not the other way round: no number is refused as well.
+    # Written so that NaN fails, too.
     if not seconds <= proven * (1 + 1e-9):
         what = f"the rates prove {proven:.9g} s, the bound says {seconds:.9g}"
         return Violation("the certificate proves the bound", what)

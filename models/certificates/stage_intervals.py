@@ -20,8 +20,9 @@ class IntervalClaim:
 
     slots: Slots there are.
     charged: Least sum of slot time and charges of all requests.
-    interval, spans, short: What is charged for each interval that a request is held for, for each span by its
-        number of intervals, and for each step of a span of one interval.
+    interval: Charge for each interval that a request is held for.
+    spans: Charge for each span, by its number of intervals.
+    short: Charge for each step of a span of one interval.
     """
 
     slots: int

@@ -27,14 +27,14 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
     """
     Refute a number of seconds if some schedule takes less.
 
-    From each state right before a prefill stage (which requests wait, what the running ones have left and
-    hold, seconds spent) every stage that fits is tried, and after it every number of steps until the next
-    one; where the KV capacity matters no more only those at which a request ends, as a stage after no end
-    could be earlier. Two stages with no step between them are one, unless a token cap, a bend or a request
-    of no steps stands against it. Where only slots are scarce and stages cost the same however full they
-    are, requests differ by their steps alone, and no slot stays free while one waits that could begin.
-    States are left out in which nothing that waits has room, and those from which slots, KV tokens, the
-    longest request and the cost of stages leave no way to be cheaper.
+    A state precedes a prefill stage: the waiting requests, steps left and tokens held of the running ones,
+    and the seconds spent. From each state the search tries every stage that fits, then every number of steps
+    until the next stage. Once the KV capacity no longer matters, a stage only follows the end of a request,
+    since it could be earlier otherwise. Two stages with no step between them are one, unless a token cap, a
+    bend or a request without steps forbids it. If only slots are scarce and every stage costs the same,
+    requests differ by their steps alone, and no slot stays free while a request waits. The search drops
+    states in which no waiting request has room. It also drops states that cannot become cheaper, by slots,
+    KV tokens, the longest request and the cost of stages.
     """
     tries = _Tries(problem, seconds, work)
     layers: dict[int, dict[tuple[Waiting, UnderWay], float]] = {len(problem): {(tries.everyone, ()): 0.0}}
@@ -51,7 +51,7 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
 
 class _Kind(NamedTuple):
     """
-    Requests alike.
+    Requests that the search need not tell apart.
 
     decode_steps, prompt: Decode steps and prompt tokens of each; no tokens where only the number of stages
         matters.

@@ -13,9 +13,9 @@ _NEVER = 1e-300
 class Occupancy:
     r"""Mean share of the decode batch that one query per phase occupies.
 
-    In iteration :math:`u` the queries decode whose :math:`d`-th token is due, :math:`d = u, u + N_D, ...`. Of
-    those encoded that many phases ago, a share :math:`P(S \ge d)` is left. In the first iteration they are
-    :math:`B_D / B_E`, the mean number of phases of a query.
+    In iteration :math:`u` each running query decodes its :math:`d`-th token, :math:`d = u, u + N_D, ...`. A
+    share :math:`P(S \ge d)` of the queries that were encoded in the same phase is left. In the first
+    iteration they are :math:`B_D / B_E`, the mean number of phases of a query.
 
     The paper's :math:`B_D = B_E / \sum_U P_D(U)` differs, as its :math:`P_D(U) = \sum_S P_D(U \mid S) P_D(S)`
     takes the lengths of *arriving* queries. Those in the batch are longer: a query of :math:`m = \lceil S /

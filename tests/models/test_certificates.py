@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
     "prices that a stage exceeds": (
         problem_of([6, 6, 5, 5], [1] * 4, 4, UNIT, prefill_token_cap=10),
         trivial(4, CAPPED_STAGES, lifted(1, 4, 1)),
-        "prices: items that fit in 10 are priced 2, above 1",
+        "prices: items that fit in 10 have a price of 2, above 1",
     ),
     "prices of a smaller memory": (
         replace(CAPPED, prefill_token_cap=12, kv_capacity=10),
@@ -325,17 +325,17 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
     "prices that a slot exceeds": (
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_STEPS, "limit": 5}),
-        "prices: items that fit in 35 are priced 6, above 5",
+        "prices: items that fit in 35 have a price of 6, above 5",
     ),
     "prices of fewer requests than fill a slot": (
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_STEPS, "lengths": [6], "prices": [3], "limit": 8}),
-        "prices: items that fit in 35 are priced 9, above 8",
+        "prices: items that fit in 35 have a price of 9, above 8",
     ),
     "prices of two requests that fill a slot together": (
         problem_of([1] * 3, [3, 5, 9], 2, UNIT),
         trivial(2, by_slots(2), priced(9, 8, 4, {3: 2, 5: 3})),
-        "prices: items that fit in 8 are priced 5, above 4",
+        "prices: items that fit in 8 have a price of 5, above 4",
     ),
     "prices of a capacity below none": (
         PACKED,

@@ -48,7 +48,7 @@ def test_each_argument_binds_where_it_should() -> None:
         "longest request": (sequences((5, 6), (1, 2)), EngineLimits(2, 2), 8),
         "packing": (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(2), 8),
         "tokens": (sequences((9, 1), (9, 1)), EngineLimits(2, 3), 6),
-        "KV": (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(3, 8, 5, 1), 6),
+        "KV": (sequences((2, 3), (2, 3), (2, 3)), EngineLimits(3, 8, 5, 1), 6),
     }
     for source, (work, limits, value) in cases.items():
         bound = iteration_bound(work, limits)
@@ -62,7 +62,7 @@ def test_a_claim_above_its_certificate_is_refuted() -> None:
         (sequences((5, 6), (1, 2)), EngineLimits(2, 2)),
         (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(2)),
         (sequences((9, 1), (9, 1)), EngineLimits(2, 3)),
-        (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(3, 8, 5, 1)),
+        (sequences((2, 3), (2, 3), (2, 3)), EngineLimits(3, 8, 5, 1)),
     )
     for work, limits in cases:
         bound = iteration_bound(work, limits)
@@ -116,6 +116,7 @@ BEGINNINGS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tu
     st.one_of(st.none(), st.integers(0, 3)),
 )
 @example([(0, 0, 0, 1), (0, 0, 0, 1)], [3, 1], (2, 4, 2), 0)
+@example([(0,), (0,)], [1, 1], (2, 2, 1), 0)
 @settings(max_examples=40, deadline=None)
 def test_no_bound_is_above_the_optimum_of_an_engine_that_keeps_prompts(
     prompts: list[tuple[int, ...]], output: list[int], sizes: tuple[int, int, int], room: int | None
@@ -149,7 +150,7 @@ def test_iterations_of_several_engines_added_up_are_not_bounded_by_a_packing() -
     assert iteration_bound(work, limits, summed=True).source == "slots"
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5), st.integers(1, 7))
+@given(st.lists(st.tuples(st.integers(2, 40), st.integers(1, 40)), min_size=1, max_size=5), st.integers(1, 7))
 def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], size: int) -> None:
     counted = sum(-(-(p + drawn) // size) for p, a in pairs for drawn in range(a))
     assert held_blocks(sequences(*pairs), EngineLimits(1, block_tokens=size)) == counted
@@ -193,7 +194,7 @@ PACKING = {"kind": "packing", "heaviest": 3, "machines": 1}
             {**PACKING, "machines": True},
             "a certificate is readable: TypeError: heaviest and machines are no whole numbers",
         ),
-        (EngineLimits(2), {"kind": "KV"}, "iterations: keys and values have no limit"),
+        (EngineLimits(2), {"kind": "KV"}, "iterations: the KV cache has no limit"),
         (EngineLimits(2), {**PACKING, "machines": 0}, "iterations: 0 of 2 slots cannot be chosen"),
         (EngineLimits(2), {**PACKING, "machines": 3}, "iterations: 3 of 2 slots cannot be chosen"),
         (

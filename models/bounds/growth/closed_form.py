@@ -36,7 +36,7 @@ def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
     points = _points(states, min(2 * steep, capacity), POINTS if few else POINTS_OF_MANY)
     room = (capacity - points).astype(np.float64)
     line = -_slope(states, steep) * np.maximum(room, 0.0)
-    # An end leaves a request less, whose parabola falls sooner.
+    # After an end one request less runs, and its parabola falls sooner.
     active = np.unique([0, 1, max(1, slots - 1), max(2, slots)] if few else [0, 1, max(2, slots)])
     least = max(1, slots - 1) if few else slots
     closed = np.array([np.maximum(_parabola(states, max(least, k), room), line) for k in active.tolist()])
@@ -50,7 +50,7 @@ def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
 
 
 def _parabola(states: GrowthStates, active: int, room: FloatArray) -> FloatArray:
-    """Return the values of states of so many requests by the room left."""
+    """Return the values of states with this number of running requests, by the room left."""
     room = np.maximum(room, 0.0)
     worth: FloatArray = -room * (room + active) / (2.0 * active * states.capacity)
     return worth

@@ -80,17 +80,17 @@ CLOSE = 5e-4
 @dataclass(frozen=True, slots=True)
 class _Grid:
     """
-    What values, and gains of starts and ends, are straight lines between.
+    A grid of points; values and gains are straight lines between them.
 
     numbers: Parts that the numbers of running requests are divided into, from one to all slots.
-    finer: What the finest distance of the first grid is divided by.
-    alike: Points of each distance, which doubles from level to level, the finest at the capacity.
+    finer: Divisor of the finest distance of the first grid.
+    level: Points at each distance. The distance doubles from level to level and is finest at the capacity.
     classes: Lengths of starts, and of ends, to the programme; what is proven takes each length as it is.
     """
 
     numbers: int
     finer: int
-    alike: int
+    level: int
     classes: int
 
     def active(self, slots: int) -> IntArray:
@@ -106,7 +106,7 @@ class _Grid:
         points = [states.capacity + states.slots]
         while points[-1] > 0:
             points.append(points[-1] - width)
-            if len(points) % self.alike == 0:
+            if len(points) % self.level == 0:
                 width *= 2
         return np.array(points[::-1], dtype=np.int64)
 
@@ -244,9 +244,9 @@ class _Programme:
     """
     A linear programme for the most steps, and stages at a price, that values between points prove.
 
-    states: Of the problem.
+    states: States of the problem.
     stage: Steps that a stage counts for.
-    grid: Between what values are straight lines.
+    grid: Points with straight lines between their values.
     """
 
     def __init__(self, states: GrowthStates, stage: float, grid: _Grid) -> None:

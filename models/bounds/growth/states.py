@@ -69,7 +69,7 @@ class Transition:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is a decode step."""
+        """True for a decode step."""
         return self.more == 0 and self.after == CLOSED
 
 
@@ -82,9 +82,9 @@ class GrowthPrices:
         shape (numbers,). The last is no less than the slots.
     points: Tokens between which they are, ascending, shape (points,). The first is at most 0, the last no
         less than the capacity and the slots.
-    token: Of each token read in a step, not negative.
-    values: Of a state, divided by ``scale``: for closed and for open ones, shape (2, numbers, points). Those
-        of numbers between are whole where they are.
+    token: Value of each token read in a step, not negative.
+    values: Values of closed and of open states, divided by ``scale``, shape (2, numbers, points). If they are
+        whole, so are the values at the numbers between.
     end: Value of the state with no request running at the end, divided by ``scale``.
     """
 
@@ -119,7 +119,7 @@ class GrowthPrices:
         return self.at(CLOSED, 0, np.zeros(1, dtype=np.int64)).item()
 
     def at(self, side: int, active: int, held: IntArray) -> Values:
-        """Return the values of states of so many requests, by the tokens held."""
+        """Return the values of states with this number of running requests, by the tokens held."""
         place = np.clip(np.searchsorted(self.points, held, side="right") - 1, 0, len(self.points) - 2)
         row, left, right = self.rows[side, active], self.points[place], self.points[place + 1]
         worth: Values = row[place] * (right - held) + row[place + 1] * (held - left)
@@ -156,10 +156,10 @@ class GrowthStates:
     The states that a job's requests can be in.
 
     capacity: Most tokens in the KV cache.
-    first, last: Tokens that requests read in their first step, and hold after their last: the different ones.
-    starts, ends: How many requests have each of them.
-    least, most: Tokens that so many requests read at least and at most, shape (slots + 1,).
-    tokens: Read over the whole job.
+    first, last: Distinct numbers of tokens read in a first step, and held after a last one.
+    starts, ends: Number of requests with each of them.
+    least, most: Fewest and most tokens that 0, 1, ... running requests read, shape (slots + 1,).
+    tokens: Tokens read over the whole job.
     """
 
     capacity: int
@@ -271,7 +271,7 @@ class GrowthProof:
         return cls(worth, max(0, step), max(0, stage))
 
     def steps(self, stages: IntArray) -> IntArray:
-        """Return the decode steps of any schedule with so many prefill stages, at least."""
+        """Return the least decode steps of any schedule with each number of prefill stages."""
         if self.step == 0:
             return np.zeros_like(stages)
         stages = exact(stages, abs(self.worth) + self.stage * int(stages.max(initial=0)))

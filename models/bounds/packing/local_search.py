@@ -13,7 +13,7 @@ from .heuristics import IntArray
 MOST_PARTNERS = 16
 """Machines below the target tried with an overloaded one before others are shuffled."""
 SHUFFLED_SHARE = 8
-"""One in so many machines is shuffled when an overloaded one is stuck."""
+"""Share of machines, as one in this number, that are shuffled if an overloaded one is stuck."""
 
 
 def subset_sums(weights: list[int]) -> int:
@@ -46,7 +46,7 @@ def _lowest_bit(bits: int) -> int:
 
 class Resplit:
     """
-    Machines whose items are re-split two machines at a time until none is loaded beyond a target.
+    A search that re-splits the items of two machines at a time until no load exceeds a target.
 
     The sums of a machine's subsets are the bits of an integer, those of a pair a few shifts of it. A pair's
     subsets of sum x are a subset of sum a of the first and x - a of the second; the sums of a machine are

@@ -20,7 +20,7 @@ class PartitionBound:
 
     value: No assignment has a smaller makespan.
     source: Which argument proves it.
-    witness: What a checker needs to repeat the argument: ``kind`` and its numbers, JSON-able.
+    witness: Data with which a checker repeats the argument: ``kind`` and its numbers, JSON-able.
     """
 
     value: int

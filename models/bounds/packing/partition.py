@@ -41,7 +41,7 @@ class PartitionResult:
     makespan: Largest machine load.
     bound: No assignment has a smaller makespan.
     source: Which argument proves the bound.
-    witness: What a checker needs to repeat that argument, JSON-able.
+    witness: Data with which a checker repeats that argument, JSON-able.
     seconds: Seconds spent.
     """
 

@@ -137,7 +137,7 @@ class PatternMaster:
 def dear_patterns(
     lengths: IntArray, most: IntArray, capacity: int, prices: FloatArray
 ) -> tuple[float, list[Pattern]]:
-    """Return the price of the dearest pattern, and for each kind of item a dear pattern that holds it."""
+    """Return the highest price of a pattern, and for each kind of item a costly pattern with it."""
     order = np.argsort(-prices / lengths, kind="stable")
     dearest = np.zeros(capacity + 1)
     steps: list[tuple[int, int, NDArray[np.bool_]]] = []

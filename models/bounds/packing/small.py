@@ -31,8 +31,8 @@ def settle_packing(weights: IntArray, machines: int, capacity: int) -> Settled |
     """
     Return whether items fit machines of a capacity, or None if there is too much to try.
 
-    Items go to the machines from the heaviest on. Machines are alike, so after each item only their sorted
-    loads matter; and what lies idle on machines that take no further item may not exceed what is to spare.
+    Items go to machines in descending weight. All machines are equal, so only their sorted loads matter after
+    each item. Idle room on machines that take no further item may not exceed the spare room.
     """
     order = np.argsort(-weights, kind="stable")
     heavy: list[int] = weights[order].tolist()
