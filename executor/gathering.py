@@ -34,9 +34,9 @@ class Gathering:
     Requests that come while a call runs wait for its end. Those of one prompt are put side by side, so that
     it is computed once.
 
-    engine: Serves one call after the other, in a thread of its own.
-    seed: Of the first call; every call draws from streams of its own.
-    quiet_seconds: How long no request must have come before a call begins.
+    engine: Engine that serves the calls in turn, in its own thread.
+    seed: Seed of the first call; every call draws from its own streams.
+    quiet_seconds: Seconds without a new request before a call begins.
     """
 
     def __init__(self, engine: LLM, *, seed: int = 0, quiet_seconds: float = QUIET_SECONDS) -> None:

@@ -50,9 +50,9 @@ class Outcome:
     """
     Outcome of a run of a plan.
 
-    traces: Of the requests served by this run, one for each replica; empty if none was left to serve.
-    resumed: Requests that are in no trace: an earlier, interrupted run had finished them, or this one before
-        a request failed, or the model cannot serve them.
+    traces: Traces of the served requests, one for each replica; empty if none was left to serve.
+    resumed: Requests without a trace: an earlier run finished them, this run finished them before a request
+        failed, or the model cannot serve them.
     """
 
     traces: tuple[Trace, ...]
@@ -64,9 +64,9 @@ class Job:
     """
     A plan with everything needed to run it.
 
-    prompts: Of the plan's requests, in its order.
-    model, tokenizer: What completes them.
-    sampler: How tokens are chosen.
+    prompts: Prompts of the plan's requests, in its order.
+    model, tokenizer: The model and its tokenizer.
+    sampler: Sampler of the tokens.
     pinned: Decode every completion to the plan's length, whatever its tokens are; else a completion ends at
         an end-of-sequence token or at its request's ``max_tokens``.
     tier: Layout of the KV cache; chosen when the job runs if left out.
@@ -222,7 +222,7 @@ class Job:
         return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
-        """Write every completion in the plan's order, whole or not at all, and delete the journal."""
+        """Write every completion in the plan's order, atomically, and delete the journal."""
         write_completions(path, self.lines(journal))
         journal.remove()
 

@@ -101,7 +101,7 @@ class LengthEstimator:
 
     @property
     def as_planned(self) -> bool:
-        """Whether every length seen so far is the planned one."""
+        """True if every length seen so far is the planned one."""
         known = np.flatnonzero(self._tokens > 0)
         off = np.abs(self._tokens[known] - self._planned[known])
         return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer

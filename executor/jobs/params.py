@@ -33,7 +33,7 @@ class Patience:
     Parameters
     ----------
     attempts
-        Attempts at a request whose server is busy or answers with a 5xx. More attempts outlast longer
+        Attempts at a request while its server is busy or returns a 5xx. More attempts outlast longer
         overloads.
     timed_out_attempts
         Attempts at a request that run out of time. More attempts cost that much time each.

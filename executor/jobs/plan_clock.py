@@ -28,8 +28,8 @@ class Standing:
         plan.
     slowdown: Measured seconds for each planned one in this run.
     left: Seconds that what is left takes at that pace.
-    gap: How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
-        has left the plan, or nothing is proven.
+    gap: Expected gap of the run, in model seconds, if the rest goes as planned; None if it has left the plan
+        or has no bound.
     longer: Running completions beyond their planned lengths.
     finished, requests: Requests finished, those of an earlier run among them, and all.
     speed: Tokens decoded in a second of this run.
@@ -69,13 +69,13 @@ class PlanClock:
 
     Between two planned ends of requests the clock follows the cost model; a run that finishes requests
     sooner, as completions end before their caps, is moved on to where the plan would have finished as many.
-    Where completions are longer or shorter than planned, what is left is foretold by the lengths seen so far,
-    of those that ended and of those under way.
+    If completions are longer or shorter than planned, the lengths seen so far predict the rest, for ended and
+    running requests.
 
     left: Requests that this run serves, ascending; another run has completed the others.
     bound: Proven model seconds of the whole plan, or None.
-    ended: Returns the requests that ended since it was last called, as positions in the plan, and the tokens
-        of each, UNKNOWN where there are none; one may be told of a stage late.
+    ended: Returns the requests that ended since its last call, as positions in the plan, and the tokens of
+        each, or UNKNOWN. It may name a request one stage late.
     """
 
     def __init__(

@@ -33,9 +33,9 @@ class TrainedPredictor:
 
     method: One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
     predictor: Says the lengths.
-    quality: On prompts it had not seen when it was measured.
+    quality: Quality on prompts that were not used for learning.
     predicted, actual: The measured pairs behind it, tokens, shape (held-out requests,).
-    examples: What it was learnt from and measured on.
+    examples: Examples to learn from and to measure on.
     """
 
     method: str
@@ -50,7 +50,7 @@ class TrainedPredictor:
         """
         Return a predictor learnt from a part of the prompts and measured on the others.
 
-        ``group-mean``, whose point is to have seen the prompt, is measured on held-out completions instead.
+        ``group-mean`` needs to have seen the prompt, so it is measured on held-out completions instead.
         """
         count = len(examples) if method == "group-mean" else len(set(examples.prompts))
         if count < 2:

@@ -126,7 +126,7 @@ class QuantilePredictor:
 
 
 def _check_nodes(regressor: Any, features: int) -> None:
-    """Refuse trees whose nodes point outside: scikit-learn follows them without looking."""
+    """Refuse trees with nodes that point outside: scikit-learn does not check them."""
     for (predictor,) in regressor._predictors:
         nodes = predictor.nodes
         inner = nodes[nodes["is_leaf"] == 0]

@@ -37,9 +37,9 @@ class Occupancy:
     """
     Running requests of a run over time.
 
-    name: Of the run.
-    at: When each stretch ends, in iterations or seconds, ascending, shape (stretches,).
-    requests: Under way in it, shape (stretches,).
+    name: Name of the run.
+    at: End of each stretch, in iterations or seconds, ascending, shape (stretches,).
+    requests: Running requests in each stretch, shape (stretches,).
     """
 
     name: str
@@ -75,7 +75,7 @@ def save_audit_page(
     clock: str,
 ) -> None:
     """
-    Write an audit as one self-contained HTML file, whole or not at all.
+    Write an audit as one self-contained HTML file, atomically.
 
     ``clock``: what the clock of the runs counts: ``iterations`` or ``seconds``.
     """

@@ -54,7 +54,7 @@ def occupied_slots(trace: Trace) -> IntArray:
     """
     _, end = stage_edges(trace)
     done = np.isfinite(trace.finished)
-    # Of stages that take no time, several end as it finishes: none before its own is its last.
+    # Several stages without duration may end as a request finishes; its last is none before its own.
     last = np.maximum(np.searchsorted(end, trace.finished[done]), trace.stage_of[done])
     leaving = np.bincount(last, minlength=len(end))
     occupied = np.zeros(len(end), dtype=np.int64)
@@ -93,7 +93,7 @@ def idle_causes(trace: Trace) -> IdleCauses:
     start, end = stage_edges(trace)
     served = trace.stage_of >= 0
     left = start[trace.stage_of[served]]
-    # A clock's reading of the arrival may lie after the stage it allowed; nobody waits for less than no time.
+    # A clock may report the arrival after its stage; waiting time is never negative.
     queued = np.minimum(trace.queued[served], left)
     times = np.unique(np.concatenate(([0.0, end[-1]], queued, left)))
     arrived = np.searchsorted(np.sort(queued), times[:-1], side="right")

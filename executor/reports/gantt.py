@@ -66,8 +66,8 @@ class Panel:
     One run in the picture.
 
     title: What run it is: "Plan", "Run".
-    trace: Of the run, in model seconds; a schedule is drawn from the trace of its simulation.
-    report: Of that trace.
+    trace: Trace of the run in model seconds, or of the simulation of a schedule.
+    report: Report of that trace.
     measured: Seconds that the run took on its machine's clock, or None if it was simulated.
     """
 
@@ -87,7 +87,7 @@ class Panel:
 
 
 def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
-    """Draw runs below each other and write the picture, whole or not at all."""
+    """Draw runs below each other and write the picture atomically."""
     import matplotlib
 
     kind = Path(path).suffix.lower().removeprefix(".")

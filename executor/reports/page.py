@@ -21,7 +21,7 @@ from .tables import duration, percent, report_rows
 
 
 def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:
-    """Write a report as one self-contained HTML file, whole or not at all."""
+    """Write a report as one self-contained HTML file, atomically."""
     content = {
         "headline": _headline(report),
         "subline": _subline(report),

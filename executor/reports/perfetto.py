@@ -15,7 +15,7 @@ Event = dict[str, object]
 
 
 def save_perfetto(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None:
-    """Write runs as one Chrome trace file, whole or not at all."""
+    """Write runs as one Chrome trace file, atomically."""
     with atomic_write(path) as stream:
         stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""

@@ -55,9 +55,9 @@ def report(
     fit
         The error of the problem's cost model, if it is a fitted one.
     run_bound
-        A proven bound of the requests served, at the completion lengths that came out. If all were served
-        and came out as planned it is a bound of the problem, too, and the larger of the two counts. Where
-        requests were put back, neither does, but :func:`~batchbound.models.bounds.fleet.work_bound`.
+        A proven bound of the requests served, at their final lengths. If all were served with the planned
+        lengths, it also bounds the problem, and the larger of the two counts. If the run evicted requests,
+        only :func:`~batchbound.models.bounds.fleet.work_bound` holds.
     seconds
         What planning or running took the program, to be handed on.
 
@@ -171,7 +171,7 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """What one replica served; shared if others may have done a part of the requests that finished here."""
+    """The part of a job on one replica; shared if others may have done some of its work."""
 
     trace: Trace
     cost: CostModel
@@ -220,7 +220,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     actual = np.concatenate([part.trace.tokens[part.served] for part in parts])
     off = planned - actual
     clock, wrong = _clock(traces), int(np.count_nonzero(off))
-    # What a replica was busy with before is in the model's seconds: a measured run begins after it.
+    # Model seconds include the time a replica was busy before; a measured run begins after it.
     busy = [part.busy if clock == "model" else 0.0 for part in parts]
     ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
@@ -298,7 +298,7 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
     """
     Return a run as it would have been at a cost model's pace, with no time between stages.
 
-    On that clock, and on no other, a run may stand beside a proven bound.
+    Only on this clock may a run be compared with a proven bound.
     """
     if not trace.stages:
         return trace
@@ -374,7 +374,7 @@ def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full decode steps' seconds over the makespan.
 
     As the hybrid paper counts it (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots.
-    Such a step holds J times the keys and values that an active slot held on average. The makespan is in
+    Such a step holds J times the KV cache that an active slot held on average. The makespan is in
     model seconds as well: a share of measured seconds would be more or less than all by the model's error.
     Over replicas it is the mean by slots.
     """

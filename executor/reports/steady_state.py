@@ -17,7 +17,7 @@ class SteadyState:
 
     start, end: Seconds after the job's start.
     latency: The 99th percentile of the seconds from the start of a request's encoding to its last token.
-    requests: That joined in that time.
+    requests: Requests that joined in that time.
     """
 
     start: float

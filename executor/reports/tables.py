@@ -38,7 +38,7 @@ class Row:
 
     group: The heading it stands under.
     name, value: Name of a figure, and its value with its unit.
-    note: What the figure is measured against, in a few words.
+    note: Reference of the figure, in a few words.
     """
 
     group: str
@@ -274,7 +274,7 @@ def _three(value: Percentiles) -> str:
 
 
 def duration(value: float) -> str:
-    """Return seconds as a person reads them: in ms, in s, or from a minute on with h:mm:ss beside."""
+    """Return seconds in ms or s; from a minute on h:mm:ss follows in brackets."""
     if value < 60:
         return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
     return f"{_number(value)} s ({clock_text(value)})"

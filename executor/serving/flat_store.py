@@ -22,7 +22,7 @@ class Row:
 
     begin: Index of its first token in the call's input.
     held: Tokens of KV cache after the call.
-    spans: Where they lie, in sequence order.
+    spans: Places of the tokens, in sequence order.
     """
 
     begin: int
@@ -40,7 +40,7 @@ class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values, (1, heads, tokens, head size), and return them unchanged."""
+        """Store both states, shape (1, heads, tokens, head size), and return them unchanged."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.place.attending = self
@@ -82,12 +82,12 @@ class FlatStore(Cache):
         self.targets = torch.tensor(places, dtype=torch.int64, device=device)
 
     def read(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return copies of each layer's keys and values, each (heads, tokens, head size)."""
+        """Return a copy of each layer's KV cache, two arrays of shape (heads, tokens, head size)."""
         pairs = (layer.buffers for layer in self._flat_layers)
         return [(joined(keys, spans).clone(), joined(values, spans).clone()) for keys, values in pairs]
 
     def write(self, spans: Sequence[Span], states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write each layer's keys and values, as :meth:`read` returns them."""
+        """Write each layer's KV cache, as :meth:`read` returns it."""
         for layer, pair in zip(self._flat_layers, states, strict=True):
             for buffer, tokens in zip(layer.buffers, pair, strict=True):
                 at = 0

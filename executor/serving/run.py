@@ -24,7 +24,7 @@ class EngineRun:
     """Run of a model.
 
     run: As on a simulated device, in measured seconds.
-    answers: Completion token ids of each request.
+    answers: Token ids of each completion.
     moved_tokens: Tokens of KV cache copied: regions that grew, compactions, and guests that moved out.
     compactions: Compactions of all regions.
     """

@@ -159,7 +159,7 @@ class _Replica:
 
     @property
     def runs(self) -> bool:
-        """Whether any slot is occupied."""
+        """True if any slot is occupied."""
         return bool((self._state.slot_request != FREE).any())
 
     @property
