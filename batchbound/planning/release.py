@@ -9,6 +9,8 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan
+from ..executor.jobs.params import running_of
+from ..executor.serving.leaps import SentTogether
 from ..executor.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders
 from ..models.bounds.iterations import iteration_bound
 
@@ -171,5 +173,12 @@ def _chosen(
     work: Releasable, limits: EngineLimits, orders: dict[str, IntArray], in_flight: int | None
 ) -> Release:
     rows = {name: work.expanded(order) for name, order in orders.items()}
-    found = choose_release(work.sequences(), limits, rows, next(iter(orders)), in_flight)
+    sent = None
+    if in_flight is not None and (work.choices > 1).any():
+        weight = np.array([running_of(choices) for choices in work.choices.tolist()])
+        sent = {
+            name: SentTogether(work.choices[order].tolist(), weight[order].tolist())
+            for name, order in orders.items()
+        }
+    found = choose_release(work.sequences(), limits, rows, next(iter(orders)), in_flight, sent)
     return replace(found, order=orders[found.name])

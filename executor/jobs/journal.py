@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from ...data.files.disk import InputError, unwritable
 
 JOURNAL_VERSION = 2
@@ -81,7 +83,7 @@ class Journal:
         before = self._stream.seek(0, os.SEEK_END)
         try:
             self.finished[name] = dict(answer)
-            self._write({"id": name, "answer": dict(answer)})
+            self._write(msgspec.json.encode({"id": name, "answer": answer}))
         except BaseException:
             # An interrupt may come right after the write: what is on disk is finished, and nothing else.
             whole = self._stream.seek(0, os.SEEK_END)
@@ -94,7 +96,7 @@ class Journal:
     def end(self) -> None:
         """Record that all is completed: from now on the run may write its outputs again."""
         if not self.ending:
-            self._write({"ending": True})
+            self._write(b'{"ending": true}')
             self.ending = True
         self._sync()
 
@@ -158,7 +160,7 @@ class Journal:
     def _start(self) -> None:
         """Write the first line, and sync file and folder."""
         self._stream.truncate(0)
-        self._write(self._run)
+        self._write(json.dumps(self._run, ensure_ascii=False).encode())
         self._sync()
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -186,9 +188,8 @@ class Journal:
             raise self._unwritable(error) from error
         self._synced = time.monotonic()
 
-    def _write(self, value: Mapping[str, object]) -> None:
+    def _write(self, body: bytes) -> None:
         whole = self._stream.seek(0, os.SEEK_END)
-        body = json.dumps(value, ensure_ascii=False).encode()
         line = memoryview(body[:-1] + _CHECKSUM + b"%d}\n" % zlib.crc32(body))
         try:
             while line:
@@ -212,7 +213,7 @@ def _checked(line: bytes) -> dict[str, object] | None:
     if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
         return None
     try:
-        value = json.loads(body + b"}")
+        value = msgspec.json.decode(body + b"}")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

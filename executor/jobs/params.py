@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import tomllib
@@ -23,6 +24,15 @@ _HINT = "Correct it, or leave it out for the default."
 
 LARGEST_REPLIES = 2**26
 """Default bytes of the replies that arrive from a server at a time."""
+
+
+RUNNING_SHARE = 0.25
+"""Default share of a request's completions that are expected to run while it is in flight."""
+
+
+def running_of(choices: int, share: float = RUNNING_SHARE) -> int:
+    """Return the completions of a request that count as in flight: those expected to run still."""
+    return 1 if choices == 1 else min(choices, math.ceil(choices * share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,9 @@ class RunParams:
         leaves fewer of them to reorder.
     most_in_flight
         Largest number of completions in flight on a server, as a multiple of the usual number.
+    running_share
+        Share of the completions of a request with several that are expected to run while it is in flight. A
+        smaller value keeps more requests in flight and leaves fewer of them to reorder.
     largest_replies
         Most bytes of all replies that arrive from a server at a time. A larger value accepts longer
         completions, and takes more memory where a server sends without end.
@@ -125,6 +138,7 @@ class RunParams:
     metrics_seconds: float = 1.0
     queue_iterations: int = 16
     most_in_flight: int = 4
+    running_share: float = RUNNING_SHARE
     largest_replies: int = LARGEST_REPLIES
     reorder_share: float = 0.005
     patience: Patience = field(default_factory=Patience)

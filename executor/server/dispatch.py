@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...data.readers.server_batch import ServerRequest
-from ..jobs.params import RunParams
+from ..jobs.params import RunParams, running_of
 from .client import Kind, Reply
 
 _LONG = 10**6
@@ -27,7 +27,7 @@ def in_flight_of(slots: int, largest: int = 1) -> int:
     As many as there are slots would leave each slot empty from one completion until the next request comes;
     a few that wait in the server's queue fill it at once.
 
-    largest: Completions of the request that has the most.
+    largest: Completions of one request that are expected to run, at most.
     """
     return slots + queue_of(slots, largest)
 
@@ -87,7 +87,7 @@ class _Queue:
 
 class _Server:
     def __init__(self, room: int, slots: int | None, params: RunParams) -> None:
-        self.most, self.held, self.flying = room, 0, 0
+        self.most, self.held, self.flying, self.sequences = room, 0, 0, 0
         self.slots, self.ever = slots, params.most_in_flight * room
         self.queue, self._params = _Queue(slots), params
         self.down = self.was_down = self.too_long = self.completed = False
@@ -123,8 +123,9 @@ class Dispatch:
     until it is reachable again; its requests go to the others, or back to it.
 
     servers: Number of servers: replicas of one another.
-    in_flight: Completions in flight on each. Where ``slots`` is given the number rises, at most to
-        ``most_in_flight`` times as many, while a server's queue is seen to be empty or is short.
+    in_flight: Completions in flight on each; of a request with several those that are expected to run. Where
+        ``slots`` is given the number rises, at most to ``most_in_flight`` times as many, while a server's
+        queue is seen to be empty or is short.
     params: Retries, and the length of a server's queue.
     rng: Of the waits.
     proven: Whether requests of this job were completed before, so that failures are their own.
@@ -148,7 +149,9 @@ class Dispatch:
         self._requests, self._patience, self._rng = requests, params.patience, rng
         self._on_wait = on_wait
         self._servers = [_Server(in_flight, slots, params) for _ in range(servers)]
-        largest = max((request.choices for request in requests), default=1)
+        self._choices = [request.choices for request in requests]
+        self._weight = [running_of(choices, params.running_share) for choices in self._choices]
+        largest = max(self._weight, default=1)
         self._step = 0 if slots is None else queue_of(slots, largest)
         self._ready: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
@@ -175,7 +178,7 @@ class Dispatch:
         found = []
         while self._ready:
             request = self._ready[0][1]
-            weight = self._requests[request].choices
+            weight = self._weight[request]
             able = [k for k, server in enumerate(self._servers) if server.takes(weight, now)]
             if not able:
                 break
@@ -184,7 +187,10 @@ class Dispatch:
             server = self._servers[k]
             server.held += weight
             server.flying += 1
-            server.queue.add(request, weight, weight * (self._requests[request].expected_tokens or _LONG))
+            choices = self._choices[request]
+            server.sequences += choices
+            tokens = choices * (self._requests[request].expected_tokens or _LONG)
+            server.queue.add(request, choices, tokens)
             found.append((request, k))
         return found
 
@@ -226,15 +232,15 @@ class Dispatch:
         """
         Keep a few more in flight on a server that was seen without a request waiting.
 
-        The way to the client and back takes longer than the queue lasts, or some completions of a request
-        have ended before others. A reading is trusted if a completion has arrived since the number last
+        The way to the client and back takes longer than the queue lasts, or fewer completions of a request
+        run than is expected. A reading is trusted if a completion has arrived since the number last
         changed, or the server has begun all that was sent: otherwise requests are still on the way.
         """
         server = self._servers[k]
         if not self._step or waiting != 0 or not self._ready or server.down:
             return
-        trusted = server.completed or (running or 0) >= server.held
-        weight = self._requests[self._ready[0][1]].choices
+        trusted = server.completed or (running or 0) >= server.sequences
+        weight = self._weight[self._ready[0][1]]
         if trusted and server.held + weight > server.most:
             most = min(server.ever, server.most + self._step)
             server.most, server.completed = most, server.completed and most == server.most
@@ -278,8 +284,9 @@ class Dispatch:
     def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:
         """Return the outcome of a request, or None if it is to be sent again."""
         server, kind = self._servers[k], reply.kind
-        server.held -= self._requests[request].choices
+        server.held -= self._weight[request]
         server.flying -= 1
+        server.sequences -= self._choices[request]
         server.queue.remove(request)
         server.too_long = (reply.wait or 0.0) > self._patience.outage_seconds
         if kind is not Kind.UNREACHABLE and not server.too_long:

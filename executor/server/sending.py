@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...data.readers.server_batch import ServerRequest
 from ..jobs.params import Patience
-from .client import Reply, ServerClient
+from .client import ServerClient
 from .dispatch import Dispatch, Served
 
 T = TypeVar("T")
@@ -57,14 +58,15 @@ class Sender:
         self._dispatch, self._requests, self._clients = dispatch, requests, clients
         self._patience, self._wait, self._on_outage = patience, wait, on_outage
         self._tasks: set[asyncio.Task[None]] = set()
-        # None ends the wait for a reply: something else has changed.
-        self._replies: asyncio.Queue[tuple[int, int, float, Reply] | None] = asyncio.Queue()
+        self._on_served: Callable[[Served], None] = lambda _: None
+        self._changed = asyncio.Event()
         self._reviving: set[int] = set()
         self._mistake: BaseException | None = None
 
     async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
         """Serve requests, and return why it stopped early, or None when each has its outcome."""
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
+        self._on_served = on_served
         dispatch.begin(order, loop.time())
         first = dispatch.due(loop.time())
         await asyncio.gather(*(self._open(k, first) for k in range(len(self._clients))))
@@ -72,10 +74,10 @@ class Sender:
             self._start_all(first)
             while dispatch.left:
                 self._start_all(dispatch.due(loop.time()))
-                for got in await self._next():
-                    for served in dispatch.replied(*got, loop.time()):
-                        on_served(served)
-                self._revive_all(loop.time())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(dispatch.wakes_at(loop.time())):
+                        await self._changed.wait()
+                self._changed.clear()
                 if self._mistake is not None:
                     raise self._mistake
                 stopped = dispatch.stopped(loop.time())
@@ -90,10 +92,11 @@ class Sender:
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
         """Pass a reading of a server's counters on to the dispatch."""
         self._dispatch.counters_read(k, running, waiting)
-        self._replies.put_nowait(None)
+        self._changed.set()
 
     async def _open(self, k: int, first: Sequence[tuple[int, int]]) -> None:
-        await self._clients[k].open(sum(server == k for _, server in first))
+        # More than these wait in the server's queue anyway.
+        await self._clients[k].open(min(self._dispatch.in_flight, sum(server == k for _, server in first)))
 
     def _start_all(self, due: Sequence[tuple[int, int]]) -> None:
         for request, k in due:
@@ -109,35 +112,32 @@ class Sender:
         if not task.cancelled() and task.exception() is not None:
             # A bug of ours: without this, the run would wait for a reply for ever.
             self._mistake = task.exception()
-            self._replies.put_nowait(None)
+            self._changed.set()
 
     async def _send(self, request: int, k: int) -> None:
-        sent = asyncio.get_running_loop().time()
-        reply = await self._clients[k].send(self._requests[request])
-        self._replies.put_nowait((request, k, sent, reply))
+        """Send a request, and after its reply the next one that is due, until none is."""
+        loop, dispatch = asyncio.get_running_loop(), self._dispatch
+        while True:
+            sent = loop.time()
+            reply = await self._clients[k].send(self._requests[request])
+            now = loop.time()
+            for served in dispatch.replied(request, k, sent, reply, now):
+                self._on_served(served)
+            if dispatch.down(k):
+                self._revive(k, now)
+            due = dispatch.due(now) if dispatch.stopped(now) is None else []
+            if not due:
+                self._changed.set()
+                return
+            (request, k), *others = due
+            self._start_all(others)
 
-    async def _next(self) -> list[tuple[int, int, float, Reply]]:
-        """Return the replies that are there, or none when a wait is over first."""
-        if self._replies.empty():
-            at = self._dispatch.wakes_at(asyncio.get_running_loop().time())
-            try:
-                async with asyncio.timeout_at(at):
-                    found = [await self._replies.get()]
-            except TimeoutError:
-                return []
-        else:
-            found = []
-        while not self._replies.empty():
-            found.append(self._replies.get_nowait())
-        return [one for one in found if one is not None]
+    def _revive(self, k: int, now: float) -> None:
+        if k not in self._reviving:
+            self._reviving.add(k)
+            self._start(self._revived(k, now))
 
-    def _revive_all(self, now: float) -> None:
-        for k in range(len(self._clients)):
-            if self._dispatch.down(k) and k not in self._reviving:
-                self._reviving.add(k)
-                self._start(self._revive(k, now))
-
-    async def _revive(self, k: int, since: float) -> None:
+    async def _revived(self, k: int, since: float) -> None:
         """Try a server until it is reachable, and report the outage at growing distances."""
         loop, attempts = asyncio.get_running_loop(), 1
         told: asyncio.TimerHandle | None = None
@@ -164,7 +164,7 @@ class Sender:
             self._on_outage(Outage(k, loop.time() - since, attempts, over=True))
         self._reviving.discard(k)
         self._dispatch.revived(k)
-        self._replies.put_nowait(None)
+        self._changed.set()
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:

@@ -22,7 +22,7 @@ from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST, numbered
 from ..jobs.journal import Journal
-from ..jobs.params import RunParams
+from ..jobs.params import RunParams, running_of
 from ..models.faults import Alert
 from .client import Kind, Reply, ServerClient
 from .dispatch import Dispatch, Served, in_flight_of
@@ -81,7 +81,8 @@ class ServerJob:
         """Completions kept in flight on each server."""
         if self.in_flight is not None:
             return self.in_flight
-        return in_flight_of(self.slots, max((request.choices for request in self.requests), default=1))
+        largest = max((request.choices for request in self.requests), default=1)
+        return in_flight_of(self.slots, running_of(largest, self.params.running_share))
 
     def probe(self) -> tuple[ServerFacts, ...]:
         """Return what the servers tell of themselves."""

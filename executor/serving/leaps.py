@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,19 @@ class IterationPrices(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SentTogether:
+    """
+    Sequences that are sent in one request, and so end together for their client.
+
+    choices: Sequences of each request, in order of admission.
+    weight: Sequences of it that the client counts as in flight until the last one ends.
+    """
+
+    choices: Sequence[int]
+    weight: Sequence[int]
+
+
 class LeapingEngine:
     """Fast engine with the rule of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`.
 
@@ -41,8 +55,8 @@ class LeapingEngine:
     Between two events (a prompt's begin or end, a completion's end, a shortage) iterations are only counted.
     A test compares the two engines.
 
-    prompt, output: Tokens of each request, in order of admission.
-    in_flight, lag: As for :func:`~.release.predict`.
+    prompt, output: Tokens of each sequence, in order of admission.
+    in_flight, lag, sent: As for :func:`~.release.predict`.
     """
 
     def __init__(
@@ -52,13 +66,14 @@ class LeapingEngine:
         limits: EngineLimits,
         in_flight: int | None = None,
         lag: int = 0,
+        sent: SentTogether | None = None,
     ) -> None:
         self._prompt, self._output = prompt, output
         self._slots = min(limits.sequences, limits.batched_tokens)
         self._budget, self._size = limits.batched_tokens, limits.block_tokens
         whole = sum(prompt) + sum(output) + len(prompt) * self._size
         self._free = whole // self._size if limits.blocks is None else limits.blocks
-        self._client = _Client(len(prompt), in_flight, lag)
+        self._client = _Client(len(prompt), in_flight, lag, sent)
         self._waiting: deque[int] = deque()
         self._running: list[int] = []
         self._generated = [0] * len(prompt)
@@ -79,14 +94,15 @@ class LeapingEngine:
 
     def run(self, prices: IterationPrices | None = None) -> Predicted:
         """Return the prediction for all requests."""
-        finished, self._priced = 0, prices is not None
+        finished: list[int] = []
+        self._priced = prices is not None
         while self._done < len(self._prompt):
             self._waiting += self._client.arrivals(finished)
             finished = self._iterate()
         return Predicted(self._t, self.preemptions, self.tokens, self._seconds(prices))
 
-    def _iterate(self) -> int:
-        """Run an iteration and the unchanged ones after it; return how many requests finished."""
+    def _iterate(self) -> list[int]:
+        """Run an iteration and the unchanged ones after it; return the requests that finished."""
         dropped = self._make_room()
         budget = self._budget - len(self._running)
         chunks: list[tuple[int, int, int]] = []
@@ -164,8 +180,8 @@ class LeapingEngine:
                 self._partial, self._partial_held = request, new
             budget -= new
 
-    def _mix(self, chunks: list[tuple[int, int, int]]) -> int:
-        """Run an iteration with prompts; return how many requests finished."""
+    def _mix(self, chunks: list[tuple[int, int, int]]) -> list[int]:
+        """Run an iteration with prompts; return the requests that finished."""
         now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
         held = self._bases + self._decoding * (now + 1)
         self.tokens += self._decoding + sum(new for _, new, _ in chunks)
@@ -181,14 +197,14 @@ class LeapingEngine:
             if not left:
                 self._running.remove(request)
                 self._free += -(-known // self._size)
-                over += 1
+                over.append(request)
                 continue
             self._base[request], self._last[request] = known - self._t, now + left
             self._ends.setdefault(now + left, []).append(request)
             self._phases[self._base[request] % self._size] += 1
             self._decoding += 1
             self._bases += self._base[request]
-        self._done += over
+        self._done += len(over)
         if self._partial is not None and not over:
             self._chunk_on(self._partial)
         return over
@@ -225,8 +241,8 @@ class LeapingEngine:
         )
         return decoding + -(-(held + count * new) // self._size) - -(-held // self._size)
 
-    def _leap(self) -> int:
-        """Run iterations without prompts up to the next event; return how many requests finished."""
+    def _leap(self) -> list[int]:
+        """Run iterations without prompts up to the next event; return the requests that finished."""
         begun, size, phases = self._t, self._size, self._phases
         last, until = min(self._ends), self._client.next_arrival(self._t)
         while self._t != last:
@@ -241,19 +257,19 @@ class LeapingEngine:
         count = self._t - begun
         self.tokens += count * self._decoding
         self._leaps.append((self._decoding, self._bases + self._decoding * (begun + 1), count))
-        over = self._end(last) if self._t > last else 0
+        over = self._end(last) if self._t > last else []
         self._client.passed(count - 1)
-        self._done += over
+        self._done += len(over)
         return over
 
-    def _end(self, iteration: int) -> int:
-        """Free the blocks of requests that an iteration ended; return their number."""
+    def _end(self, iteration: int) -> list[int]:
+        """Free the blocks of requests that an iteration ended, and return these."""
         over = self._ends.pop(iteration, [])
         for request in over:
             self._running.remove(request)
             self._leave(request)
             self._free += -(-(self._base[request] + iteration + 1) // self._size)
-        return len(over)
+        return over
 
     def _seconds(self, prices: IterationPrices | None) -> float | None:
         if prices is None:
@@ -270,24 +286,51 @@ class LeapingEngine:
 class _Client:
     """Client that keeps a number of requests in flight, each sent a little late."""
 
-    def __init__(self, requests: int, in_flight: int | None, lag: int) -> None:
-        self._next, self._requests, self._lag = 0, requests, lag
-        self._room = requests if in_flight is None else in_flight
+    def __init__(self, count: int, in_flight: int | None, lag: int, sent: SentTogether | None) -> None:
+        self._next, self._requests, self._lag = 0, count, lag
+        self._sent = sent
+        self._left = [] if sent is None else list(sent.choices)
+        self._of = [] if sent is None else np.repeat(np.arange(len(sent.choices)), sent.choices).tolist()
+        self._room = count if in_flight is None else in_flight
         self._flying = self._iteration = 0
         self._ended: deque[tuple[int, int]] = deque()
 
-    def arrivals(self, finished: int) -> range:
-        """Return the requests that arrive next, after ``finished`` ended in the last iteration."""
+    def arrivals(self, finished: Sequence[int]) -> range:
+        """Return the sequences that arrive next, after some ended in the last iteration."""
         self._iteration += 1
         if finished:
-            self._ended.append((self._iteration, finished))
-            self._flying -= finished
+            freed = self._freed(finished)
+            self._ended.append((self._iteration, freed))
+            self._flying -= freed
         while self._ended and (self._ended[0][0] + self._lag <= self._iteration or not self._flying):
             self._room += self._ended.popleft()[1]
-        first, self._next = self._next, min(self._requests, self._next + self._room)
-        self._room -= self._next - first
-        self._flying += self._next - first
+        first = self._next
+        while self._next < self._requests:
+            count, weight = self._due()
+            if weight > self._room and (self._flying or weight == 1):
+                break
+            self._next += count
+            self._room -= weight
+            self._flying += weight
         return range(first, self._next)
+
+    def _due(self) -> tuple[int, int]:
+        """Return the sequences that are sent next in one request, and the room they take."""
+        if self._sent is None:
+            return 1, 1
+        request = self._of[self._next]
+        return self._sent.choices[request], self._sent.weight[request]
+
+    def _freed(self, finished: Sequence[int]) -> int:
+        """Return the room that sequences leave: a request keeps its own until its last one ends."""
+        if self._sent is None:
+            return len(finished)
+        freed = 0
+        for sequence in finished:
+            request = self._of[sequence]
+            self._left[request] -= 1
+            freed += 0 if self._left[request] else self._sent.weight[request]
+        return freed
 
     def next_arrival(self, iteration: int) -> int:
         """Return the iteration before which the next request arrives; -1 for none."""

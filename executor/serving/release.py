@@ -16,7 +16,7 @@ from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch, ServingDevice
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
-from .leaps import IterationPrices, LeapingEngine
+from .leaps import IterationPrices, LeapingEngine, SentTogether
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
@@ -60,6 +60,7 @@ def predict(
     in_flight: int | None = None,
     lag: int = 0,
     prices: IterationPrices | None = None,
+    sent: SentTogether | None = None,
 ) -> Predicted | None:
     """Predict a mixing engine's iterations for sequences sent in an order.
 
@@ -71,6 +72,7 @@ def predict(
     in_flight: Sequences that the client keeps in flight; None if all are there at the start.
     lag: Iterations between the end of one sequence and the arrival of the next.
     prices: Seconds of iterations; None predicts none.
+    sent: Requests of several sequences, in that order; None if each sequence is a request of its own.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
@@ -80,7 +82,7 @@ def predict(
             return None
         return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
     prompt, output = sequences.prompt[order].tolist(), sequences.output[order].tolist()
-    return LeapingEngine(prompt, output, limits, in_flight, lag).run(prices)
+    return LeapingEngine(prompt, output, limits, in_flight, lag, sent).run(prices)
 
 
 def simulated(
@@ -141,17 +143,21 @@ def choose_release(
     orders: Mapping[str, IntArray],
     preferred: str,
     in_flight: int | None = None,
+    sent: Mapping[str, SentTogether] | None = None,
 ) -> Release:
     """Return the order of least predicted work: iterations and recomputed tokens.
 
     orders: Candidates by name, each of shape (sequences,).
     preferred: The one to take on a tie or without predictions.
     in_flight: Sequences that the client keeps in flight; None if the engine's queue never runs empty.
+    sent: Requests of several sequences in each order, by its name.
     """
     names = [preferred, *(name for name in orders if name != preferred)]
     best: Release | None = None
     for name in names:
-        found = Release(name, orders[name], predict(sequences, limits, orders[name], in_flight, lag=1))
+        together = None if sent is None else sent[name]
+        predicted = predict(sequences, limits, orders[name], in_flight, lag=1, sent=together)
+        found = Release(name, orders[name], predicted)
         if found.predicted is None:
             return found
         if best is None or best.predicted is None or found.predicted.work < best.predicted.work:

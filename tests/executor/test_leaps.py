@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.executor.profiling.iteration_fit import PricedDevice
-from batchbound.executor.serving.leaps import LeapingEngine
+from batchbound.executor.serving.leaps import LeapingEngine, SentTogether
 from batchbound.executor.serving.release import fits, predict, simulated
 from batchbound.models.exegpt.iteration_minorant import Minorant
 
@@ -73,3 +73,11 @@ def test_chunks_of_a_long_prompt_are_not_computed_one_by_one(monkeypatch: pytest
     engine = LeapingEngine([1, 1_000_000], [6, 2], EngineLimits(2, 2))
     assert engine.run().iterations == 6 + (1_000_000 - 6) // 2 + 1
     assert len(begun) < 12
+
+
+def test_a_request_keeps_its_room_until_its_last_completion_ends() -> None:
+    sent = SentTogether([2, 2, 2], [1, 1, 1])
+    # With two requests in flight both slots are always full; with one, each waits for the one before.
+    lengths, limits = [1, 5, 1, 5, 1, 5], EngineLimits(2, 64)
+    assert LeapingEngine([1] * 6, lengths, limits, 2, 0, sent).run().iterations == 11
+    assert LeapingEngine([1] * 6, lengths, limits, 1, 0, sent).run().iterations == 15

@@ -6,7 +6,7 @@ import random
 
 from batchbound.data.readers.openai_batch import COMPLETIONS
 from batchbound.data.readers.server_batch import ServerRequest
-from batchbound.executor.jobs.params import Patience, RunParams
+from batchbound.executor.jobs.params import Patience, RunParams, running_of
 from batchbound.executor.server.client import Kind, Reply
 from batchbound.executor.server.dispatch import Dispatch, in_flight_of
 
@@ -21,7 +21,9 @@ def requests_of(count: int, choices: int = 1) -> list[ServerRequest]:
 def dispatch_of(count: int, slots: int, choices: int = 1, patience: Patience | None = None) -> Dispatch:
     requests = requests_of(count, choices)
     params = RunParams(patience=patience or Patience())
-    dispatch = Dispatch(requests, 1, in_flight_of(slots, choices), params, random.Random(0), slots=slots)
+    dispatch = Dispatch(
+        requests, 1, in_flight_of(slots, running_of(choices)), params, random.Random(0), slots=slots
+    )
     dispatch.begin(range(count), 0.0)
     return dispatch
 
@@ -69,16 +71,18 @@ def test_a_queue_that_is_not_empty_raises_nothing() -> None:
     assert dispatch.in_flight == 20
 
 
-def test_requests_of_several_completions_are_sent_while_others_run_out() -> None:
+def test_of_several_completions_a_quarter_is_expected_to_run() -> None:
     dispatch = dispatch_of(20, 16, choices=8)
-    assert len(dispatch.due(0.0)) == 3
-    # Half of the completions have ended, no request has; then one does.
-    dispatch.counters_read(0, 12, 0)
+    # Ten requests of which two completions each are expected to run, for 16 slots and a queue of four.
+    assert len(dispatch.due(0.0)) == 10
+    # Three requests run, the others may be on their way.
+    dispatch.counters_read(0, 24, 0)
     assert dispatch.due(1.0) == []
     dispatch.replied(0, 0, 0.0, DONE, 2.0)
     assert len(dispatch.due(2.0)) == 1
+    # Fewer run than is expected: two more requests are sent.
     dispatch.counters_read(0, 14, 0)
-    assert len(dispatch.due(3.0)) == 1
+    assert len(dispatch.due(3.0)) == 2
 
 
 def test_a_wait_of_31_years_ends_the_run_after_the_outage() -> None:
