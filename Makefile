@@ -59,7 +59,8 @@ $(VENV)/dev: $(VENV)/engine
 
 # Builds the documentation into build/site; a warning is an error.
 site: $(VENV)/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python docs/make_site.py
+	SITE_VERSION="$$($(BIN)/batchbound --version)" $(BIN)/zensical build --strict --clean
 
 $(VENV)/docs: $(VENV)/engine
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,docs]'

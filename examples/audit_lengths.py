@@ -21,7 +21,10 @@ def main() -> None:
         table.writerow(("id", "input_tokens", "output_tokens"))
         for k in range(300):
             table.writerow((f"r{k}", rng.randint(20, 400), min(1500, 1 + int(rng.lognormvariate(5, 1)))))
-    print(batchbound.audit("lengths.csv", slots=32))
+    for title, figures in batchbound.audit("lengths.csv", slots=32).tables.items():
+        print(title)
+        for name, value in figures.items():
+            print(f"  {name:<28}{value}")
 
 
 if __name__ == "__main__":

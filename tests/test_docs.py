@@ -10,6 +10,8 @@ import shlex
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from scripts import ended
@@ -141,14 +143,69 @@ def test_every_figure_and_table_of_a_paper_is_there_or_named_as_a_drawing(paper:
 
 
 def test_measured_tables_of_the_papers_are_those_of_what_the_benchmarks_wrote() -> None:
-    spec = importlib.util.spec_from_file_location("write_papers", ROOT / "docs" / "write_papers.py")
+    module = loaded("write_papers")
+    figures = json.loads((ROOT / "docs" / "papers.json").read_text(encoding="utf-8"))
+    assert set(re.findall(r"<!-- table (\w+) -->", PAPERS)) == figures.keys() == module.TABLES.keys()
+    assert module.page(PAPERS, figures) == PAPERS, "run `python docs/write_papers.py`"
+
+
+def loaded(script: str) -> Any:
+    """Return a module of docs/."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    figures = json.loads((ROOT / "docs" / "papers.json").read_text(encoding="utf-8"))
-    assert set(re.findall(r"<!-- table (\w+) -->", PAPERS)) == figures.keys() == module.TABLES.keys()
-    assert module.page(PAPERS, figures) == PAPERS, "run `python docs/write_papers.py`"
+    return module
+
+
+def test_the_results_are_those_of_the_file_of_figures() -> None:
+    module = loaded("write_results")
+    figures = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert module.page(figures) == page, "run `python docs/write_results.py`"
+    for found in figures.values():
+        assert found["question"].endswith("?")
+        assert "`" in found["command"]
+        assert re.match(r"20\d\d-\d\d-\d\d", found["date"])
+        assert {len(row) for row in found["rows"]} == {len(found["columns"])}
+
+
+def test_every_picture_shown_is_drawn_by_the_script() -> None:
+    drawn = set(loaded("draw_pictures").PICTURES)
+    there = {file.stem for file in (ROOT / "docs" / "pictures").glob("*.svg")}
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown_there = set(re.findall(r"pictures/(\w+)\.svg", pages))
+    assert drawn == there == shown_there
+    assert len(drawn) >= 15
+    for name in there:
+        ElementTree.parse(ROOT / "docs" / "pictures" / f"{name}.svg")
+
+
+def test_a_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = loaded("draw_pictures")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    for name in ("slot", "stage", "move_shift", "bound_counts"):
+        module.PICTURES[name]()
+        kept = ROOT / "docs" / "pictures" / f"{name}.svg"
+        assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
+
+
+def test_the_site_has_every_page_and_every_option_of_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = loaded("make_site")
+    monkeypatch.setattr(module, "PAGES", tmp_path)
+    module.main()
+    made = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.md")}
+    named = set(
+        re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    notebooks = {f"examples/{file.stem}.md" for file in (ROOT / "examples").glob("*.ipynb")}
+    assert named | notebooks == made
+    commands = (tmp_path / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"### batchbound {name}\n" not in commands] == []
+    assert all(f"`{option}" in commands for option in ("--kv-tokens N", "--slots N", "--stall-seconds S"))
 
 
 BENCHMARKS = {

@@ -89,4 +89,4 @@ def test_the_two_commands_are_the_makefiles_targets() -> None:
 
 def test_it_fits_on_a_screen_or_two() -> None:
     assert len(README.splitlines()) <= 120
-    assert len(README.split()) <= 1200
+    assert len(README.split()) <= 900
