@@ -47,6 +47,7 @@ def load_job(
     weights: bool = True,
 ) -> Job:
     """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
+    from ..executor.attention.float_products import settled_arithmetic
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts
@@ -64,6 +65,9 @@ def load_job(
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = weights and len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
+    arithmetic = settled_arithmetic(model) if alone else None
+    if arithmetic is not None:
+        remark(f"arithmetic: {arithmetic}")
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
     if records:

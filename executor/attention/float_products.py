@@ -124,15 +124,19 @@ class FloatProducts:
     The layers of a model with 16-bit weights that read them into float32.
 
     Outputs of embeddings are float32, so that what follows is; torch itself promotes the rest.
+
+    model, kernels: The model, and the products of few rows.
+    widened_from: Rows of inputs from which a weight is copied to float32 for torch's product, as in prefill
+        stages; a larger number copies less often and is slower on long prompts.
     """
 
-    def __init__(self, model: torch.nn.Module, kernels: HostKernels) -> None:
+    def __init__(self, model: torch.nn.Module, kernels: HostKernels, widened_from: int = 256) -> None:
         self._forwards: list[tuple[Any, Forward]] = []
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 self._forwards.append((module, _embedding(module)))
             elif type(module) is torch.nn.Linear:
-                self._forwards.append((module, _linear(module, kernels)))
+                self._forwards.append((module, _linear(module, kernels, widened_from)))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -157,9 +161,12 @@ def _embedding(module: Any) -> Forward:
     return forward
 
 
-def _linear(module: torch.nn.Linear, kernels: HostKernels) -> Forward:
+def _linear(module: torch.nn.Linear, kernels: HostKernels, widened_from: int) -> Forward:
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         weight, bias = module.weight, module.bias
+        if inputs.numel() >= widened_from * inputs.shape[-1]:
+            wide = None if bias is None else bias.float()
+            return torch.nn.functional.linear(inputs.float(), weight.float(), wide)
         if not weight.is_contiguous():
             weight = weight.contiguous()
         return kernels.product(inputs.float(), weight, None if bias is None else bias.float())

@@ -24,8 +24,10 @@ from .run_assumptions import Claim, claim_of, kinds_under
 
 ORDER = "order: beyond longest first"
 OTHER = "not explained (client, network, other traffic)"
+KV_UNKNOWN = "KV cache, which is not simulated; client, network"
 OPEN = "longest first above the bound"
 TOGETHER = "all causes together"
+DRAFTS = "drafts that were not accepted, and all other causes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class IterationAudit:
         ``file order`` and ``longest first``; empty for a job too large to simulate.
     assumptions: Those that the bound relies on.
     drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
+    short_of_kv: Whether servers preempted requests under a KV capacity that is not simulated.
     """
 
     counted: int | None
@@ -48,6 +51,7 @@ class IterationAudit:
     simulated: Mapping[str, Predicted]
     assumptions: tuple[Assumption, ...] = ()
     drafts: int | None = 0
+    short_of_kv: bool = False
 
     @property
     def broken(self) -> str | None:
@@ -88,14 +92,15 @@ class IterationAudit:
         """
         if self.broken:
             return {}
-        together = {} if self.counted is None else {TOGETHER: self.counted - self.bound.iterations}
+        cause = DRAFTS if self.drafts else TOGETHER
+        together = {} if self.counted is None else {cause: self.counted - self.bound.iterations}
         if not self.simulated:
             return together
         sent, best = self.simulated["as sent"].iterations, self.simulated["longest first"].iterations
         best = min(sent, best)
         parts = {ORDER: sent - best, OPEN: best - self.bound.iterations}
         if self.counted is not None:
-            parts = {OTHER: self.counted - sent, **parts}
+            parts = {KV_UNKNOWN if self.short_of_kv else OTHER: self.counted - sent, **parts}
         return parts if min(parts.values()) >= 0 else together
 
 
@@ -145,6 +150,7 @@ def audit_iterations(
         sequences=sequences,
         assumptions=_shown(claim, bound),
         drafts=claim.drafts,
+        short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
         simulated=_simulated(sequences, replace(limits, sequences=proven.sequences), _orders(sequences, run)),
     )
 
