@@ -19,6 +19,9 @@ _MIX_2 = -7723592293110705685
 LEAST_TEMPERATURE = 1e-30
 """Smallest divisor of logits: a smaller one overflows; the likeliest token has all weight long before."""
 
+STEP = 2.0**-52
+"""Distance between the uniform numbers that tokens are drawn by."""
+
 _BLOCK = 256
 """Block of tokens with weights summed in their own type; larger is faster and less exact."""
 
@@ -150,21 +153,20 @@ def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Ten
     """
     import torch
 
-    if not isinstance(share, torch.Tensor):
-        # A number is filled in on the device: an upload cannot be captured.
-        share = torch.full((), share, dtype=torch.float64, device=weights.device)
-    share = share.to(torch.float64)
+    limited = None
+    if isinstance(share, torch.Tensor):
+        share, limited = share.to(torch.float64), share.isfinite()
     few = min(_LIKELIEST, weights.shape[-1])
     ordered, order = (
         weights.topk(few, dim=-1) if weights.device.type == "cpu" else weights.sort(descending=True)
     )
     if len(ordered[0]) < weights.shape[-1]:
         lacking = ordered.sum(dim=-1, keepdim=True, dtype=torch.float64) < share
-        if bool((lacking & share.isfinite()).any()):
+        if bool((lacking if limited is None else lacking & limited).any()):
             ordered, order = weights.sort(descending=True)
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
     kept = torch.zeros_like(weights).scatter(-1, order, ordered.masked_fill(before >= share, 0.0))
-    return kept.where(share.isfinite(), weights)
+    return kept if limited is None else kept.where(limited, weights)
 
 
 def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
@@ -181,36 +183,34 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
     """
     import torch
 
-    vocabulary = weights.shape[-1]
-    whole = vocabulary // _BLOCK * _BLOCK
-    sums = weights[:, :whole].view(len(weights), whole // _BLOCK, _BLOCK).sum(dim=-1)
-    if whole < vocabulary:
-        sums = torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True)), dim=-1)
+    lacking = -weights.shape[-1] % _BLOCK
+    if lacking:
+        weights = torch.nn.functional.pad(weights, (0, lacking))
+    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(dim=-1)
     before = sums.cumsum(dim=-1, dtype=torch.float64)
-    threshold = _uniform(streams, indices)[:, None] * before[:, -1:]
-    # Rounding may put the threshold at the total: then the last block with any weight is drawn.
-    block = (before <= threshold).sum(dim=-1, keepdim=True)
-    block = block.minimum((before < before[:, -1:]).sum(dim=-1, keepdim=True))
-    tokens = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    within = weights.gather(-1, tokens.clamp(max=vocabulary - 1)).masked_fill(tokens >= vocabulary, 0.0)
+    # Below the total, however the product is rounded: the block drawn has a weight.
+    threshold = _uniform_whole(streams, indices)[:, None] * before[:, -1:] * STEP
+    block = torch.searchsorted(before, threshold, right=True)
+    within = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
     cumulated = within.cumsum(dim=-1, dtype=torch.float64)
-    left = threshold - before.gather(-1, block) + sums.gather(-1, block)
-    at = (cumulated <= left).sum(dim=-1, keepdim=True)
+    left = threshold - (before - sums).gather(-1, block)
     # Block sums in the weights' type may exceed those in float64 by their rounding.
-    at = at.minimum((cumulated < cumulated[:, -1:]).sum(dim=-1, keepdim=True))
-    found: torch.Tensor = tokens.gather(-1, at)[:, 0].clamp_(max=vocabulary - 1)
+    left = left.minimum(cumulated[:, -1:] * (1 - STEP))
+    at = torch.searchsorted(cumulated, left, right=True)
+    found: torch.Tensor = at.add(block, alpha=_BLOCK)[:, 0]
     return found
 
 
-def _uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Hash (stream, index) to a float64 in [0, 1), shape (rows,): SplitMix64 (Steele et al., 2014)."""
+def _uniform_whole(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Hash (stream, index) to a whole number below 2**52, shape (rows,): SplitMix64 (Steele et al., 2014)."""
     import torch
 
-    state = streams + (indices + 1) * _GOLDEN
+    state = torch.add(streams, indices, alpha=_GOLDEN) + _GOLDEN
     state = (state ^ _logical_right(state, 30)) * _MIX_1
     state = (state ^ _logical_right(state, 27)) * _MIX_2
     state = state ^ _logical_right(state, 31)
-    return _logical_right(state, 11).to(torch.float64) * 2.0**-53
+    return _logical_right(state, 12)
 
 
 def _logical_right(state: torch.Tensor, bits: int) -> torch.Tensor:

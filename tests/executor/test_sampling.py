@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.executor.models.mixed_sampling import MixedSampler
-from batchbound.executor.models.sampling import Sampler, _uniform, drawn, likely_mass
+from batchbound.executor.models.sampling import STEP, Sampler, _uniform_whole, drawn, likely_mass
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
 
@@ -115,7 +115,7 @@ def test_block_sums_draw_the_tokens_that_exact_sums_draw(vocabulary: int) -> Non
     streams = torch.tensor([sampler.stream(str(row)) for row in range(rows)])
     weights = (logits.double() / 0.7).softmax(dim=-1)
     cumulated = weights.cumsum(dim=-1)
-    exact = (cumulated <= _uniform(streams, indices)[:, None] * cumulated[:, -1:]).sum(dim=-1)
+    exact = (cumulated <= _uniform_whole(streams, indices)[:, None] * cumulated[:, -1:] * STEP).sum(dim=-1)
     drawn_tokens = sampler.choose(logits, streams, indices)
     # Weights in float32 move a boundary between tokens by 1e-7 of the sum: a draw there may differ.
     assert (drawn_tokens != exact).sum() <= 1
