@@ -1,8 +1,8 @@
 """
-What is claimed of recorded runs of vLLM in several configurations, and what its counter says.
+Compare the claims on recorded runs of vLLM in several configurations with its counter.
 
-Each run was sent by `batchbound run ROWS --server URL --slots 16 --batched-tokens N`; its sequences and the pages
-of `/metrics` before and after it are in `tests/data/server_runs`. Prints the table of `docs/results.json`, or
+`batchbound run ROWS --server URL --slots 16 --batched-tokens N` sent each run. Its sequences and the pages of
+`/metrics` before and after it are in `tests/data/server_runs`. Prints the table of `docs/results.json`, or
 writes it there with `--write`.
 """
 
