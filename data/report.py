@@ -20,6 +20,7 @@ STALL: Final = "prefill stall"
 WAITING: Final = "waiting for a prefill"
 TAIL: Final = "tail"
 NO_ARRIVAL: Final = "nothing has arrived"
+TOOLS: Final = "waiting for tools"
 BETWEEN: Final = "between stages"
 BUSY: Final = (DECODE, PREFILL)
 BUBBLES: Final = (STALL, WAITING, TAIL, NO_ARRIVAL, BETWEEN)

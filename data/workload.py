@@ -256,6 +256,46 @@ class Workload:
         return Workload(**columns)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """
+    Order of a job's requests within conversations.
+
+    A turn arrives when the turn before it has finished and its pause is over: a tool has answered. Its prompt
+    is the whole conversation up to then.
+
+    after: The request whose completion each goes on from, an earlier one; -1 for the first turn.
+    pause: Seconds between the end of that one and the arrival, shape (requests,).
+    raises WorkloadError: A turn goes on from itself or a later one, or a pause is no number of seconds.
+    """
+
+    after: IntArray
+    pause: FloatArray
+
+    def __post_init__(self) -> None:
+        after, pause = np.asarray(self.after, dtype=np.int64), np.asarray(self.pause, dtype=np.float64)
+        object.__setattr__(self, "after", after)
+        object.__setattr__(self, "pause", pause)
+        if after.shape != pause.shape:
+            raise WorkloadError(f"has {len(pause)} values for {len(after)} turns", row=None, column="pause")
+        wrong = (after < -1) | (after >= np.arange(len(after)))
+        _refuse(wrong, after, "after", "is no earlier request, and not -1")
+        _refuse(~((pause >= 0) & (pause <= LATEST)), pause, "pause", "must be seconds, not negative")
+
+    @property
+    def first(self) -> npt.NDArray[np.bool_]:
+        """True for requests that begin a conversation, shape (requests,)."""
+        found: npt.NDArray[np.bool_] = self.after < 0
+        return found
+
+    def followers(self) -> dict[int, list[int]]:
+        """Return the requests that go on from each."""
+        found: dict[int, list[int]] = {}
+        for request in np.flatnonzero(~self.first).tolist():
+            found.setdefault(int(self.after[request]), []).append(request)
+        return found
+
+
 def numbered_ids(count: int) -> npt.NDArray[np.object_]:
     """Return the names ``request-0`` to ``request-(count-1)``."""
     return np.array([f"request-{number}" for number in range(count)], dtype=np.object_)

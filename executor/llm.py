@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import index as as_integer
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 
@@ -18,13 +19,13 @@ from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
-from ..data.workload import Workload, numbered
+from ..data.workload import Turns, Workload, numbered
 from ..heuristics.loop import Execution
-from ..heuristics.policy import UNTIL_CHANGE, Policy
+from ..heuristics.queues.queue_policy import QueuedPolicy
 from ..heuristics.registry import policy_named
 from ..heuristics.unknown_lengths.lengths import Known, Observed
 from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
-from ..models.bounds.makespan import best_bound
+from ..models.bounds.makespan import best_bound, turns_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import Tier, choose_tier
 from .models.endings import Ending
@@ -36,6 +37,8 @@ from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
 from .partial import Partial, Until
 from .reports.report import report
+from .step_report import one_batch_seconds
+from .turns import Conversations, NextTurn, most_steps
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
@@ -62,6 +65,7 @@ class Completion:
     sample: Which of its prompt's completions it is, from 0.
     versions: In which calls how many of its tokens were drawn, in their order: the weights are those of the
         call.
+    given: Ranges of indices of tokens that were not drawn: a tool gave them, their log-probabilities are 0.
     """
 
     index: int
@@ -73,6 +77,7 @@ class Completion:
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     sample: int = 0
     versions: tuple[tuple[int, int], ...] = ()
+    given: tuple[range, ...] = ()
 
 
 class LLM:
@@ -145,7 +150,7 @@ class LLM:
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
-        self._ran: tuple[Problem, Trace] | None = None
+        self._ran: tuple[Problem, Trace, Turns | None] | None = None
         self._calls = 0
         self._unfinished: tuple[Partial, ...] = ()
         self._hidden_policy = policy
@@ -266,25 +271,74 @@ class LLM:
         TypeError
             If there is no such field.
         """
-        self._look_again()
-        self._calls += 1
         if until is not None and not isinstance(until, Until):
             raise TypeError(f"until is {shown(until)}: give Until")
+        stated = expected_tokens is not None
+        asked = sampling, fields, log_probabilities
+        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
+        return self._generate(call, stated, on_token, until, None)
+
+    def converse(
+        self,
+        next_turn: NextTurn,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
+        expected_tokens: Sequence[int] | None = None,
+        log_probabilities: bool | LogprobsMode = False,
+        chat_options: Mapping[str, Any] | None = None,
+    ) -> Iterator[Completion]:
+        """
+        Yield completions that may consist of turns, with answers of tools between.
+
+        The slot of a completion that waits for a tool serves others. Its KV cache is computed again when it
+        goes on.
+
+        Parameters
+        ----------
+        next_turn
+            Called with the position of the prompt and the tokens of a completion that ended, before it is
+            yielded. It returns None, or a future of the tokens to come after these, such as a tool's answer
+            in the chat template; without any, the completion is over. It must leave room for a token drawn.
+        prompts, sampling, expected_tokens, log_probabilities, chat_options
+            As for :meth:`generate`; prompts are whole, not left over from an earlier call.
+        max_tokens
+            Most tokens of all turns and answers together.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`generate`; or tools gave more tokens than ``max_tokens`` leaves room for.
+        """
+        asked = sampling, dict[str, Any](), log_probabilities
+        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
+        if any(call.partial):
+            raise ValueError("an unfinished completion of an earlier call has no turns: give it to generate")
+        return self._generate(call, expected_tokens is not None, None, None, next_turn)
+
+    def _call(
+        self,
+        prompts: Iterable[Prompt],
+        how: tuple[Sampling | Sequence[Sampling] | None, Mapping[str, Any], bool | LogprobsMode],
+        max_tokens: int | Sequence[int],
+        expected_tokens: Sequence[int] | None,
+        chat_options: Mapping[str, Any],
+    ) -> _Call:
+        """Return the completions that a call asks for."""
+        self._look_again()
+        self._calls += 1
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
         prompts = list(prompts)
-        asked = sampling_per_prompt(
-            sampling,
-            fields,
-            declared_sampling(self.model) if sampling is None else {},
-            len(prompts),
-            log_probabilities,
-        )
+        sampling, fields, told = how
+        declared = declared_sampling(self.model) if sampling is None else {}
+        asked = sampling_per_prompt(sampling, fields, declared, len(prompts), told)
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         vocabulary = vocabulary_of(self.model)
         asked = ended_by_tokens(asked, self.tokenizer, vocabulary)
-        tokens = self.encoded(prompts, chat_options or {})
+        tokens = self.encoded(prompts, chat_options)
         _check_prompts(tokens, vocabulary)
         most = _most_tokens(max_tokens, len(tokens))
         for index, left in enumerate(begun):
@@ -292,7 +346,7 @@ class LLM:
         expected = most if expected_tokens is None else _expected(expected_tokens)
         self._check_lengths(tokens, most, expected)
         at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
-        call = _Call(
+        return _Call(
             prompts=[tokens[i] for i in at],
             asked=[asked[i] for i in at],
             most=most[at],
@@ -301,7 +355,6 @@ class LLM:
             partial=[begun[i] for i in at],
             version=self._calls,
         )
-        return self._generate(call, expected_tokens is not None, on_token, until)
 
     def report(self) -> Report:
         """
@@ -314,9 +367,22 @@ class LLM:
         """
         if self._ran is None:
             raise RuntimeError("the last call of generate has not been exhausted: there is nothing to report")
-        problem, trace = self._ran
+        problem, trace, turns = self._ran
         served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
-        return report(problem, trace, None, None, run_bound=best_bound(served))
+        bound = best_bound(served) if turns is None else turns_bound(served, turns)
+        return report(problem, trace, None, None, run_bound=bound, turns=turns)
+
+    def one_batch_seconds(self) -> float | None:
+        """
+        Return the seconds of the last call's completions as one padded batch, by the call's own stages.
+
+        All rows decode until the longest completion ends, as in a batch without slots. None if its decode
+        steps had too few different numbers of rows to tell.
+        """
+        if self._ran is None:
+            return None
+        problem, trace, _ = self._ran
+        return one_batch_seconds(problem, trace)
 
     def _look_again(self) -> None:
         """Refuse a model sharded since; repeat the self-check if its forward changed."""
@@ -331,6 +397,7 @@ class LLM:
         stated: bool,
         on_token: Callable[[int, int], None] | None,
         until: Until | None,
+        next_turn: NextTurn | None,
     ) -> Iterator[Completion]:
         self._unfinished, self._ran = (), None
         if not call.prompts:
@@ -356,31 +423,28 @@ class LLM:
             tier=self._tier,
             on_token=None if on_token is None else call.of_prompts(on_token),
         )
-        policy = policy_named("lpt-ski", problem) if stated else self._learning(call, problem)
+        policy = (
+            cast("QueuedPolicy", policy_named("lpt-ski", problem))
+            if stated
+            else self._learning(call, problem)
+        )
         execution = Execution(problem, policy, engine)
+        turns = Conversations(
+            execution, engine, policy.queue, next_turn, call.position.tolist(), call.most.tolist()
+        )
         recorder = rule.recorder if isinstance(rule, MixedSampler) else None
         done, group = [False] * len(names), numbered(call.prompts).tolist()
-        steps = UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE
         while not all(done) and not (until and until.reached(done, group, engine.time)):
-            for index in execution.step(steps):
+            for index in chain(turns.answered(wait=execution.idle), turns.ended(most_steps(until, turns))):
                 done[index] = True
-                tokens, one = tuple(engine.answers[index]), call.asked[index]
-                text, reason = Ending.of(one, eos).text(tokens, self.tokenizer.decode)
-                told = call.told(index, tokens, recorder, rule.stream(names[index]))
-                yield Completion(
-                    int(call.position[index]),
-                    call.prompts[index],
-                    tokens,
-                    text,
-                    reason,
-                    None if told is None else tuple(each.value for each in told),
-                    tuple(each.likeliest[: one.logprobs] for each in told) if told and one.logprobs else None,
-                    call.sample(index),
-                    call.versions(index, tokens),
-                )
+                tokens, given = tuple(engine.answers[index]), turns.given.get(index, ())
+                told = call.told(index, tokens, recorder, rule.stream(names[index]), given)
+                text, reason = Ending.of(call.asked[index], eos).text(tokens, self.tokenizer.decode)
+                yield call.completion(index, tokens, text, reason, told, given)
         left = [index for index, over in enumerate(done) if not over]
-        self._ran = None if left else (problem, execution.trace(np.arange(len(problem))))
-        self._remember(call)
+        trace = None if left else execution.trace(np.arange(len(problem)))
+        self._ran = None if trace is None else turns.of_turns(problem, trace)
+        self._remember(call, trace)
         self._unfinished = tuple(
             call.unfinished(
                 index, tuple(engine.answers[index]), recorder, rule.stream(names[index]), names[index]
@@ -388,7 +452,7 @@ class LLM:
             for index in left
         )
 
-    def _learning(self, call: _Call, problem: Problem) -> Policy:
+    def _learning(self, call: _Call, problem: Problem) -> QueuedPolicy:
         """Return the policy of a call without stated lengths."""
         longest = max(1, int(call.most.max()) - 1)
         past = self._past[1] if self._past is not None and self._past[0] == longest else None
@@ -398,11 +462,11 @@ class LLM:
         seen = without_lengths(replace(problem, workload=workload, prefix_cache=0))
         return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
 
-    def _remember(self, call: _Call) -> None:
+    def _remember(self, call: _Call, trace: Trace | None) -> None:
         """Keep the lengths of a finished call for those to come."""
-        if self._ran is None or any(call.partial):
+        if trace is None or any(call.partial):
             return
-        group, steps = call.groups(), self._ran[1].tokens - 1
+        group, steps = call.groups(), trace.tokens - 1
         longest = max(1, int(call.most.max()) - 1)
         if self._past is not None and self._past[0] == longest:
             before = self._past[1]
@@ -606,15 +670,44 @@ class _Call:
             index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
         )
 
+    def completion(
+        self,
+        index: int,
+        tokens: tuple[int, ...],
+        text: str,
+        reason: Literal["stop", "length"],
+        told: tuple[TokenLogprob, ...] | None,
+        given: tuple[range, ...],
+    ) -> Completion:
+        """Return a completion that is over."""
+        most = self.asked[index].logprobs
+        return Completion(
+            int(self.position[index]),
+            self.prompts[index],
+            tokens,
+            text,
+            reason,
+            None if told is None else tuple(each.value for each in told),
+            tuple(each.likeliest[:most] for each in told) if told and most else None,
+            self.sample(index),
+            self.versions(index, tokens),
+            given,
+        )
+
     def told(
-        self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int
+        self,
+        index: int,
+        tokens: tuple[int, ...],
+        recorder: Recorder | None,
+        stream: int,
+        given: Sequence[range] = (),
     ) -> tuple[TokenLogprob, ...] | None:
         """Return the log-probabilities of a completion's tokens, those of earlier calls as they were."""
         if recorder is None or self.asked[index].logprobs is None:
             return None
         one = self.partial[index]
         before = one.told or () if one else ()
-        return before + recorder.read(stream, len(tokens), len(before))
+        return before + recorder.read(stream, len(tokens), len(before), given)
 
     def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Return of which weights how many of a completion's tokens were drawn."""

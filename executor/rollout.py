@@ -17,6 +17,8 @@ from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
 from .models.wrapped import unwrapped
+from .step_report import report_step
+from .tool_turns import ToolTurns
 
 
 class Rollout(TypedDict):
@@ -42,6 +44,7 @@ def rollout_function(
     expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
     history: str | os.PathLike[str] | None = None,
+    tool_seconds: float = 60.0,
     **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
     """
@@ -68,6 +71,10 @@ def rollout_function(
         File that keeps the lengths of each prompt's completions: those expected to be longest are served
         first, and it is written after each call. It need not be there yet; each process of several keeps one
         of its own (``FILE.1`` and on). ``plan --lengths history:FILE`` reads it, too.
+    tool_seconds
+        Seconds after which a call of one of the trainer's ``tools``, or of a method of its environments, has
+        failed, which the model reads as an error. Calls of several completions run at a time, each on a
+        thread, while others decode.
     **sampling
         Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of
         1. ``seed`` is of the first call, and every call and process draws from streams of its own.
@@ -110,15 +117,20 @@ def rollout_function(
             expected = expected_tokens(prompts)
         elif known is not None and len(known):
             expected = np.minimum(known.expected(prompts), settings.max_tokens).tolist()
+        tools = ToolTurns(trainer, prompts, tool_seconds) if getattr(trainer, "tools", None) else None
+        how: dict[str, Any] = {
+            "sampling": settings.with_seed(seed),
+            "max_tokens": settings.max_tokens,
+            "expected_tokens": expected,
+            "log_probabilities": logprobs,
+        }
+        if tools is None:
+            found = engine.generate(prompts, chat_options=settings.chat_options, **how)
+        else:
+            # Templates, tools and environments are the trainer's, so that its prompts are.
+            found = engine.converse(tools.next_turn, tools.prompts, **how)
         done: list[Completion | None] = [None] * len(prompts)
-        for completion in engine.generate(
-            prompts,
-            settings.with_seed(seed),
-            max_tokens=settings.max_tokens,
-            expected_tokens=expected,
-            log_probabilities=logprobs,
-            chat_options=settings.chat_options,
-        ):
+        for completion in found:
             done[completion.index] = completion
             if on_completion is not None:
                 on_completion(completion)
@@ -126,10 +138,13 @@ def rollout_function(
         if known is not None and kept is not None:
             known.saw((prompts[one.index], len(one.completion_ids)) for one in answers)
             known.save(kept)
+        report_step(trainer, engine, len(answers))
+        ids = [list(answer.completion_ids) for answer in answers]
+        values = [list(answer.log_probabilities or ()) for answer in answers]
+        if tools is not None:
+            ids, values = tools.take_over(answers)
         return Rollout(
-            prompt_ids=[list(answer.prompt_ids) for answer in answers],
-            completion_ids=[list(answer.completion_ids) for answer in answers],
-            logprobs=[list(answer.log_probabilities or ()) for answer in answers],
+            prompt_ids=[list(answer.prompt_ids) for answer in answers], completion_ids=ids, logprobs=values
         )
 
     return rollout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from ..data.arrays import IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..data.trace import Stage, Trace
+from ..data.workload import Turns
 from .engine import Engine
 from .policy import FREE, UNTIL_CHANGE, Policy, State, Step
 
@@ -26,6 +28,7 @@ def execute(
     *,
     on_finish: Callable[[int], None] | None = None,
     on_stage: Callable[[Stage, int], None] | None = None,
+    turns: Turns | None = None,
 ) -> Trace:
     """Serve every request of the problem as the policy decides, and return the trace.
 
@@ -34,9 +37,10 @@ def execute(
     engine: Fresh.
     on_finish: Called with each request that finishes.
     on_stage: Called after each stage with its record and the number of requests finished.
+    turns: Requests that arrive when another has finished; None for none.
     raises PolicyError: A step breaks a rule, or is empty while nothing runs.
     """
-    serving = Execution(problem, policy, engine, on_stage=on_stage).run()
+    serving = Execution(problem, policy, engine, on_stage=on_stage, turns=turns).run()
     while True:
         try:
             request = next(serving)
@@ -66,7 +70,7 @@ def schedule_of(trace: Trace) -> Schedule:
 class Execution:
     """One run: its state, its records, and the steps that change both.
 
-    problem, policy, engine, on_stage: As for :func:`execute`.
+    problem, policy, engine, on_stage, turns: As for :func:`execute`.
     queue: Which requests wait, and the decode steps each has had, both shape (requests,) and updated.
         Replicas of a fleet may share either. By default, requests wait as they arrive.
     """
@@ -79,6 +83,7 @@ class Execution:
         *,
         on_stage: Callable[[Stage, int], None] | None = None,
         queue: tuple[npt.NDArray[np.bool_], IntArray] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         count = len(problem)
         self.problem, self.policy, self.engine = problem, policy, engine
@@ -88,8 +93,16 @@ class Execution:
         self.arrivals = np.argsort(self.arrival, kind="stable")
         if queue is None:
             queue = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
+            unarrived = count
         else:
             self.arrivals = self.arrivals[:0]
+            unarrived = 0
+        self.turns = turns
+        self.followers: dict[int, list[int]] = {}
+        self.coming: list[tuple[float, int]] = []
+        if turns is not None:
+            self.arrival, self.followers = self.arrival.copy(), turns.followers()
+            self.arrivals = self.arrivals[turns.first[self.arrivals]]
         self.arrived = 0
         self.state = State(
             problem=problem,
@@ -98,7 +111,7 @@ class Execution:
             slot_request=np.full(problem.slots, FREE, dtype=np.int64),
             waiting=queue[0],
             decoded=queue[1],
-            unarrived=len(self.arrivals),
+            unarrived=unarrived,
         )
         self.stages: list[Stage] = []
         self.stage_of = np.full(count, -1, dtype=np.int64)
@@ -148,17 +161,48 @@ class Execution:
             engine=self.engine.describe(),
         )
 
+    @property
+    def idle(self) -> bool:
+        """True if no request runs, waits or will arrive by itself."""
+        state = self.state
+        return not (state.unarrived or state.running.size or state.waiting.any())
+
+    def pause(self, request: int) -> None:
+        """Take a finished request back: it neither runs nor waits until it continues."""
+        if request in self.state.finished:
+            self.state.finished.remove(request)
+        self.finished[request] = np.nan
+        self.done -= 1
+
+    def end(self, request: int, time: float) -> None:
+        """Finish a paused request as of a time: it does not continue."""
+        self.finished[request] = time
+        self.done += 1
+
+    def resume(self, request: int, tokens: int) -> None:
+        """Let a paused request wait again, with more tokens of KV cache to prefill."""
+        self.state.decoded[request] += tokens
+        self.state.waiting[request] = True
+
     def _next_arrival(self) -> float:
+        coming = self.coming[0][0] if self.coming else float("inf")
         if self.arrived == len(self.arrivals):
-            return float("inf")
-        return float(self.arrival[self.arrivals[self.arrived]])
+            return coming
+        return min(coming, float(self.arrival[self.arrivals[self.arrived]]))
 
     def _admit(self) -> None:
-        self.state.time = self.engine.time
-        while self._next_arrival() <= self.state.time:
-            self.state.waiting[self.arrivals[self.arrived]] = True
+        state = self.state
+        state.time = self.engine.time
+        while self.coming and self.coming[0][0] <= state.time:
+            state.waiting[heappop(self.coming)[1]] = True
+            state.unarrived -= 1
+        while self.arrived < len(self.arrivals):
+            request = self.arrivals[self.arrived]
+            if self.arrival[request] > state.time:
+                break
+            state.waiting[request] = True
+            state.unarrived -= 1
             self.arrived += 1
-        self.state.unarrived = len(self.arrivals) - self.arrived
 
     def _evict(self, requests: Sequence[int]) -> None:
         if not len(requests):
@@ -223,6 +267,10 @@ class Execution:
             self.state.kv_held -= self._held(request)
             self.finished[request] = stage.end
             self.done += 1
+            for follower in self.followers.get(request, ()):
+                assert self.turns is not None
+                self.arrival[follower] = max(self.arrival[follower], stage.end) + self.turns.pause[follower]
+                heappush(self.coming, (float(self.arrival[follower]), follower))
         self.state.finished.extend(finished)
         if self.on_stage is not None:
             self.on_stage(stage, self.done)

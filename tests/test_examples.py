@@ -20,6 +20,7 @@ ELSEWHERE = {
     "openrlhf_rollout.py": "test_openrlhf.py",
     "own_loop.py": "test_llm.py",
     "trl_grpo.py": "test_trl.py",
+    "trl_smollm.py": "test_trl.py",
     "verl_rollout.py": "test_verl_rollout.py",
 }
 RUN = {

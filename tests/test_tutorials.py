@@ -98,10 +98,7 @@ def test_a_stranger_gets_through(page: Path, tmp_path: Path, monkeypatch: pytest
         server = running.enter_context(FakeServer(slots=256)).url if page.stem == "server" else ""
         stands_for = {SERVER: server or SERVER}
         if MODEL in page.read_text(encoding="utf-8"):
-            stands_for |= {
-                MODEL: str(small_model(tmp_path / "model")),
-                '"output", ': '"output", use_cpu=True, ',
-            }
+            stands_for |= {MODEL: str(small_model(tmp_path / "model"))}
         for kind, text in blocks(page):
             if kind == "python":
                 for name, value in stands_for.items():

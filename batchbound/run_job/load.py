@@ -27,6 +27,7 @@ from .earlier import ASSUMED
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
+    from ..executor.engines.tiers import Tier
     from ..executor.jobs.job import Job
     from ..executor.models.tokenizers import Tokenizer
 
@@ -47,7 +48,6 @@ def load_job(
     weights: bool = True,
 ) -> Job:
     """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
-    from ..executor.attention.float_products import settled_arithmetic
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts
@@ -64,10 +64,8 @@ def load_job(
     asked = _asked(records or (), len(plan.workload), source, options)
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = weights and len(plan.fleet.replicas) == 1
-    model = source.load() if alone else source.shape()
-    arithmetic = settled_arithmetic(model) if alone else None
-    if arithmetic is not None:
-        remark(f"arithmetic: {arithmetic}")
+    _refuse_repeating(plan, options)
+    model, tier = _loaded(source, options, remark) if alone else (source.shape(), None)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
     if records:
@@ -87,14 +85,49 @@ def load_job(
         tokenizer,
         Sampler(),
         pinned=options.pinned,
-        tier=source.tier_of(model) if alone else None,
+        tier=tier,
         kv_tokens=options.kv_tokens,
         policy=options.policy,
         record_failures=record,
         refused=not_carried,
         costs_known=plan.provenance.cost_source.get("name") != ASSUMED,
+        repeatable=options.tuned.repeatable,
     )
+    if job.repeatable:
+        # The digest holds log-probabilities, whether a request asks for them or not.
+        asked = [replace(one, logprobs=one.logprobs or 0) for one in asked]
     return _with_rules(job, asked, prompts_at)
+
+
+def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], None]) -> tuple[Any, Tier]:
+    """Return the loaded model and the layout of its KV cache, fixed in its bits if they are to repeat."""
+    from ..executor.attention.fixed_products import fix_rows
+    from ..executor.attention.float_products import settled_arithmetic
+    from ..executor.models.source import take_open_format
+
+    model = source.load()
+    if options.tuned.repeatable:
+        # A trial of number formats goes by the clock, and may end otherwise the next time.
+        take_open_format(model)
+    arithmetic = settled_arithmetic(model)
+    if arithmetic is not None:
+        remark(f"arithmetic: {arithmetic}")
+    tier = source.tier_of(model)
+    if options.tuned.repeatable:
+        try:
+            fix_rows(model, options.tuned.product_rows, tier.name)
+        except ValueError as error:
+            hint = "Leave --repeatable out."
+            raise InputError(f"--repeatable cannot be kept: {error}", hint=hint) from None
+    return model, tier
+
+
+def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
+    """Raise InputError if bits are to repeat that several processes compute."""
+    several = len(plan.fleet.replicas) > 1 or (plan.configuration is not None and options.policy is None)
+    if options.tuned.repeatable and several:
+        what = "--repeatable is for a run in one process, without a configuration"
+        raise InputError(what, hint="Leave it out.")
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:

@@ -71,11 +71,13 @@ class RunFiles:
             *(path for path in (self.picture, self.shared) if path is not None),
         ]
 
-    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path, run: str) -> None:
-        """Write what there is to write, prompts named as seen from there; traces name run and plan."""
+    def save(
+        self, plan: Plan, traces: Sequence[Trace], planned_in: Path, named: Mapping[str, object]
+    ) -> None:
+        """Write what there is to write, prompts named as seen from there; traces name the run and plan."""
         from ..executor.reports.perfetto import save_perfetto
 
-        named = {"run": run, PLANNED: plan.schedule_digest()}
+        run, named = named["run"], {**named, PLANNED: plan.schedule_digest()}
         for path, trace in zip(self.traces, traces, strict=False):
             replace(trace, engine={**trace.engine, **named}).save(path)
         if not traces:
@@ -107,11 +109,14 @@ class RunFiles:
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
     """Return everything that the completions depend on; a journal resumes only if all of it is equal."""
+    from ..executor.engines.huggingface import facts_of_bits
     from ..executor.models.sampling import Sampler
 
+    fixed = facts_of_bits(job.model, options.tuned.product_rows) if job.repeatable else {}
     return {
         "plan": plan.digest(),
         **model_identity(job, source),
+        **fixed,
         "pinned": options.pinned,
         # Each request's own fields are in the prompts, whose digest the plan holds.
         "sampling": (

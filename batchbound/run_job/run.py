@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
@@ -198,12 +198,24 @@ def _run_on_model(
         with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
             outcome = serve(journal, on_stage=on_stage)
             journal.end()
-    files.save(chosen, outcome.traces, path.parent, run_digest(identity))
+    named = {"run": run_digest(identity), **_repeated(job, journal, options.tuned.product_rows)}
+    traces = tuple(replace(trace, engine={**trace.engine, **named}) for trace in outcome.traces)
+    files.save(chosen, traces, path.parent, named)
     job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
-    traces = outcome.traces or tuple(Trace.empty(one.slots) for one in chosen.fleet.replicas)
+    traces = traces or tuple(replace(Trace.empty(one.slots), engine=named) for one in chosen.fleet.replicas)
     found = report(chosen, traces, seconds=time.perf_counter() - begun)
     return RunResult(chosen, files, completions, traces, found)
+
+
+def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
+    """Return the digest of a repeatable run, and what it holds for."""
+    if not job.repeatable:
+        return {}
+    from ..executor.engines.huggingface import facts_of_bits
+    from ..executor.jobs.digests import digest_of
+
+    return {"digest": digest_of(job.lines(journal)), **facts_of_bits(job.model, rows)}
 
 
 def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:

@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..models.families import layer_windows, needs_padding_mask
+from .fixed_products import FixedProducts, fixed_rows_of
 from .float_products import FloatProducts, settled_arithmetic
 from .functions import grouped, repeats_keys
 from .fused_layers import FusedLayers
@@ -33,6 +34,8 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.device: torch.device = model.device
+        rows = fixed_rows_of(model)
+        self._fixed = None if rows is None else FixedProducts(model, rows)
         chosen = settled_arithmetic(model)
         kernels = built() if chosen is not None and chosen.widened else None
         self._wide = None if kernels is None else FloatProducts(model, kernels)
@@ -44,7 +47,7 @@ class Decoder:
         self.padding_mask = needs_padding_mask(model.config)
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
-        self._packed = PackedWeights(model) if self._wide is None else None
+        self._packed = PackedWeights(model) if self._wide is None and self._fixed is None else None
         self._layers: FusedLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
@@ -107,7 +110,7 @@ class Decoder:
     @contextmanager
     def _faster(self) -> Iterator[None]:
         """Let layers compute as they do fastest meanwhile."""
-        linear = self._wide or self._packed
+        linear = self._fixed or self._wide or self._packed
         assert linear is not None
         with linear.in_place(), self._layers.in_place() if self._layers else nullcontext():
             yield

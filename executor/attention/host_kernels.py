@@ -239,7 +239,7 @@ def _library(compiler: str) -> Path:
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
     source = b"\0".join(path.read_bytes() for path in _SOURCES)
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_BUILD_SECONDS)
-    parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), _processor().encode())
+    parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), machine_name().encode())
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchbound"
     library = home / f"host_kernels-{name}.so"
@@ -260,7 +260,7 @@ def _library(compiler: str) -> Path:
     return library
 
 
-def _processor() -> str:
+def machine_name() -> str:
     """Return what tells machines apart that share a cache: code for one may not run on the other."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

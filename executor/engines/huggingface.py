@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from ...data.files.disk import InputError
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.trace import Stage
+from ..models.mixed_sampling import MixedSampler
 from ..models.sampling import Sampler
 from ..models.wrapped import Evaluation, unwrapped
 from .device_memory import keep_freed_memory
@@ -233,6 +235,13 @@ class HuggingFaceEngine:
             self.answers[request] = list(decoded)
         self.recompute()
 
+    def give(self, request: int, tokens: Sequence[int]) -> None:
+        """Add tokens that are not drawn to a completion that ended; its next prefill goes on after them."""
+        if isinstance(self._rule, MixedSampler):
+            self._rule.give(self._names[request], tokens, len(self.answers[request]))
+        self.answers[request] += tokens
+        self._resumed.add(request)
+
     def wait(self, until: float) -> None:
         """Sleep until ``until`` seconds."""
         time.sleep(max(0.0, until - self.time))
@@ -270,7 +279,7 @@ class HuggingFaceEngine:
             return None
         begun = [request for request in requests if not self.answers[request]]
         self._cache.begin(np.array(begun, dtype=np.int64))
-        return [int(self._cache.keeps(request)) for request in requests]
+        return [int(not self.answers[request] and self._cache.keeps(request)) for request in requests]
 
     def _take(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens to a completion up to its end; return how many lie beyond it."""
@@ -347,6 +356,21 @@ def vocabulary_of(model: Any) -> int:
     """Return the number of tokens a model has an embedding for."""
     # Read from the weight: adapters on the embedding have no such number.
     return int(unwrapped(model).get_input_embeddings().weight.shape[0])
+
+
+def facts_of_bits(model: Any, product_rows: int) -> dict[str, object]:
+    """Return what decides the bits of a repeatable run besides weights, prompts and sampling."""
+    import torch
+
+    from ..attention.host_kernels import machine_name
+
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "product_rows": product_rows,
+        "processor": hashlib.sha256(machine_name().encode()).hexdigest()[:16],
+    }
 
 
 def _device_name(device: Any) -> str:

@@ -34,6 +34,7 @@ from ..models.prompts import Prompts
 from ..models.recording import TokenLogprob
 from ..models.source import position_limit
 from ..models.tokenizers import Tokenizer, end_tokens
+from .digests import DIGEST, completion_digest, digest_of
 from .journal import Journal
 from .plan_clock import Follower
 from .run_costs import RunCosts
@@ -77,6 +78,7 @@ class Job:
         others; else the run stops.
     refused: Why requests, as positions in the plan, are answered with an error whatever the model says.
     costs_known: Whether the plan's costs are of this model; else no prefill waits until the run shows some.
+    repeatable: Keep a digest of each completion's tokens and log-probabilities in its output line.
     """
 
     plan: Plan
@@ -91,6 +93,7 @@ class Job:
     record_failures: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)
     costs_known: bool = True
+    repeatable: bool = False
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -231,16 +234,21 @@ class Job:
         for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
             records = list(answers)
             lines = [journal.finished[record.name] for record in records]
-            yield lines[0] if len(lines) == 1 else joined_line(lines, records[0].samples)
+            line = lines[0] if len(lines) == 1 else joined_line(lines, records[0].samples)
+            yield {**line, DIGEST: digest_of(lines)} if self.repeatable else line
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
         """Return the output line of a finished request."""
         record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
-        rule, told = self.sampler, None
-        if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
+        rule, told, digest = self.sampler, None, dict[str, object]()
+        asked = "logprobs" in record.asked
+        if isinstance(rule, MixedSampler) and rule.recorder is not None and (asked or self.repeatable):
             told = rule.recorder.read(rule.stream(record.name), len(tokens))
-        ends = None if self.pinned else self._ends
-        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told)
+            if self.repeatable:
+                digest = {DIGEST: completion_digest(tokens, [one.value for one in told])}
+        ends, told = None if self.pinned else self._ends, told if asked else None
+        line = answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told)
+        return {**line, **digest}
 
     @cached_property
     def _ends(self) -> frozenset[int]:

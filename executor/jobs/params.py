@@ -123,6 +123,12 @@ class RunParams:
     reorder_share
         Share of the remaining requests that must complete before the order adapts to the lengths seen. A
         larger value adapts less often.
+    repeatable
+        Whether a run on a model computes each request as if it were alone, so that it repeats bit by bit, and
+        writes a digest of tokens and log-probabilities. Decode steps with few rows take longer.
+    product_rows
+        Rows of each product of a repeatable run. A larger value prefills faster and makes decode steps with
+        fewer rows slower. Runs with other values have other bits.
     patience
         Retries; in a file the table ``[run.patience]``.
 
@@ -141,6 +147,8 @@ class RunParams:
     running_share: float = RUNNING_SHARE
     largest_replies: int = LARGEST_REPLIES
     reorder_share: float = 0.005
+    repeatable: bool = False
+    product_rows: int = 16
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
@@ -181,6 +189,10 @@ def _check(params: Any) -> None:
     for each in fields(params):
         value = getattr(params, each.name)
         if is_dataclass(value):
+            continue
+        if each.type == "bool":
+            if not isinstance(value, bool):
+                raise ValueError(f"{each.name} is {value!r}; it must be true or false")
             continue
         is_whole = each.type == "int"
         good = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)

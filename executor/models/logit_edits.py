@@ -85,6 +85,17 @@ class LogitEdits:
                 at = (tables.prompt_tokens[row] + indices).clamp_(max=tables.history.shape[1] - 1)
                 tables.history[row, at] = chosen
 
+    def give(self, stream: int, tokens: Sequence[int], first: int) -> None:
+        """Remember tokens of a completion that were not chosen, from index ``first`` on."""
+        import torch
+
+        # What was noted before was noted in this mode.
+        with torch.inference_mode():
+            for device in self._on_device:
+                streams = torch.full((len(tokens),), stream, device=device)
+                indices = torch.arange(first, first + len(tokens), device=device)
+                self.note(torch.tensor(tokens, device=device), streams, indices)
+
     def _tables(self, logits: torch.Tensor) -> _Tables:
         tables = self._on_device.get(logits.device)
         if tables is None:

@@ -61,6 +61,11 @@ class MixedSampler:
         """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
         return nullcontext() if self.recorder is None else self.recorder.in_place(rows, decode_steps)
 
+    def give(self, request_id: str, tokens: Sequence[int], first: int) -> None:
+        """Note tokens of a completion, from index ``first`` on, that were not chosen."""
+        if self.edits is not None:
+            self.edits.give(self.stream(request_id), tokens, first)
+
     def stream(self, request_id: str) -> int:
         """Return the random stream of one request, as its own sampler does.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -148,10 +148,14 @@ class Recorder:
         total = sums.log() + most
         return scores, lambda some: some.double() - total
 
-    def read(self, stream: int, tokens: int, first: int = 0) -> tuple[TokenLogprob, ...]:
-        """Return and forget the entries of a completion's tokens."""
+    def read(
+        self, stream: int, tokens: int, first: int = 0, given: Sequence[range] = ()
+    ) -> tuple[TokenLogprob, ...]:
+        """Return and forget the entries of a completion's tokens; tokens that were given are certain."""
         self._read_back()
         of_request = self._read.pop(stream) if tokens > first else {}
+        for index in (index for part in given for index in part):
+            of_request[index] = TokenLogprob(0.0, ())
         return tuple(of_request[index] for index in range(first, tokens))
 
     def _read_back(self) -> None:

@@ -17,9 +17,19 @@ from ...data.costs.cost import CostModel
 from ...data.fleet import Fleet
 from ...data.plan import Plan
 from ...data.problem import Problem
-from ...data.report import BETWEEN, BUBBLES, BUSY, TAIL, LengthError, Percentiles, Report
+from ...data.report import (
+    BETWEEN,
+    BUBBLES,
+    BUSY,
+    NO_ARRIVAL,
+    TAIL,
+    TOOLS,
+    LengthError,
+    Percentiles,
+    Report,
+)
 from ...data.trace import Trace
-from ...data.workload import Workload
+from ...data.workload import Turns, Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay import Replay
 from ...heuristics.simulator import Simulator
@@ -38,6 +48,7 @@ def report(
     *,
     run_bound: Bound | None = None,
     seconds: float | None = None,
+    turns: Turns | None = None,
 ) -> Report:
     """
     Return the report of a run on one machine.
@@ -60,14 +71,23 @@ def report(
         only :func:`~batchbound.models.bounds.fleet.work_bound` holds.
     seconds
         What planning or running took the program, to be handed on.
+    turns
+        The order of the requests within conversations; None if each is on its own.
 
     Raises
     ------
     ValueError
         If the trace serves a request that the problem does not have.
     """
-    part = _Part.of(problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost)
+    part = _Part.of(
+        problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost, turns=turns
+    )
     found = _report([part], len(problem), bound, _holding(Fleet.of(problem, 1), [trace], run_bound))
+    if turns is not None:
+        seconds_of = dict(found.slot_seconds)
+        # First turns are there from the start, so all that is yet to come is what tools have not answered.
+        seconds_of[TOOLS], seconds_of[NO_ARRIVAL] = seconds_of[NO_ARRIVAL], 0.0
+        found = replace(found, slot_seconds=seconds_of)
     return replace(found, planned_makespan=planned_makespan, fit=fit, seconds=seconds)
 
 
@@ -185,7 +205,14 @@ class _Part:
 
     @classmethod
     def of(
-        cls, workload: Workload, rows: IntArray, trace: Trace, cost: CostModel, busy: float = 0.0
+        cls,
+        workload: Workload,
+        rows: IntArray,
+        trace: Trace,
+        cost: CostModel,
+        busy: float = 0.0,
+        *,
+        turns: Turns | None = None,
     ) -> _Part:
         """Return what a trace did of a workload's rows, in the trace's order."""
         served = np.isfinite(trace.finished)
@@ -197,8 +224,8 @@ class _Part:
             served,
             planned=workload.output_tokens[rows][served],
             prompt_tokens=_computed(workload.select(rows[served])) if served.any() else 0,
-            model_seconds=model_seconds(cost, trace, overheads=measured),
-            schedule_seconds=model_seconds(cost, trace, overheads=False),
+            model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
+            schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),
         )
 
     def waited(self, times: FloatArray) -> FloatArray:
@@ -283,14 +310,16 @@ def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Repo
     return _report([replace(part, busy=0.0)], len(rows), None, run_bound)
 
 
-def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> float:
+def model_seconds(
+    cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
+) -> float:
     """
     Return the seconds a cost model gives what a run did.
 
     Every stage costs what the model says of its tokens, active slots and the KV cache it read; a stage
-    that prefills a request waits until that has arrived.
+    that prefills a request waits until that has arrived, a turn until its pause is over.
     """
-    edges = _model_edges(cost, trace, overheads=overheads)
+    edges = _model_edges(cost, trace, overheads=overheads, turns=turns)
     return float(edges[-1, 1]) if len(edges) else 0.0
 
 
@@ -335,15 +364,26 @@ def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, floa
     return (pace, float(measured.sum() / (pace * model.sum()) - 1)) if pace else (None, None)
 
 
-def _model_edges(cost: CostModel, trace: Trace, *, overheads: bool = True) -> FloatArray:
+def _model_edges(
+    cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
+) -> FloatArray:
     """Return when each stage begins and ends in model seconds, shape (stages, 2)."""
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
+    if turns is not None:
+        served = served & turns.first
     np.maximum.at(ready, trace.stage_of[served], trace.queued[served])
+    follow: dict[int, list[tuple[int, float]]] = {}
+    if turns is not None:
+        ended = np.searchsorted([stage.end for stage in trace.stages], trace.finished)
+        for turn in np.flatnonzero(~turns.first).tolist():
+            before = int(ended[turns.after[turn]]), float(turns.pause[turn])
+            follow.setdefault(int(trace.stage_of[turn]), []).append(before)
     edges = np.zeros((len(trace.stages), 2))
     time = 0.0
     for index, stage in enumerate(trace.stages):
-        time = max(time, float(ready[index]))
+        answered = (edges[last, 1] + pause for last, pause in follow.get(index, ()))
+        time = max(time, float(ready[index]), *answered)
         end = time + stage.model_seconds(cost, overheads=overheads)
         edges[index] = time, end
         time = end

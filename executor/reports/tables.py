@@ -18,6 +18,7 @@ from ...data.report import (
     PREFILL,
     STALL,
     TAIL,
+    TOOLS,
     WAITING,
     Percentiles,
     Report,
@@ -197,10 +198,11 @@ def _slot_rows(report: Report) -> list[Row]:
         WAITING: "free while a request waits",
         TAIL: "free, none left to start",
         NO_ARRIVAL: "free, the next is to come",
+        TOOLS: "free, the next turn waits for its tool",
         BETWEEN: "occupied while no stage runs",
     }
-    for cause in (*BUSY, *BUBBLES):
-        if cause in BUSY or report.slot_seconds[cause]:
+    for cause in (*BUSY, *BUBBLES, TOOLS):
+        if cause in BUSY or report.slot_seconds.get(cause):
             note = f"{_number(report.slot_seconds[cause])} slot-s " + notes[cause]
             rows.append(Row(group, cause, percent(report.share(cause)), note))
     return rows

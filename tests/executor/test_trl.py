@@ -23,7 +23,8 @@ from batchbound.executor.rollout import Rollout, rollout_function
 # What TRL and its peers say of their own futures is not ours to mend.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "trl_grpo.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "trl_grpo.py"
 PROMPTS = ["a b c", "one two", "x", "some longer prompt of words", "end here", "y z"]
 
 
@@ -150,3 +151,19 @@ def test_the_example_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> No
     assert len(rewards) == len(lines) == 30
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
     assert all("above the bound for these lengths" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [[], ["--generate"]], ids=["batchbound", "generate"])
+def test_the_example_of_a_real_model_writes_its_curve(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
+) -> None:
+    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }} {% endfor %}"
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "model")
+    words = ["trl_smollm.py", str(tmp_path / "model"), "--steps", "2", "--out", str(tmp_path / "out"), *own]
+    monkeypatch.setattr("sys.argv", words)
+    runpy.run_path(str(EXAMPLES / "trl_smollm.py"), run_name="__main__")
+    lines = (tmp_path / "out" / "curve.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", "1", "2"]
+    assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,13 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--params", metavar="FILE", help="TOML file whose table [run] tunes journal, watchdog and retries"
+    )
+    parser.add_argument(
+        "--repeatable",
+        action="store_true",
+        help="compute each request as if it were alone, so that runs of the same prompts on the same machine"
+        " have the same bits, after a stop and resume too; slower where slots are few. The trace names a"
+        " digest, and `verify TRACE --same-as TRACE` compares two runs",
     )
     parser.add_argument(
         "--on-error",
@@ -266,6 +273,8 @@ def _remark(message: str) -> None:
 
 def _options(args: argparse.Namespace) -> RunOptions:
     named = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    if args.repeatable:
+        named["params"] = replace(params_of(args.params), repeatable=True)
     return RunOptions(**named, patience=_stall_seconds(args) / 2)
 
 
@@ -311,6 +320,9 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
         _show_gain(gain, result, args, rerun)
     elif served:
         _show_run(result, args)
+    digest = traces[0].engine.get("digest")
+    if digest is not None and not args.json:
+        say(f"digest of tokens and log-probabilities: {digest}")
 
 
 def _gain(result: RunResult, args: argparse.Namespace) -> Gain | None:

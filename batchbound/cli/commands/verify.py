@@ -7,11 +7,23 @@ import json
 from dataclasses import asdict
 
 from ...data.claims.assumptions import assumed_line
+from ...data.files.disk import InputError
 from ...data.iteration_plan import IterationPlan, load_plan
+from ...data.trace import Trace
 from ...judging import verify
 from ..output import bound_of, fail
 from ..parser import Parser
 from ..streams import say
+
+BIT_FACTS = {
+    "run": "plan, model or sampling",
+    "dtype": "number format",
+    "threads": "threads",
+    "torch": "torch",
+    "product_rows": "rows of a product",
+    "processor": "processor",
+}
+"""Facts of a trace that decide the bits of a run, with their names for the user."""
 
 
 def configure(parser: Parser) -> None:
@@ -19,11 +31,18 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "plan", nargs="?", default="plan.json", metavar="PLAN", help="plan (default %(default)s)"
     )
+    parser.add_argument(
+        "--same-as",
+        metavar="TRACE",
+        help="PLAN is the trace of a run with --repeatable, and this is another's: compare their digests",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the plan, which has the referee check its schedule, and re-derive its bound."""
+    if args.same_as is not None:
+        return _compare_runs(args)
     plan = load_plan(args.plan)
     if isinstance(plan, IterationPlan):
         return _verify_iterations(plan, args)
@@ -49,6 +68,28 @@ def run(args: argparse.Namespace) -> int:
         say(f"no {which} takes less than {bound.seconds:.6f} s: {bound.source}")
         say("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
     return 0
+
+
+def _compare_runs(args: argparse.Namespace) -> int:
+    """Compare the digests of two runs, and say what else differs."""
+    runs = [Trace.load(path).engine for path in (args.plan, args.same_as)]
+    for path, engine in zip((args.plan, args.same_as), runs, strict=True):
+        if "digest" not in engine:
+            raise InputError("names no digest", file=path, hint="Run again with --repeatable.")
+    one, other = runs
+    differing = [name for name in BIT_FACTS if one.get(name) != other.get(name)]
+    # A run is named by all of them together.
+    differing = [name for name in differing if name != "run"] or differing
+    same = one["digest"] == other["digest"]
+    if args.json:
+        found = {"same": same, "digests": [one["digest"], other["digest"]], "differing": differing}
+        say(json.dumps(found))
+    elif same:
+        say(f"the same tokens and log-probabilities, bit by bit: digest {one['digest']}")
+    if same:
+        return 0
+    told = "; ".join(f"{BIT_FACTS[name]}: {one.get(name)} and {other.get(name)}" for name in differing)
+    return fail(f"tokens or log-probabilities differ ({told or 'nothing else that the traces name differs'})")
 
 
 def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:

@@ -1,0 +1,27 @@
+"""Digests of completions, by which two runs are compared bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+DIGEST = "batchbound_digest"
+"""Key of a completion's digest in its output line."""
+
+
+def completion_digest(tokens: Sequence[int], log_probabilities: Sequence[float]) -> str:
+    """Return the digest of a completion: its tokens, and the bits of their log-probabilities."""
+    digest = hashlib.sha256(array("q", tokens).tobytes())
+    digest.update(array("d", log_probabilities).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def digest_of(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Return the digest of output lines: of completions by their own, of failures by what they say."""
+    digest = hashlib.sha256()
+    for line in lines:
+        own = repr(line["error"]) if DIGEST not in line and line["error"] is not None else line[DIGEST]
+        digest.update(f"{line['custom_id']}:{own}\n".encode())
+    return digest.hexdigest()[:32]

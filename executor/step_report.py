@@ -1,0 +1,54 @@
+"""Report of a rollout in the log of TRL's trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.problem import Problem
+from ..data.report import TAIL, TOOLS
+from ..data.trace import Trace
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+
+def report_step(trainer: Any, engine: LLM, completions: int) -> None:
+    """Add the figures of an engine's last call to what a trainer of TRL logs for its step."""
+    metrics = getattr(trainer, "_metrics", None)
+    if metrics is None or not completions:
+        return
+    report, batch = engine.report(), engine.one_batch_seconds()
+    mode = "train" if trainer.model.training else "eval"
+    found = {"seconds": report.makespan, "tail": report.share(TAIL), "above_bound": report.run_gap}
+    if TOOLS in report.slot_seconds:
+        found["waiting_for_tools"] = report.share(TOOLS)
+    elif batch is not None and report.makespan:
+        found["times_one_batch"] = batch / report.makespan
+    for name, value in found.items():
+        if value is not None:
+            metrics[mode][f"rollout/{name}"].append(value)
+
+
+def one_batch_seconds(problem: Problem, trace: Trace) -> float | None:
+    """
+    Return the seconds of all completions as one padded batch, at the pace of a run's own stages.
+
+    Every prompt is padded to the longest and computed, and all rows decode until the longest completion
+    ends. A decode step's seconds are a line in its rows, fitted to the run; None if it cannot be fitted.
+    """
+    decodes = [stage for stage in trace.stages if stage.kind == "decode"]
+    prefills = [stage for stage in trace.stages if stage.kind == "prefill"]
+    active = np.array([stage.active for stage in decodes], dtype=np.float64)
+    if len(np.unique(active)) < 2:
+        return None
+    steps = np.array([stage.decode_steps for stage in decodes], dtype=np.float64)
+    seconds = np.array([stage.seconds for stage in decodes])
+    per_row, base = np.polyfit(active, seconds / steps, 1, w=np.sqrt(steps))
+    tokens = sum(stage.tokens for stage in prefills)
+    if per_row < 0 or base < 0:
+        return None
+    rows, longest = len(trace), int(trace.tokens.max())
+    prefill = sum(stage.seconds for stage in prefills) / tokens * rows * int(problem.prompt_tokens.max())
+    return float(prefill + (longest - 1) * (base + per_row * rows))

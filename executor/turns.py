@@ -1,0 +1,191 @@
+"""Conversations of a call: completions that wait for a tool, and go on after its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from ..data.problem import Problem
+from ..data.trace import Trace
+from ..data.workload import Turns, Workload
+from ..heuristics.loop import Execution
+from ..heuristics.policy import UNTIL_CHANGE
+from ..heuristics.queues.queue_policy import Queue
+from .engines.huggingface import HuggingFaceEngine
+from .partial import Until
+
+NextTurn = Callable[[int, tuple[int, ...]], "Future[Sequence[int]] | None"]
+"""Takes a prompt's position and a completion that ended; returns the tokens to come after it, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn that has ended: its place in the trace, and the tokens before and of it."""
+
+    request: int
+    stage_of: int
+    slot_of: int
+    queued: float
+    prefilled: float
+    first_token: float
+    finished: float
+    before: int
+    tokens: int
+
+
+class Conversations:
+    """
+    Turns of the completions of one call.
+
+    queue: Of the execution's policy.
+    next_turn: Says how a completion goes on; None if none does.
+    positions: Position of each completion's prompt.
+    most: Most tokens of each completion, those given by tools among them.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        engine: HuggingFaceEngine,
+        queue: Queue,
+        next_turn: NextTurn | None,
+        positions: Sequence[int],
+        most: Sequence[int],
+    ) -> None:
+        self._execution, self._engine, self._queue = execution, engine, queue
+        self._next_turn = next_turn
+        self._positions, self._most = positions, most
+        self._asked: dict[int, tuple[Future[Sequence[int]], float]] = {}
+        self._answered: SimpleQueue[int] = SimpleQueue()
+        self._ended: list[_Turn] = []
+        self._begins: dict[int, tuple[float, int]] = {}
+        self.given: dict[int, tuple[range, ...]] = {}
+        """Tokens of each completion that a tool gave, as ranges of their indices."""
+
+    @property
+    def pending(self) -> bool:
+        """True while a completion waits for its tool."""
+        return bool(self._asked)
+
+    def ended(self, most: int) -> Iterator[int]:
+        """Run a step of at most ``most`` decode steps; yield completions that are over."""
+        if not self._execution.idle:
+            yield from (request for request in self._execution.step(most) if not self._goes_on(request))
+
+    def _goes_on(self, request: int) -> bool:
+        """Return whether a completion that ended waits for an answer now."""
+        if self._next_turn is None:
+            return False
+        tokens = tuple(self._engine.answers[request])
+        future = self._next_turn(self._positions[request], tokens)
+        self._keep(request, len(tokens))
+        if future is None:
+            return False
+        self._asked[request] = future, float(self._execution.finished[request])
+        self._execution.pause(request)
+        future.add_done_callback(lambda _: self._answered.put(request))
+        return True
+
+    def answered(self, *, wait: bool) -> list[int]:
+        """Let completions go on for which tools have answered; return those that are over instead."""
+        over, run = [], self._execution
+        while self._asked:
+            try:
+                request = self._answered.get(block=wait)
+            except Empty:
+                break
+            wait = False
+            future, since = self._asked.pop(request)
+            tokens = list(future.result())
+            written = len(self._engine.answers[request])
+            left = self._most[request] - written - len(tokens)
+            if left < 0:
+                raise ValueError(
+                    f"completion {request} has {written} of {self._most[request]} tokens and was given"
+                    f" {len(tokens)} more: give at most {self._most[request] - written}"
+                )
+            if not tokens:
+                over.append(request)
+                run.end(request, since)
+                continue
+            self.given[request] = (*self.given.get(request, ()), range(written, written + len(tokens)))
+            self._begins[request] = self._engine.time, written + len(tokens)
+            self._engine.give(request, tokens)
+            if not left:
+                over.append(request)
+                run.end(request, since)
+                continue
+            self._queue.put_back([request])
+            run.prefilled[request] = run.first_token[request] = np.nan
+            run.resume(request, len(tokens) + 1)
+        return over
+
+    def of_turns(self, problem: Problem, trace: Trace) -> tuple[Problem, Trace, Turns | None]:
+        """Return problem and trace with a request for each turn; unchanged if no completion went on."""
+        if not self.given:
+            return problem, trace, None
+        rows = self._ended
+        request = np.array([turn.request for turn in rows])
+        workload = problem.workload
+        names, last, after = [], dict[int, int](), []
+        for row, turn in enumerate(rows):
+            after.append(last.get(turn.request, -1))
+            names.append(
+                f"{workload.ids[turn.request]}@{row}" if after[-1] >= 0 else workload.ids[turn.request]
+            )
+            last[turn.request] = row
+        first = np.array(after) < 0
+        before = np.array([turn.before for turn in rows])
+        tokens = np.array([turn.tokens for turn in rows])
+        turns = Workload(
+            np.array(names, dtype=np.object_),
+            workload.input_tokens[request] + before,
+            tokens,
+            group=np.where(first, workload.group[request], -1),
+            shared_tokens=np.where(first, workload.shared_tokens[request], 0),
+        )
+        queued = np.array([turn.queued for turn in rows])
+        finished = np.array([turn.finished for turn in rows])
+        pause = np.where(first, 0.0, np.maximum(0.0, queued - finished[after]))
+        told = replace(
+            trace,
+            ids=tuple(names),
+            stage_of=np.array([turn.stage_of for turn in rows]),
+            slot_of=np.array([turn.slot_of for turn in rows]),
+            queued=queued,
+            prefilled=np.array([turn.prefilled for turn in rows]),
+            first_token=np.array([turn.first_token for turn in rows]),
+            finished=finished,
+            tokens=tokens,
+        )
+        return replace(problem, workload=turns), told, Turns(np.array(after), pause)
+
+    def _keep(self, request: int, tokens: int) -> None:
+        """Remember the turn that has just ended."""
+        run = self._execution
+        queued, before = self._begins.pop(request, (float(run.arrival[request]), 0))
+        self._ended.append(
+            _Turn(
+                request,
+                int(run.stage_of[request]),
+                int(run.slot_of[request]),
+                queued,
+                float(run.prefilled[request]),
+                float(run.first_token[request]),
+                float(run.finished[request]),
+                before,
+                tokens - before,
+            )
+        )
+
+
+def most_steps(until: Until | None, turns: Conversations) -> int:
+    """Return the decode steps to run before clock or tools are looked at again."""
+    if turns.pending:
+        # An answer may come at any moment, and its turn is to take a free slot then.
+        return 1
+    return UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE

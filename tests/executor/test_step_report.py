@@ -1,0 +1,50 @@
+"""A rollout's figures in the log of TRL's trainer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.step_report import one_batch_seconds
+from batchbound.heuristics.loop import execute
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulator import Simulator
+
+
+def test_one_padded_batch_is_modelled_at_the_runs_own_pace() -> None:
+    cost = CostModel(prefill_base=0.0, prefill_per_token=0.5, decode_base=1.0, decode_per_slot=0.25)
+    problem = Problem(
+        Workload.from_lengths([2, 4, 6, 4], [9, 3, 2, 5]), cost, 2, prefill_emits_first_token=True
+    )
+    trace = execute(problem, policy_named("fcfs", problem), Simulator(problem))
+    # Four prompts padded to six tokens, and eight steps of four rows.
+    assert one_batch_seconds(problem, trace) == pytest.approx(4 * 6 * 0.5 + 8 * (1.0 + 0.25 * 4))
+
+
+def test_one_number_of_rows_tells_nothing() -> None:
+    problem = Problem(Workload.from_lengths([1, 1], [3, 3]), CostModel.paper(), 2)
+    trace = execute(problem, policy_named("fcfs", problem), Simulator(problem))
+    assert one_batch_seconds(problem, trace) is None
+
+
+def test_a_step_has_its_figures_in_the_trainers_log() -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from batchbound.executor.llm import LLM
+    from batchbound.executor.rollout import rollout_function
+
+    llm = LLM.from_pretrained("tiny:speller", slots=2)
+    metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
+    llm.model.train()
+    trainer = SimpleNamespace(model=llm.model, _metrics=metrics, args=None)
+    rollout_function(llm, max_tokens=20)(["Spell 4096.", "Spell 7.", "Spell 12."], trainer)
+    logged = metrics["train"]
+    assert logged["rollout/seconds"][0] > 0
+    assert 0 <= logged["rollout/tail"][0] <= 1
+    assert logged["rollout/above_bound"][0] >= 0
+    assert np.isfinite(logged["rollout/seconds"]).all()

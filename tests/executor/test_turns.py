@@ -1,0 +1,122 @@
+"""Completions of several turns: a slot serves others meanwhile, and tokens are those of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from batchbound.executor.llm import LLM
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ["Spell 4096.", "Reverse walnut.", "Spell 7.", "Spell 12."]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_pretrained("tiny:speller", slots=2)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def answered_once(llm: LLM, pool: ThreadPoolExecutor, *, of: int = 0, waits: bool = False) -> Any:
+    """Return what has a tool answer a prompt's first turn, once another completion has ended if it waits."""
+    answer = llm.tokenizer.encode(" and 12 ?")
+    asked: list[int] = []
+    other_ended = Event()
+
+    def tool() -> list[int]:
+        assert not waits or other_ended.wait(300)
+        return answer
+
+    def next_turn(position: int, tokens: tuple[int, ...]) -> Future[Any] | None:
+        if asked:
+            other_ended.set()
+        if position != of or asked:
+            return None
+        asked.append(position)
+        return pool.submit(tool)
+
+    return next_turn
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.2}])
+def test_a_turn_goes_on_as_from_one_prompt(llm: LLM, pool: ThreadPoolExecutor, how: dict[str, Any]) -> None:
+    from batchbound.data.readers.sampling import Sampling
+
+    asked = Sampling(**how)
+    plain = {one.index: one for one in llm.generate(PROMPTS, asked, max_tokens=60)}
+    found = {
+        one.index: one
+        for one in llm.converse(
+            answered_once(llm, pool), PROMPTS, asked, max_tokens=60, log_probabilities=True
+        )
+    }
+    for index in (1, 2, 3):
+        assert found[index].completion_ids == plain[index].completion_ids
+        assert not found[index].given
+    one = found[0]
+    (given,) = one.given
+    assert one.completion_ids[: given.start] == plain[0].completion_ids
+    assert list(one.completion_ids[given.start : given.stop]) == llm.tokenizer.encode(" and 12 ?")
+    assert one.log_probabilities is not None
+    assert one.log_probabilities[given.start : given.stop] == (0.0,) * len(given)
+    if how:
+        return
+    (whole,) = llm.generate(
+        [one.prompt_ids + one.completion_ids[: given.stop]],
+        asked,
+        max_tokens=60 - given.stop,
+        log_probabilities=True,
+    )
+    assert whole.completion_ids == one.completion_ids[given.stop :]
+    assert whole.log_probabilities == pytest.approx(one.log_probabilities[given.stop :], abs=1e-4)
+
+
+def test_others_are_served_while_a_tool_works(llm: LLM, pool: ThreadPoolExecutor) -> None:
+    # The first to end has a tool that answers only when another completion has ended.
+    next_turn = answered_once(llm, pool, of=1, waits=True)
+    order = [one.index for one in llm.converse(next_turn, PROMPTS, max_tokens=60)]
+    assert order[0] != 1
+    _, trace, turns = llm._ran  # type: ignore[misc]  # the call is finished
+    assert turns is not None
+    before = int(turns.after.max())
+    begin, end = trace.finished[before], trace.finished[before] + turns.pause.max()
+    assert any(begin <= stage.start < end for stage in trace.stages)
+    report = llm.report()
+    assert "waiting for tools" in report.slot_seconds
+    assert report.run_gap is not None
+    assert report.run_gap >= 0
+
+
+def test_a_completion_is_over_if_its_tool_gives_nothing_or_all_that_was_left(
+    llm: LLM, pool: ThreadPoolExecutor
+) -> None:
+    (plain,) = llm.generate(PROMPTS[:1], max_tokens=60)
+    length = len(plain.completion_ids)
+    (one,) = llm.converse(lambda *_: pool.submit(list), PROMPTS[:1], max_tokens=60)
+    assert one.completion_ids == plain.completion_ids
+    assert llm.report().run_gap is not None
+    rest = [97] * (60 - length)
+    (one,) = llm.converse(lambda *_: pool.submit(list, rest), PROMPTS[:1], max_tokens=60)
+    assert one.completion_ids == (*plain.completion_ids, *rest)
+    with pytest.raises(ValueError, match=f"give at most {60 - length}"):
+        list(llm.converse(lambda *_: pool.submit(list, [*rest, 97]), PROMPTS[:1], max_tokens=60))
+
+
+def test_what_a_tool_raises_reaches_the_caller(llm: LLM, pool: ThreadPoolExecutor) -> None:
+    def broken() -> list[int]:
+        raise OSError("no such table")
+
+    with pytest.raises(OSError, match="no such table"):
+        list(llm.converse(lambda *_: pool.submit(broken), PROMPTS, max_tokens=60))
