@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
-    from .planning.plan import make_plan as plan
     from .run_job.on_servers import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
-    from .run_job.run import RunResult, run
+    from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
+    from .running import gantt, plan, predict, profile, run
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -73,11 +73,14 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "gantt",
     "known_lengths",
     "make_iteration_plan",
     "make_plan",
     "plan",
     "policy_named",
+    "predict",
+    "profile",
     "read_mixed_job",
     "read_workload",
     "report",
@@ -122,14 +125,17 @@ _HOMES = {
     "compare": ".comparing.runner",
     "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
+    "gantt": ".running",
     "make_plan": ".planning.plan",
-    "plan": ".planning.plan:make_plan",
+    "plan": ".running",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
-    "run": ".run_job.run",
+    "predict": ".running",
+    "profile": ".running",
+    "run": ".running",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

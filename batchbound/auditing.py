@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from .data.costs.iteration_rates import IterationRates
 from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
+from .data.files.shown import Shown
 from .data.iterations import UNLIMITED, EngineLimits, Sequences
 from .data.problem import limit_of
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
@@ -49,6 +51,9 @@ from .executor.reports.run_assumptions import kinds_under
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.layer_cost import LayerCost
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _BUDGET = 2048
 """Tokens of an iteration in the simulation if unknown: vLLM's default on most devices."""
 
@@ -58,8 +63,8 @@ _ROUNDED = 1e-9
 _NO_COST = "no seconds: the iterations do not fit a linear cost"
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+@dataclass(frozen=True, slots=True, repr=False)
+class Audit(Shown):
     """
     The bound of a run, and its loss by cause.
 
@@ -81,6 +86,23 @@ class Audit:
     rates: IterationRates | None = None
     claims: tuple[Assumption, ...] = ()
     is_defect: bool = False
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield the figures of the first tables, and the assumptions."""
+        yield "Audit", f"{len(self.tables)} tables, {len(self.assumptions)} assumptions"
+        for title, table in self.tables.items():
+            for name, value in table.items():
+                if isinstance(value, str | int | float):
+                    yield f"{title}: {name}", f"{value:,.4g}" if isinstance(value, float) else value
+        for assumption in self.assumptions:
+            yield "assuming", assumption
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with a row for each figure: its table, name and value."""
+        import pandas as pd
+
+        rows = [(title, name, value) for title, table in self.tables.items() for name, value in table.items()]
+        return pd.DataFrame(rows, columns=["table", "name", "value"])
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
         """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from .data.bound import Bound
 from .data.costs.cost import CostModel
 from .data.fleet import Fleet
+from .data.plan import Maker, Plan
 from .data.problem import Problem
 from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
@@ -112,10 +113,17 @@ def gain_of(
     trace: The run.
     cost: The cost model; the run's own stages are fitted if left out.
     """
+    return gain_and_plan(fleet, trace, cost=cost, params=params)[0]
+
+
+def gain_and_plan(
+    fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
+) -> tuple[Gain | None, Plan | None]:
+    """Return what :func:`gain_of` does, and the plan of the lengths that came out, for a run that repeats."""
     params = params or GainParams()
     served = served_part(fleet, [trace])
     if served is None or len(fleet.replicas) != 1:
-        return None
+        return None, None
     cost = cost or _own_cost(trace, fleet.replicas[0].cost)
     problem = replace(served.problem(), cost=cost)
     modelled = model_seconds(cost, trace, overheads=False)
@@ -125,11 +133,13 @@ def gain_of(
     this_run = Course.of(trace, trace.makespan)
     result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
     bound = _evicting(problem) if trace.evictions else result.bound
-    known, schedule = None, result.schedule
+    known, plan, schedule = None, None, result.schedule
     if schedule is not None:
         seconds = clock * schedule.makespan(problem)
         known = Course(seconds, int(schedule.decode_steps.sum()), len(schedule.decode_steps))
-    return Gain(
+        maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
+        plan = Plan.of(problem, schedule, None, maker)
+    gain = Gain(
         requests=len(problem),
         slots=problem.slots,
         first_come=Course.of(first, clock * first.makespan),
@@ -139,6 +149,7 @@ def gain_of(
         clock=clock,
         evicts=trace.evictions > 0,
     )
+    return gain, plan
 
 
 def _evicting(problem: Problem) -> Bound:

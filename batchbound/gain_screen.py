@@ -11,21 +11,24 @@ _EQUAL = 0.005
 
 def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
     """
-    Return the lines of the end screen, at most 80 columns each but for the command.
+    Return the lines of the end screen, at most 80 columns each but for the command on the last.
 
     ``command`` would run the same prompts with the lengths of this run; None where lengths do not repeat.
     ``planned`` if this run was planned with lengths stated or of an earlier run.
     """
+    worth = gain.known is not None and gain.known.seconds <= (1 - _EQUAL) * gain.this_run.seconds
     several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
     rows = [
         ("first come, first served", gain.first_come.seconds, "simulated, same lengths"),
         ("this run", gain.this_run.seconds, _against(gain.saved)),
     ]
     if gain.known is not None:
-        rows.append(("lengths known beforehand", _known_seconds(gain), _next_time(gain, command, planned)))
+        rows.append(("lengths known beforehand", _known_seconds(gain), _worth(gain, command, planned)))
     rows.append(("least possible", gain.least, _above(gain)))
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
     lines += [f"  {name:<25}{_time(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
+    if worth and command is not None and not planned:
+        lines.append(f"  next time: {command}")
     return lines
 
 
@@ -49,16 +52,18 @@ def _against(saved: float) -> str:
     return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'}"
 
 
-def _next_time(gain: Gain, command: str | None, planned: bool) -> str:
-    """Return the next step, where it is worth one."""
+def _worth(gain: Gain, command: str | None, planned: bool) -> str:
+    """Return what a plan of the lengths saves against this run."""
     assert gain.known is not None
-    if gain.known.seconds > (1 - _EQUAL) * gain.this_run.seconds:
+    saved = 1 - gain.known.seconds / gain.this_run.seconds if gain.this_run.seconds else 0.0
+    if saved < _EQUAL:
         return "no more to gain"
     if planned:
         return "this run had planned lengths"
+    text = f"{saved:.0%} less than this run"
     if command is None:
-        return "if lengths were the same again"
-    return f"next time: {command}"
+        return f"{text}, if lengths were the same again"
+    return f"{text}, {gain.steps_to_save:.0%} fewer decode steps"
 
 
 def _above(gain: Gain) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -98,7 +99,36 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     came_of_it = (
         None if configuration is None or found.clock == "model" else reached(configuration, traces[0])
     )
-    return replace(found, reached=came_of_it, seconds=seconds)
+    return DrawnReport.of(replace(found, reached=came_of_it, seconds=seconds), plan, traces)
+
+
+class DrawnReport(Report):
+    """A report that knows its plan and traces, and so can be drawn."""
+
+    drawn: tuple[Plan, tuple[Trace, ...]]
+
+    @classmethod
+    def of(cls, found: Report, plan: Plan, traces: Sequence[Trace]) -> DrawnReport:
+        """Return a report with what it was made of."""
+        made = cls(**{each.name: getattr(found, each.name) for each in fields(found)})
+        object.__setattr__(made, "drawn", (plan, tuple(traces)))
+        return made
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the report as one page for a browser, and write it if a file is named."""
+        from .executor.reports.gantt import Panel
+        from .executor.reports.page import page, save_page
+
+        plan, traces = self.drawn
+        reports = self.replicas or (self,)
+        panels = [
+            Panel.of(f"Replica {k}" if len(traces) > 1 else "Run", replica.cost, trace, one)
+            for k, (replica, trace, one) in enumerate(zip(plan.fleet.replicas, traces, reports, strict=True))
+            if one is not None
+        ]
+        if path is not None:
+            save_page(path, self, panels)
+        return page(self, panels)
 
 
 def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:

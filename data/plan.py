@@ -8,9 +8,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .bound import PROVEN_WITHIN, Bound, gap_above
 from .configuration import PlannedConfiguration
@@ -19,12 +19,16 @@ from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
+from .files.shown import Shown, percentage, seconds
 from .files.sources import first_bytes, is_url
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
 from .prompts.columns import PromptColumns, is_header
 from .schedule import Schedule
 from .workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,8 @@ class FollowedPolicy:
     bound: Bound
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Plan(Shown):
     """
     A job on a fleet, the schedule of each replica, and a proven bound; one machine is a fleet of one.
 
@@ -258,6 +262,28 @@ class Plan:
     def gap(self) -> float | None:
         """Excess of the predicted seconds over their bound, as a fraction; None without one above zero."""
         return gap_above(self.seconds, None if self.claim is None else self.claim.proven)
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield what the plan takes and what is proven; of unknown lengths, only what it takes at most."""
+        slots = sum(replica.slots for replica in self.fleet.replicas)
+        yield "Plan", f"{len(self.fleet):,} requests on {slots:,} slots"
+        unknown = self.provenance.lengths.get("kind") == "cap"
+        yield "at most" if unknown else "predicted", seconds(self.seconds)
+        if unknown:
+            return
+        yield "expected", None if self.expected is None else seconds(self.expected.mean)
+        yield "lower bound", None if self.claim is None else seconds(self.claim.proven)
+        yield "above the bound", percentage(self.gap)
+        yield "solver", f"{self.maker.solver}, {self.maker.status}, {self.maker.seconds:.2g} s"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with slot, first decode step and end of each request; of one replica."""
+        schedule = self.schedule
+        return self.workload.to_frame().assign(
+            slot=schedule.slot_of,
+            first_step=schedule.starts[schedule.bin_of],
+            finished_s=schedule.finishes(self.problem),
+        )
 
     def _refuse_several(self) -> None:
         if len(self.fleet.replicas) > 1:

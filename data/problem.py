@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from .arrays import IntArray
 from .costs.cost import CostModel
+from .files.shown import Shown
 from .workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_SLOTS = 1_000_000
 """Most slots of a problem: beyond any device, and each costs memory."""
@@ -71,8 +76,8 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Problem(Shown):
     r"""
     Requests to be served on slots, at a cost, under limits.
 
@@ -121,6 +126,19 @@ class Problem:
     """The shared prompt that each request begins with, in the order of their first requests; -1 for none."""
     prefix_tokens: IntArray = field(init=False, repr=False)
     """Tokens of each shared prompt."""
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield requests, slots and limits."""
+        yield "Problem", f"{len(self):,} requests on {self.slots:,} slots"
+        yield "KV capacity, tokens", self.kv_capacity
+        yield "prefill token cap", self.prefill_token_cap
+        yield "positions", self.max_position
+        yield "prefill stage", f"{self.cost.prefill_base:.3g} s + {self.cost.prefill_per_token:.3g} s/token"
+        yield "decode step", f"{self.cost.decode_base:.3g} s + {self.cost.decode_per_slot:.3g} s/slot"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with a row for each request and its decode steps."""
+        return self.workload.to_frame().assign(decode_steps=self.decode_steps)
 
     def __post_init__(self) -> None:
         settle_limits(self)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from .bound import gap_above
 from .configuration import Reached
@@ -13,6 +13,10 @@ from .costs.calibration import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, schema
+from .files.shown import Shown, percentage, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DECODE: Final = "decode"
 PREFILL: Final = "prefill"
@@ -63,8 +67,8 @@ class LengthError:
     wrong: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Shown):
     """
     A run against its plan and its bound; every quantity is defined in ``docs/metrics.md``.
 
@@ -201,6 +205,23 @@ class Report:
     lost: Mapping[int, str] = field(default_factory=dict)
     planned_ends: tuple[float, ...] = ()
     replicas: tuple[Report | None, ...] = ()
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield what the run took, and how far it is from the bound."""
+        yield "Report", f"{self.requests:,} requests on {self.slots:,} slots"
+        yield "makespan", f"{self.makespan:,.4g} s ({self.clock} clock)"
+        yield "by the cost model", seconds(self.model_makespan)
+        yield "lower bound", seconds(self.run_bound)
+        yield "above the bound", percentage(self.run_gap)
+        yield "decode steps", self.decode_steps
+        yield "prefill stages", self.prefill_stages
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with the slots' time by cause, in slot-seconds and as a share."""
+        import pandas as pd
+
+        spent = pd.Series(dict(self.slot_seconds), name="slot_seconds")
+        return pd.DataFrame({"slot_seconds": spent, "share": spent / spent.sum()})
 
     @property
     def plan_gap(self) -> float | None:

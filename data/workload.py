@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
+from .files.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,8 +79,8 @@ class Request:
     shared_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Workload(Shown):
     """
     Many requests, one numpy array per field, each of shape (requests,).
 
@@ -114,6 +115,21 @@ class Workload:
     priority: IntArray = None  # type: ignore[assignment]
     deadline: FloatArray = None  # type: ignore[assignment]
     shared_tokens: IntArray = None  # type: ignore[assignment]
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield the number of requests and their lengths."""
+        yield "Workload", f"{len(self):,} requests"
+        for name, tokens in (("prompts", self.input_tokens), ("completions", self.output_tokens)):
+            yield name, f"{tokens.mean():,.1f} tokens on average, {tokens.max():,} at most"
+        groups = len(np.unique(self.group[self.group >= 0]))
+        yield "groups", groups or None
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with a row for each request."""
+        import pandas as pd
+
+        columns = ("input_tokens", "output_tokens", "arrival", "group", "priority", "deadline")
+        return pd.DataFrame({"id": self.ids, **{name: getattr(self, name) for name in columns}})
 
     def __post_init__(self) -> None:
         count = len(self.input_tokens)

@@ -17,6 +17,7 @@ from batchbound.data.iteration_plan import IterationPlan
 from batchbound.data.plan import Plan
 from batchbound.data.report import Report
 from batchbound.data.trace import ServedRequest, Stage, TraceHeader
+from batchbound.gain import Gain
 
 FOLDER = Path(__file__).parent / "schemas"
 
@@ -29,6 +30,7 @@ def schemas() -> dict[str, dict[str, object]]:
         "plan": Plan,
         "iteration_plan": IterationPlan,
         "iteration_cost": IterationRates,
+        "gain": Gain,
     }
     found = {f"{name}.schema.json": schema(kind) for name, kind in kinds.items()}
     found["report.schema.json"] = Report.json_schema()

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from ..data.bound import Bound, gap_above
+from ..data.files.shown import Shown, percentage, seconds
 from ..data.schedule import Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Status(enum.StrEnum):
@@ -103,8 +109,8 @@ class Limits:
             raise ValueError(f"Limits.seed is {self.seed}; it must be from 0 to {2**31 - 1}")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+@dataclass(frozen=True, slots=True, repr=False)
+class Result(Shown):
     """
     What a solver of the scheduling problem hands back.
 
@@ -149,6 +155,22 @@ class Result:
     repeatable: Bound | None = None
     improvements: tuple[tuple[float, float], ...] = ()
     bounds: tuple[tuple[float, float], ...] = ()
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield what was found and what is proven."""
+        yield "Result", f"{self.status}, stopped by {self.stopped_by}"
+        yield "makespan", seconds(self.makespan)
+        yield "lower bound", None if self.bound is None else seconds(self.bound.seconds)
+        yield "proven by", None if self.bound is None else self.bound.source
+        yield "above the bound", percentage(self.gap)
+        yield "solver", f"{self.solver}, {self.seconds:.2g} s"
+        yield "message", self.message or None
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with seconds, makespan and bound at each change of either."""
+        import pandas as pd
+
+        return pd.DataFrame(self.trace, columns=["seconds", "makespan", "bound"])
 
     @property
     def trace(self) -> tuple[tuple[float, float, float], ...]:

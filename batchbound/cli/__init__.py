@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             args = parser.parse_args(words)
             # Quiet holds for this command and those that it calls, not for the next one of the process.
-            return copy_context().run(_carried_out, args, parser.chosen(words[:1]))
+            return copy_context().run(_carried_out, args, parser.chosen(words[:1]), words)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
@@ -95,13 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(f"{what}. Free some space.", 1)
 
 
-def _carried_out(args: argparse.Namespace, command: Parser) -> int:
+def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]) -> int:
     """Return the exit status of a command whose options are read; help is printed without these imports."""
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
+    from .output import keep_typed
 
     _set_voice(args)
+    keep_typed(words)
     try:
         command.refuse_without_effect(args)
         status: int = args.run(args)

@@ -202,6 +202,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         longest=args.longest_completion,
         columns=columns_of(args),
         length_columns=length_columns_of(args),
+        positions=args.max_position or _positions(args.model),
     )
     # Positions are all that is left for a model to say.
     check_counted(args, counts=bool(job.records), positions=args.max_position is None)

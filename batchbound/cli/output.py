@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from ..data.plan import Plan
@@ -42,8 +43,34 @@ _LABELS = {
     "seconds": "took",
 }
 
+_OF_LENGTHS = (
+    "bound_s",
+    "bound_of",
+    "bound_source",
+    "gap",
+    "utilization",
+    "prefill_stages",
+    "decode_steps",
+    "output_tokens_per_s",
+    "solver",
+    "status",
+    "stopped_by",
+)
+"""What a plan of known lengths says of them."""
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
+
+
+def keep_typed(words: Sequence[str]) -> None:
+    """Keep the words of the command, for a next command that is told to the user."""
+    _TYPED.set(tuple(words))
+
+
+def typed_again(option: str) -> str:
+    """Return the command as it was typed, with an option, for a shell."""
+    words = [word for word in _TYPED.get() if word != option]
+    return shlex.join(["batchbound", *words, option])
 
 
 def be_quiet() -> None:
@@ -173,9 +200,12 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
         return
     if title:
         say(title)
-    for name, label in _LABELS.items():
+    # A cap is a limit and no length: nothing is predicted or proven of lengths that nobody knows.
+    left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
+    labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
+    for name, label in labels.items():
         value = summary.get(name)
-        if value is not None:
+        if value is not None and name not in left_out:
             say(f"  {label:20s} {_shown(name, value)}")
 
 
@@ -189,7 +219,7 @@ def _shown(name: str, value: object) -> str:
     if name in ("device_hours", "money"):
         return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
-        return "cap: a worst case, every completion as long as its request allows"
+        return "unknown: at most as long as each request allows"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

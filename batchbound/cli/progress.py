@@ -66,4 +66,6 @@ def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
 def standing_text(standing: Standing) -> str:
     """Return the progress of a run, in a line: prompts, speed, time left."""
     done = f"{standing.finished:,}/{standing.requests:,} prompts  {standing.speed:,.0f} tokens/s"
+    if not standing.speed:
+        return done  # Nothing is known of the steps yet.
     return f"{done}  {clock_text(standing.left).removeprefix('0:').removeprefix('0')} left"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from .. import __version__
 from ..cost_cache import CostCache
 from ..data.files.disk import InputError
@@ -19,11 +17,13 @@ from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import PromptRecord, model_names, refuse_other_models
+from ..data.schedule import Schedule
 from ..gain import GainParams
 from ..heuristics.loop import schedule_of
 from ..heuristics.simulate import simulate
+from ..heuristics.unknown_lengths.kinds import worth_of_lengths
 from ..planning.plan import make_plan
-from ..run_job.earlier import ASSUMED, earlier_lengths, plan_beside
+from ..run_job.earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
 from ..solvers.result import Limits, Status, StoppedBy
 from .inputs import (
     DEFAULT_SLOTS,
@@ -114,7 +114,10 @@ def planned_beside(args: argparse.Namespace) -> Path:
     if args.lengths is None and inputs.job.lengths.kind == "cap":
         inputs = _with_earlier_lengths(inputs, args)
     provenance = provenance_of(inputs, path)
-    plan = (_policy_plan if _unknown(provenance) else _searched_plan)(inputs.problem, provenance, args.seed)
+    if _unknown(provenance):
+        plan = _policy_plan(inputs.problem, provenance, args.seed)
+    else:
+        plan = _searched_plan(inputs.problem, provenance, args)
     if path.exists() and not args.overwrite:
         # The same command was typed twice, and the other one goes by its own plan already.
         _check_same_job(path, args)
@@ -171,18 +174,34 @@ def _unknown(provenance: Provenance) -> bool:
 
 
 def _caps_differ(plan: Plan) -> bool:
-    return bool(np.ptp(plan.workload.output_tokens) > 0)
+    """Return whether caps say something of lengths; what prompts leave of a model's positions does not."""
+    caps = plan.workload.output_tokens
+    return bool(caps.min() < 0.9 * caps.max())
 
 
-def _searched_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
-    """Return the plan of known lengths."""
-    # As long as the end screen of the run before searched: the saving that it announced is planned again.
+def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Namespace) -> Plan:
+    """Return the plan of known lengths, no worse than the one that an earlier run announced."""
     searched = GainParams().seconds(simulate(problem, GainParams().policy).makespan)
-    limits = Limits(seconds=searched, seed=seed or 0)
-    plan = make_plan(problem, limits=limits, provenance=provenance)
+    limits = Limits(seconds=searched, seed=args.seed or 0)
+    plan = make_plan(problem, limits=limits, start=_announced(problem, args.output), provenance=provenance)
     if plan.maker.stopped_by == StoppedBy.INTERRUPT:
         raise KeyboardInterrupt
     return plan
+
+
+def _announced(problem: Problem, output: str) -> Schedule | None:
+    """Return the schedule that an earlier run found for these lengths; None if it was of others."""
+    path = next_plan(output)
+    if not path.is_file():
+        return None
+    try:
+        plan = Plan.load(path)
+    except InputError:
+        return None  # of another version
+    ours, kept = problem.workload, plan.workload
+    same = ours.ids.tolist() == kept.ids.tolist() and plan.problem.slots == problem.slots
+    same = same and ours.output_tokens.tolist() == kept.output_tokens.tolist()
+    return plan.schedule if same and plan.schedule.check(problem) is None else None
 
 
 def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
@@ -262,12 +281,27 @@ def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
     return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload.without_arrivals()))
 
 
+def _worth(plan: Plan) -> str:
+    """Return what known lengths would be worth at most, for jobs small enough to sample."""
+    if len(plan.workload) > MOST_SAMPLED:
+        return ""
+    worth = worth_of_lengths(plan.problem)
+    spread = "evenly spread lengths"
+    return (
+        f"; knowing them could save up to {worth:.0%} of the steps, with {spread}" if worth >= 0.005 else ""
+    )
+
+
+MOST_SAMPLED = 20_000
+"""Largest number of prompts for which the worth of lengths is sampled; more take longer to say."""
+
+
 def _expectation(plan: Plan) -> str:
     """Return what is known before a run, in a line: nothing is promised of caps or assumed costs."""
     text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
     if _unknown(plan.provenance):
         order = "larger caps first" if _caps_differ(plan) else "first come, first served: no order helps yet"
-        return f"{text}, lengths unknown: {order}"
+        return f"{text}, lengths unknown: {order}{_worth(plan)}"
     if plan.provenance.cost_source.get("name") == ASSUMED:
         return f"{text}, lengths known: planned by assumed costs, which this run measures"
     text += f", lengths known: {plan.seconds:,.1f} s predicted"

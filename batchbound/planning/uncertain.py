@@ -45,7 +45,7 @@ LOOKS_SIMULATED = (5, 15)
 """As many where each takes a simulation."""
 
 WORTH_LEAVING = 3e-3
-"""Relative mean makespan by which anything must beat the plain queues to be followed instead."""
+"""Relative mean makespan by which an order by predictions must beat the given one to be followed."""
 
 MANY = 20_000
 """Requests from which fewer samples have to do."""
@@ -68,7 +68,7 @@ class _Candidate:
 
     @property
     def plain(self) -> bool:
-        return self.schedule is None and not self.held_back
+        return self.follow == "as-given"
 
     @property
     def order(self) -> IntArray:

@@ -23,6 +23,11 @@ def plan_beside(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_suffix(_PLAN)
 
 
+def next_plan(output: str | os.PathLike[str]) -> Path:
+    """Return where a run keeps the plan of its lengths, with which the next run of the prompts begins."""
+    return Path(output).with_suffix(".next.json")
+
+
 def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
     """Return where the trace lies next to the plan of a run of prompts; None for another plan."""
     path = Path(plan)

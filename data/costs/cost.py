@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
@@ -81,6 +82,13 @@ class CostModel:
             25 ms + 0.13 ms per token a prefill stage, 29 ms + 0.21 ms per active slot a decode step.
         """
         return cls(prefill_base=0.025, prefill_per_token=0.00013, decode_base=0.029, decode_per_slot=0.00021)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostModel:
+        """Return the cost model of a file of ``batchbound profile``, or of one that states coefficients."""
+        from .calibration import CalibratedCost
+
+        return CalibratedCost.load(path).cost
 
     def with_free_prefill(self) -> CostModel:
         """Return the same costs of decode steps, with prefill stages that cost nothing."""

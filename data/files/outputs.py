@@ -8,6 +8,8 @@ from pathlib import Path
 
 from .arrow import require_arrow
 from .disk import InputError
+from .kinds import is_of_kind
+from .sources import first_bytes
 
 
 def refuse_outputs(
@@ -36,6 +38,19 @@ def refuse_outputs(
             raise InputError("its folder does not exist", file=path, hint="Make the folder first.")
         if not os.access(folder, os.W_OK):
             raise InputError("its folder cannot be written to", file=path, hint="Name a file elsewhere.")
+
+
+def can_be_made_again(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a plan or a report of ours, and no interrupted run in its folder needs it."""
+    target = Path(path)
+    if not target.is_file() or any(target.resolve().parent.glob("*.journal")):
+        return False
+    if target.suffix == ".html":
+        return b"<title>batchbound report</title>" in first_bytes(target, 400)
+    return any(is_of_kind(target, kind) for kind in _MADE_AGAIN)
+
+
+_MADE_AGAIN = ("batchbound_plan", "batchbound_fleet_plan", "batchbound_iteration_plan", "batchbound_report")
 
 
 def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

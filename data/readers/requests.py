@@ -64,6 +64,7 @@ def read_workload(
     longest: int | None = None,
     columns: PromptColumns | None = None,
     length_columns: LengthColumns | None = None,
+    positions: int | None = None,
 ) -> JobInput:
     """
     Return the requests that a file holds or a generator draws.
@@ -86,6 +87,8 @@ def read_workload(
         Columns of a table of prompts; None for anything else.
     length_columns
         Columns of a table of lengths with other names than usual, and the run of a benchmark's file.
+    positions
+        Positions of the model: a request without a cap may take what its prompt leaves of them.
 
     Raises
     ------
@@ -99,7 +102,7 @@ def read_workload(
     if drop_unanswered and not of_lengths:
         raise nothing_to_drop(name)
     if drawn is None and not of_lengths:
-        return _read_prompts(name, lengths, longest, count_tokens, columns)
+        return _read_prompts(name, lengths, longest, count_tokens, columns, positions)
     source = replace(LengthSource.parse("known" if lengths is None else lengths), longest=longest)
     try:
         workload = drawn or read_lengths(
@@ -144,6 +147,7 @@ def _read_prompts(
     longest: int | None,
     count_tokens: TokenCounter | None,
     columns: PromptColumns | None = None,
+    positions: int | None = None,
 ) -> JobInput:
     records = each_sample(read_batch(path, columns), path)
     known = [record.output_tokens for record in records]
@@ -152,17 +156,13 @@ def _read_prompts(
     ids = [record.custom_id for record in records]
     caps, asked = [record.max_tokens for record in records], [record.says for record in records]
     names = [record.name for record in records]
+    inputs = _counted(records, count_tokens, path) if positions is not None else None
+    if inputs is not None and positions is not None:
+        rooms = [max(1, positions - tokens) for tokens in inputs]
+        caps = [room if cap is None else cap for cap, room in zip(caps, rooms, strict=True)]
     outputs = source.resolve(ids, caps=caps, known=known, prompts=asked, names=names)
-    if count_tokens is not None:
-        inputs = count_tokens(records)
-    else:
-        inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]
-        if 0 in inputs:
-            where = f"line {records[inputs.index(0)].line}"
-            hint = "Name the model, so that its tokenizer can count the prompts' tokens."
-            raise InputError(
-                "the prompt is text, and its tokens are unknown", file=path, where=where, hint=hint
-            )
+    if inputs is None:
+        inputs = _counted(records, count_tokens, path)
     try:
         workload = Workload(
             np.array(names, dtype=np.object_),
@@ -175,6 +175,18 @@ def _read_prompts(
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
         raise InputError(error.reason, file=path, where=where, hint="Correct the request.") from None
     return JobInput(workload, path, source, prompts_digest(path), records, columns)
+
+
+def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None, path: str) -> Sequence[int]:
+    """Return the tokens of each prompt; InputError if they are text and nothing counts them."""
+    if count_tokens is not None:
+        return count_tokens(records)
+    inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]
+    if 0 in inputs:
+        where = f"line {records[inputs.index(0)].line}"
+        hint = "Name the model, so that its tokenizer can count the prompts' tokens."
+        raise InputError("the prompt is text, and its tokens are unknown", file=path, where=where, hint=hint)
+    return inputs
 
 
 def _alike(records: Sequence[PromptRecord]) -> IntArray:

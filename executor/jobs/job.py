@@ -16,15 +16,17 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.plan import Plan
+from ...data.problem import Problem
 from ...data.readers.completions import answer_line, error_line, joined_line, write_completions
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
 from ...heuristics.follow import plan_policy
 from ...heuristics.loop import execute
-from ...heuristics.policy import State, Step
+from ...heuristics.policy import Policy, State, Step
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import remaining_schedule
+from ...heuristics.unknown_lengths.kinds import by_kinds
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.endings import Ending
@@ -36,6 +38,7 @@ from ..models.source import position_limit
 from ..models.tokenizers import Tokenizer, end_tokens
 from .digests import DIGEST, completion_digest, digest_of
 from .journal import Journal
+from .kinds import kinds_of
 from .plan_clock import Follower
 from .run_costs import RunCosts
 
@@ -174,7 +177,7 @@ class Job:
             policy = plan_policy(self.plan, schedule, problem)
         else:
             problem = replace(self.plan.problem, workload=self.plan.workload.select(left))
-            policy = policy_named(self.policy, problem)
+            policy = self._policy(self.policy, problem, left)
         engine = HuggingFaceEngine(
             problem,
             self.model,
@@ -206,6 +209,13 @@ class Job:
 
         with device_failures():
             return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
+
+    def _policy(self, name: str, problem: Problem, left: IntArray) -> Policy:
+        """Return a fresh policy for some of the requests; their kinds are told apart as they complete."""
+        kind = kinds_of([self.prompts.records[i] for i in left.tolist()])
+        if name not in LEARNING_COSTS or np.ptp(kind) == 0:
+            return policy_named(name, problem)
+        return by_kinds(problem, kind, self.most_tokens[left], longest_cap_first=name == "lpt-paced")
 
     def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
         """Put an error in the place of a request's completion, given the request's position in the plan."""

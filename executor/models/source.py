@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -33,26 +34,30 @@ class ModelLoadError(InputError):
         self.spec = spec
 
 
-def require_engine() -> None:
-    """Check that torch and transformers can be imported."""
+def require_engine(*, weights: bool = True) -> None:
+    """Check that torch and transformers can be imported; without weights, transformers will do."""
     if sys.flags.optimize >= 2:
         raise ImportError(
             "running a model needs transformers, which does not work without docstrings: leave out -OO, or"
             " unset PYTHONOPTIMIZE"
         )
     try:
-        import torch
         import transformers
+
+        del transformers
+        if weights:
+            import torch  # takes seconds
+
+            del torch
     except ImportError as error:
         raise ImportError(
             f"running a model needs torch and transformers ({error}): pip install 'batchbound[engine]'"
         ) from error
-    del torch, transformers
 
 
 def load_config(spec: str) -> Any:
     """Read the transformers configuration of a model that the window supports, without its weights."""
-    require_engine()
+    require_engine(weights=False)
     if spec.startswith("tiny:"):
         config = tiny_config(_tiny_family(spec)[0])
     else:
@@ -84,7 +89,29 @@ def positions_of(spec: str) -> int | None:
         stated = _first_limit(settings.get(name) for name in _LIMITS)
         if stated is not None:
             return stated
-    return position_limit(load_config(spec))
+    stated = _plainly_stated(spec)
+    return position_limit(load_config(spec)) if stated is None else stated
+
+
+def _plainly_stated(spec: str) -> int | None:
+    """Return the limit in a directory's config.json, of families that need no other look at it; else None."""
+    file = Path(spec) / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # the whole reading says what is wrong
+    if not isinstance(config, dict) or config.get("model_type") not in _PLAIN_FAMILIES:
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    usual = isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) == "default"
+    special = "auto_map" in config or config.get("use_sliding_window") or not usual
+    return None if special else _first_limit(config.get(name) for name in _LIMITS)
+
+
+_PLAIN_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Families whose configuration is supported whatever else it says."""
 
 
 def _first_limit(values: Iterable[object]) -> int | None:

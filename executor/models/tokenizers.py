@@ -263,7 +263,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """Load a tokenizer."""
     if spec == "bytes" or spec.startswith("tiny:"):
         return ByteTokenizer()
-    require_engine()
+    require_engine(weights=False)
     refuse_missing(spec)
     path = Path(spec)
     hint = "name a directory with tokenizer.json, or with vocab.json and merges.txt, or use 'bytes'"
@@ -275,9 +275,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
             return HubTokenizer(spec, GPT2Tokenizer.from_pretrained(spec), _declared_eos(path))
         if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
             raise ModelLoadError(spec, "the directory has no tokenizer", hint)
-        from transformers import AutoTokenizer
-
-        return HubTokenizer(spec, AutoTokenizer.from_pretrained(spec), _declared_eos(path))
+        return HubTokenizer(spec, _auto_class(path).from_pretrained(spec), _declared_eos(path))
     except ModelLoadError:
         raise
     except Exception as error:  # whatever the hub client or a damaged file raises
@@ -285,6 +283,23 @@ def load_tokenizer(spec: str) -> Tokenizer:
             spec, first_line(error), hint if path.is_dir() else f"check the name and the network, {hint}"
         ) from error
 
+
+def _auto_class(path: Path) -> Any:
+    """Return the class that loads a tokenizer; AutoTokenizer imports torch, which takes seconds."""
+    settings, file = path / "tokenizer_config.json", path / "tokenizer.json"
+    if settings.is_file() and file.is_file():
+        stated = json.loads(settings.read_text(encoding="utf-8"))
+        if stated.get("tokenizer_class") in _PLAIN_CLASSES and "auto_map" not in stated:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that add nothing to tokenizer.json."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -22,6 +22,12 @@ from .tables import duration, percent, report_rows
 
 def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:
     """Write a report as one self-contained HTML file, atomically."""
+    with atomic_write(path) as stream:
+        stream.write(page(report, panels))
+
+
+def page(report: Report, panels: Sequence[Panel]) -> str:
+    """Return a report as one self-contained HTML page."""
     content = {
         "headline": _headline(report),
         "subline": _subline(report),
@@ -32,8 +38,7 @@ def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Pan
     # A request's name may hold "</script>": no tag may begin within the data.
     text = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    with atomic_write(path) as stream:
-        stream.write(template.replace("__DATA__", text))
+    return template.replace("__DATA__", text)
 
 
 def _headline(report: Report) -> str:

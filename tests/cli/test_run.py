@@ -440,6 +440,10 @@ def test_a_quiet_command_says_nothing_on_stderr_but_what_stops_it(
     assert "no --model" in capsys.readouterr().err
     assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--overwrite", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
+    # A plan is made again at any time, another file is somebody's.
+    assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    Path("plan.json").write_text("precious")
     assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--quiet"]) == 2
     assert "exists already" in capsys.readouterr().err
 

@@ -66,7 +66,7 @@ def test_prompts_of_unknown_lengths_are_served_at_once_and_nothing_is_promised(
 ) -> None:
     assert run(prompts, "--slots", "2") == 0
     said = capsys.readouterr()
-    assert said.err.splitlines()[0] == ("batchbound: 3 prompts, 2 slots, lengths unknown: larger caps first")
+    assert said.err.startswith("batchbound: 3 prompts, 2 slots, lengths unknown: larger caps first")
     assert "predicted" not in said.err
     assert list(lengths_in(prompts.with_name("answers.jsonl"))) == ["r1", "r2", "r3"]
     plan = Plan.load(plan_of(prompts))
@@ -203,6 +203,7 @@ def test_names_follow_the_output(
     assert {path.name for path in prompts.parent.iterdir()} == {
         "prompts.jsonl",
         "mine.jsonl",
+        "mine.next.json",
         "mine.plan.json",
         "mine.trace.jsonl",
     }

@@ -7,7 +7,7 @@ import json
 import time
 
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
+from ...data.files.outputs import can_be_made_again, refuse_outputs
 from ...data.plan import Plan
 from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
@@ -105,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
     if args.sweep is None:
+        if not args.overwrite and args.engine is None and can_be_made_again(args.output):
+            note(f"{args.output}: the plan of before is replaced")
+            args.overwrite = True
         refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
     if args.engine is not None:
         return plan_for_engine(args, _limits(args), begun)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...auditing import audit
 from ...data.files.disk import InputError
 from ...data.files.kinds import is_of_kind
+from ...data.files.outputs import can_be_made_again
 from ...data.iteration_plan import KIND, IterationPlan
 from ...data.plan import Plan
 from ...data.report import Report
@@ -85,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _traces_of(args.trace, count)
-    check_outputs(args, *OUTPUTS, read=paths)
+    if args.html is not None and not args.overwrite and can_be_made_again(args.html):
+        note(f"{args.html}: the page of before is replaced")
+        check_outputs(args, "gantt", "perfetto", read=paths)
+    else:
+        check_outputs(args, *OUTPUTS, read=paths)
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
     report = _judged(args.plan, plan, paths, traces)

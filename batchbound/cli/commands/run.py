@@ -17,10 +17,10 @@ from ...data.files.disk import InputError, WriteError
 from ...data.files.record import plain
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
-from ...gain import Gain, gain_of
+from ...gain import Gain, gain_and_plan
 from ...gain_screen import gain_lines
 from ...heuristics.registry import POLICIES
-from ...run_job.earlier import trace_of_plan
+from ...run_job.earlier import next_plan, trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
@@ -28,7 +28,7 @@ from .. import INTERRUPTED, WRONG_BOUND
 from ..inputs import columns_of, positive, refuse_given
 from ..interrupts import terminating
 from ..model import add_model, model_options, silence
-from ..output import note, warn
+from ..output import note, typed_again, warn
 from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
@@ -209,8 +209,9 @@ def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, 
         plan = Plan.load(args.plan)
         if args.policy is None and args.replicas in (None, 1):
             args.policy = policy_of(plan)
-        if plan.provenance.lengths.get("kind") == "cap" and lengths_repeat(_records(prompts, args), args):
-            rerun = "the same with --overwrite"
+        unknown = args.lengths is None and plan.provenance.lengths.get("kind") == "cap"
+        if unknown and lengths_repeat(_records(prompts, args), args):
+            rerun = typed_again("--overwrite")
     else:
         hint = "Give the prompts instead of the plan, or leave it out."
         refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
@@ -313,7 +314,7 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
         if result.plan.configuration is not None and args.policy is None:
             say_reached(result.plan.configuration, report.reached, traces[0])
     served = report.requests > 0 and not result.finished_before
-    gain = _gain(result, args) if served else None
+    gain = _gain(result, args, repeats=rerun is not None) if served else None
     if args.json:
         say(json.dumps({**report.to_json(), "gain": None if gain is None else plain(gain)}))
     elif gain is not None:
@@ -325,15 +326,19 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
         say(f"digest of tokens and log-probabilities: {digest}")
 
 
-def _gain(result: RunResult, args: argparse.Namespace) -> Gain | None:
-    """Return what a run on one machine gained; its costs are kept for the next plan of the model."""
+def _gain(result: RunResult, args: argparse.Namespace, *, repeats: bool) -> Gain | None:
+    """Return what a run on one machine gained; its costs and the plan of its lengths are kept."""
     if len(result.traces) > 1 or (result.plan.configuration is not None and args.policy is None):
         return None
     trace = result.traces[0]
     found = costs_of(trace)
     if found is not None:
         CostCache.of_user().keep(args.model, trace.slots, found)
-    return gain_of(result.plan.fleet, trace, cost=None if found is None else found.cost)
+    cost = None if found is None else found.cost
+    gain, again = gain_and_plan(result.plan.fleet, trace, cost=cost)
+    if again is not None and repeats and len(again.workload) == len(result.plan.workload):
+        again.save(next_plan(args.output))
+    return gain
 
 
 def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:

@@ -1,0 +1,314 @@
+"""Commands as functions: prompts in, completions out, with the defaults of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from contextvars import copy_context
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from .data.costs.calibration import CalibratedCost
+from .data.costs.cost import CostModel
+from .data.files.disk import InputError
+from .data.plan import Plan, holds_requests
+from .data.problem import Problem
+from .planning.plan import make_plan
+from .run_job.on_servers import ServerOptions
+from .run_job.options import ModelOptions, RunOptions
+from .run_job.run import RunResult
+from .run_job.run import run as run_plan
+from .run_job.server_result import ServerResult
+from .solvers.result import Limits, Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .executor.predictors.predictor import TrainedPredictor
+
+Paths = str | os.PathLike[str]
+
+
+@overload
+def run(
+    plan: Paths,
+    model: ModelOptions | Paths,
+    options: RunOptions | None = None,
+    *,
+    output: Paths | None = ...,
+    trace: Paths | None = ...,
+    overwrite: bool = ...,
+    slots: int | None = ...,
+    **more: Any,
+) -> RunResult: ...
+
+
+@overload
+def run(
+    plan: Paths,
+    model: ServerOptions,
+    options: None = None,
+    *,
+    output: Paths | None = ...,
+    trace: Paths | None = ...,
+    overwrite: bool = ...,
+    **more: Any,
+) -> ServerResult: ...
+
+
+def run(
+    plan: Paths,
+    model: ModelOptions | ServerOptions | Paths,
+    options: RunOptions | None = None,
+    *,
+    output: Paths | None = None,
+    trace: Paths | None = None,
+    overwrite: bool = False,
+    slots: int | None = None,
+    **more: Any,
+) -> RunResult | ServerResult:
+    """
+    Run prompts or a plan on a model or on servers, as ``batchbound run`` does.
+
+    Each completion is on disk when it is finished. After a stop, the same call resumes the run.
+
+    Parameters
+    ----------
+    plan
+        A file of prompts, or a plan.
+    model
+        The model, and how it is loaded; or the servers that serve it.
+    options
+        How the plan is carried out on a model.
+    output, trace
+        The files to write: ``answers.jsonl`` and ``trace.jsonl``; of another output ``NAME.jsonl``, the trace
+        is ``NAME.trace.jsonl``.
+    overwrite
+        Whether outputs that exist are replaced.
+    slots
+        Requests in progress at a time, for prompts.
+    more
+        ``watching`` and ``remark``, as of :func:`batchbound.run_job.run.run`.
+
+    Raises
+    ------
+    InputError
+        If prompts, plan, model and options do not go together, or an output would be lost.
+    RunStoppedError
+        If the run cannot continue; finished completions are kept.
+    """
+    path = Path(_path(plan, "plan"))
+    files = _files(output, trace)
+    writing = {"output": files[0], "trace": files[1], "overwrite": overwrite, **more}
+    if isinstance(model, ServerOptions):
+        return run_plan(path, model, options, **writing)  # type: ignore[no-any-return, call-overload]
+    source = model if isinstance(model, ModelOptions) else ModelOptions(_path(model, "model"))
+    chosen = options or RunOptions()
+    if path.is_dir() or holds_requests(path):
+        path, chosen = _planned(path, source, chosen, files, overwrite, slots)
+    elif slots is not None:
+        raise InputError("slots has no effect on a plan", file=path, hint="Leave it out.")
+    return run_plan(path, source, chosen, **writing)
+
+
+def plan(
+    requests: Problem | Paths,
+    *,
+    model: str | None = None,
+    slots: int | None = None,
+    cost: CostModel | Paths | None = None,
+    limits: Limits | None = None,
+    output: Paths | None = None,
+    **more: Any,
+) -> Plan:
+    """
+    Return a plan for a problem or for a file of requests, as ``batchbound plan`` makes it.
+
+    Parameters
+    ----------
+    requests
+        A problem; or prompts, a table of lengths, or a generator such as ``table3:0``.
+    model
+        Whose tokenizer counts the prompts, and whose positions limit them.
+    slots
+        Requests in progress at a time.
+    cost
+        A cost model, or a file of one; the paper's if left out.
+    limits
+        When the search stops.
+    output
+        Where the plan is saved, if it is.
+    more
+        Other options of ``batchbound plan`` by their names (``lengths``, ``longest_completion``,
+        ``kv_capacity``, ...) for a file; those of :func:`batchbound.make_plan` for a problem.
+
+    Raises
+    ------
+    InputError
+        If the requests cannot be read, or an option is unknown.
+    """
+    if isinstance(requests, Problem):
+        made = make_plan(requests, limits=_limits(limits), **more)
+    else:
+        from .cli.inputs import provenance_of, read_inputs
+
+        named = cost if isinstance(cost, CostModel) or cost is None else os.fspath(cost)
+        given = {"model": model, "slots": slots, "cost": None if isinstance(named, CostModel) else named}
+        args = _options("plan", [_path(requests, "requests")], {**more, **given})
+        inputs = _quietly(read_inputs, args, keep_arrivals=False)
+        problem, source = inputs.problem, provenance_of(inputs, output or "plan.json")
+        if isinstance(named, CostModel):
+            problem, source = replace(problem, cost=named), replace(source, cost_source={"name": "stated"})
+        made = make_plan(problem, limits=_limits(limits), provenance=source)
+    if output is not None:
+        made.save(output)
+    return made
+
+
+def profile(model: str, *, output: Paths = "cost.json", **more: Any) -> CalibratedCost:
+    """
+    Measure a model on this machine and return its costs, as ``batchbound profile`` does.
+
+    Parameters
+    ----------
+    model
+        Hub name, directory or ``tiny:FAMILY``.
+    output
+        The file of the costs.
+    more
+        Other options of ``batchbound profile`` by their names (``slots``, ``threads``, ...).
+    """
+    args = _options("profile", ["--model", model, "-o", os.fspath(output)], more)
+    _quietly(args.run, args)
+    return CalibratedCost.load(output)
+
+
+def predict(
+    prompts: Paths, completions: Paths, *, output: Paths = "predictor", **more: Any
+) -> TrainedPredictor:
+    """
+    Learn the lengths of completions from past ones, as ``batchbound predict train`` does.
+
+    Parameters
+    ----------
+    prompts, completions
+        Batch files that belong together.
+    output
+        The folder of the predictor.
+    more
+        Other options of ``batchbound predict train`` by their names.
+    """
+    from .executor.predictors.predictor import TrainedPredictor
+
+    words = ["train", os.fspath(prompts), os.fspath(completions), "-o", os.fspath(output)]
+    args = _options("predict", words, more)
+    _quietly(args.run, args)
+    return TrainedPredictor.load(output)
+
+
+def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
+    """
+    Draw a plan or a run beneath first come, first served, one clock and one bound.
+
+    Parameters
+    ----------
+    result
+        A plan, a run of one on one machine, or a solver's result.
+    problem
+        What the solver's result is of.
+    """
+    from .executor.reports.gantt import Panel
+    from .executor.reports.gantt import gantt as drawn
+    from .executor.reports.report import simulated
+    from .heuristics.simulate import simulate
+    from .judging import report
+
+    if isinstance(result, Result):
+        if problem is None:
+            raise InputError("a solver's result is drawn with its problem", hint="Give problem=...")
+        result = make_plan(problem, limits=Limits(work=1), start=result.schedule)
+    if not isinstance(result, Plan | RunResult):
+        raise InputError(f"gantt() draws a plan or a run, not {type(result).__name__}", hint="Give one.")
+    made = result if isinstance(result, Plan) else result.plan
+    name, trace = ("plan", simulated(made)[0]) if made is result else ("run", result.traces[0])  # type: ignore[union-attr]
+    tokens = dict(zip(trace.ids, trace.tokens.tolist(), strict=True))
+    true = [tokens.get(one, 1) for one in made.workload.ids.tolist()]
+    first = simulate(made.problem, "fcfs", made.workload.with_output_tokens(true).output_tokens)
+    panels = [("first come, first served", first), (name, trace)]
+    return drawn(*(Panel.of(title, made.problem.cost, one, report(made, (one,))) for title, one in panels))
+
+
+def _files(output: Paths | None, trace: Paths | None) -> tuple[Path, Path]:
+    """Return where completions and trace go, as the command line names them."""
+    if output is None:
+        return Path("answers.jsonl"), Path(trace or "trace.jsonl")
+    answers = Path(output)
+    beside = answers.with_suffix(".trace.jsonl") if answers.name else Path("trace.jsonl")
+    return answers, beside if trace is None else Path(trace)
+
+
+def _planned(
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    files: tuple[Path, Path],
+    overwrite: bool,
+    slots: int | None,
+) -> tuple[Path, RunOptions]:
+    """Return the plan of prompts, made now or by an earlier call, and the options that follow it."""
+    from .cli.run_prompts import planned_beside, policy_of
+
+    words = [str(path), "--model", source.model, "-o", str(files[0]), "--trace", str(files[1])]
+    given = {"slots": slots, "overwrite": overwrite, "seed": source.seed, "tokenizer": options.tokenizer}
+    given |= {name: getattr(options, name) for name in ("temperature", "any_model")}
+    args = _options("run", words, given)
+    found = _quietly(planned_beside, args)
+    policy = options.policy or policy_of(Plan.load(found))
+    return found, replace(options, policy=policy)
+
+
+def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argparse.Namespace:
+    """Return the options of a command, with those given by name."""
+    from .cli.parser import Parser
+
+    module = import_module(f".cli.commands.{command}", __package__)
+    parser = Parser()
+    module.configure(parser)
+    args = parser.parse_args(words)
+    for name, value in given.items():
+        if not hasattr(args, name):
+            known = ", ".join(sorted(one for one in vars(args) if not one.startswith("_")))
+            raise InputError(f"{command}() has no option {name!r}", hint=f"Choose from {known}.")
+        if value is not None:
+            setattr(args, name, value)
+    args.run = getattr(args, "run", module.run)
+    return args
+
+
+def _quietly(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """Return what a call returns; the library is silent."""
+    from .cli.output import be_quiet
+
+    def silent() -> Any:
+        be_quiet()
+        with redirect_stdout(io.StringIO()):
+            return call(*args, **more)
+
+    return copy_context().run(silent)
+
+
+def _path(given: object, what: str) -> str:
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given)  # type: ignore[arg-type]
+    raise InputError(f"{what} is {type(given).__name__}, not a path", hint="Give the path of a file.")
+
+
+def _limits(given: object) -> Limits | None:
+    if given is None or isinstance(given, Limits):
+        return given
+    raise InputError(f"limits is {given!r}", hint="Give Limits(seconds=...).")

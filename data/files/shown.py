@@ -1,0 +1,47 @@
+"""A few lines for people in place of a page of arrays: in a console and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+
+class Shown:
+    """Base of objects that print as a title and a few named values."""
+
+    __slots__ = ()
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Yield the title with its value, then each name with its value; None is left out."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        (title, value), *rows = self.shown()
+        lines = [f"{title}: {_text(value)}"]
+        lines += [f"  {name:<22}{_text(one)}" for name, one in rows if one is not None]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        (title, value), *rows = self.shown()
+        cells = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(_text(one))}</td></tr>"
+            for name, one in rows
+            if one is not None
+        )
+        return f"<table><caption>{escape(title)}: {escape(_text(value))}</caption>{cells}</table>"
+
+
+def percentage(share: float | None) -> str | None:
+    """Return a share in per cent, None for none."""
+    return None if share is None else f"{share:.2%}"
+
+
+def seconds(value: float | None) -> str | None:
+    """Return seconds with their unit, None for none."""
+    return None if value is None else f"{value:,.4g} s"
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

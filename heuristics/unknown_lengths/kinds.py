@@ -1,0 +1,224 @@
+"""Order of requests of unknown lengths by kinds, where simulation says that it beats the given order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.arrays import FloatArray, IntArray
+from ...data.problem import Problem
+from ..policy import State
+from ..queues.admission import Admission
+from ..queues.ordered import Ordered, arrival_order, longest_first
+from ..queues.prefill_rules import PacedSkiRental
+from ..queues.queue_policy import QueuePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class KindParams:
+    """How an order by kinds is found, and what it must be worth.
+
+    scouts: Most requests of each kind that start first; more show the kinds sooner and reorder more.
+    fewest: Completions that are seen of a kind, ended or under way, before it is told apart from the others.
+    samples: Sampled sets of lengths; more decide better and take longer.
+    margin: Least share of the decode steps that the order must save to be followed.
+    sure: Standard errors by which it must save any.
+    growth: Share of new completions after which the order is looked at again.
+    """
+
+    scouts: int = 4
+    fewest: int = 2
+    samples: int = 24
+    margin: float = 0.005
+    sure: float = 2.0
+    growth: float = 0.25
+
+
+class KindOrder:
+    """Queue in the given order, until the kinds' first completions show that longer kinds should go first.
+
+    The order of kinds is taken from one half of the completions, and tried on lengths sampled from the other
+    half, in turn. So a difference that is chance saves nothing, and the given order stays.
+
+    order: The given order, shape (requests,).
+    kind: Kind of each request, counted from zero, shape (requests,).
+    cap: Most tokens of each completion, shape (requests,).
+    seed: Seed of the sampled lengths.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        order: IntArray,
+        kind: IntArray,
+        cap: IntArray,
+        *,
+        params: KindParams | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._params, self._slots = params or KindParams(), problem.slots
+        self._kind, self._cap = kind, cap
+        self._rng = np.random.default_rng(seed)
+        self._started = np.zeros(len(kind), dtype=np.bool_)
+        self._place = _place_in_kind(order, kind)
+        # The first few of each kind show early how long it is.
+        self._given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
+        self._due = 1
+        self._queue = Ordered(self._given)
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return the first waiting requests, one per free slot."""
+        finished = int(np.count_nonzero(self._started)) - len(state.running)
+        if finished >= self._due:
+            self._due = int(finished * (1 + self._params.growth)) + 1
+            self._order_again(state)
+        return self._queue.propose(state, free)
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Record that these requests are prefilled."""
+        self._started[requests] = True
+        self._queue.take(requests)
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Return these requests to their places."""
+        self._queue.put_back(requests)
+
+    def _order_again(self, state: State) -> None:
+        """Look at the order again, by the completions seen so far."""
+        running = np.zeros(len(self._kind), dtype=np.bool_)
+        running[state.running] = True
+        waiting = self._given[state.waiting[self._given]]
+        seen = np.flatnonzero(self._started)
+        if not len(waiting) or np.ptp(self._kind[waiting]) == 0:
+            return
+        saved = []
+        for half in (0, 1):
+            mine = self._place[seen] % 2 == half
+            told, held_out = seen[mine], seen[~mine]
+            order = self._longest_kinds(waiting, self._lengths(told, running, state))
+            saved += self._saved(waiting, order, self._lengths(held_out, running, state), state)
+        mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
+        better = mean > max(self._params.margin, self._params.sure * error)
+        order = self._longest_kinds(waiting, self._lengths(seen, running, state)) if better else waiting
+        rest = np.setdiff1d(self._given, order)
+        self._queue = Ordered(np.concatenate((order, rest)))
+        self._queue.take(rest.tolist())
+
+    def _lengths(self, seen: IntArray, running: npt.NDArray[np.bool_], state: State) -> list[_Lengths]:
+        """Return the lengths of each kind by some of the completions; few ones stand for all kinds."""
+
+        def lengths(chosen: IntArray) -> _Lengths:
+            cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
+            return _Lengths.seen(state.decoded[chosen], ~running[chosen], cap)
+
+        found = []
+        for kind in range(int(self._kind.max()) + 1):
+            own = seen[self._kind[seen] == kind]
+            found.append(lengths(own if len(own) >= self._params.fewest else seen))
+        return found
+
+    def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
+        """Return the waiting requests, those of the longest kinds first."""
+        mean = np.array([one.mean for one in lengths])
+        return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
+
+    def _saved(
+        self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], state: State
+    ) -> list[float]:
+        """Return the share of the decode steps left that an order saves, for each set of sampled lengths."""
+        running, found = state.running, []
+        steps = np.zeros(len(self._kind))
+        for _ in range(self._params.samples):
+            for kind, one in enumerate(lengths):
+                mine = waiting[self._kind[waiting] == kind]
+                steps[mine] = one.sample(self._rng, np.zeros(len(mine)))
+                under_way = running[self._kind[running] == kind]
+                reached = state.decoded[under_way].astype(np.float64)
+                steps[under_way] = one.sample(self._rng, reached) - reached
+            left = np.minimum(steps, self._cap)
+            begun = left[running].tolist() + [0.0] * (self._slots - len(running))
+            given = decode_steps_of(begun, left[waiting].tolist())
+            found.append(1 - decode_steps_of(begun, left[order].tolist()) / given if given else 0.0)
+        return found
+
+
+def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_first: bool) -> QueuePolicy:
+    """Return a fresh policy that tells kinds apart as they complete, begun by caps or by arrival."""
+    order = longest_first(problem) if longest_cap_first else arrival_order(problem)
+    return QueuePolicy(KindOrder(problem, order, kind, cap), PacedSkiRental(), Admission(problem))
+
+
+def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
+    """Return the place of each request among those of its kind, shape (requests,)."""
+    place = np.zeros(len(order), dtype=np.int64)
+    for one in range(int(kind.max()) + 1):
+        mine = order[kind[order] == one]
+        place[mine] = np.arange(len(mine))
+    return place
+
+
+def decode_steps_of(begun: Sequence[float], waiting: Sequence[float]) -> float:
+    """Return the decode steps until all have ended, if each waiting one takes the first free slot."""
+    ends = list(begun)
+    heapq.heapify(ends)
+    last = max(ends)
+    for steps in waiting:
+        end = ends[0] + steps
+        heapq.heapreplace(ends, end)
+        last = max(last, end)
+    return last
+
+
+def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float:
+    """Return the share of decode steps that known lengths save, if lengths spread evenly up to the caps.
+
+    The mean over sampled sets of lengths; against the given order, and at most: no schedule takes fewer steps
+    than its slots allow or its longest request needs.
+    """
+    rng, saved = np.random.default_rng(seed), []
+    for _ in range(samples):
+        steps = np.ceil(problem.decode_steps * rng.random(len(problem)))
+        given = decode_steps_of([0.0] * problem.slots, steps.tolist())
+        least = max(steps.sum() / problem.slots, steps.max())
+        saved.append(1 - least / given if given else 0.0)
+    return float(np.mean(saved))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lengths:
+    """Distribution of lengths by the product-limit estimate: those under way may become longer.
+
+    at: Lengths, ascending; the last stands for all beyond those seen.
+    below: Probability of each length or a shorter one.
+    """
+
+    at: FloatArray
+    below: FloatArray
+
+    @classmethod
+    def seen(cls, lengths: IntArray, ended: npt.NDArray[np.bool_], cap: float) -> _Lengths:
+        """Return the distribution of completions seen, each ended or under way."""
+        order = np.lexsort((~ended, lengths))
+        at, last = lengths[order].astype(np.float64), ended[order]
+        surviving = np.cumprod(1 - last / np.arange(len(at), 0, -1))
+        longest = float(at[-1]) if len(at) else 1.0
+        # Nothing is known between the longest and the cap.
+        return cls(np.append(at, (longest + max(cap, longest)) / 2), np.append(1 - surviving, 1.0))
+
+    @property
+    def mean(self) -> float:
+        """Mean length."""
+        return float(np.diff(self.below, prepend=0.0) @ self.at)
+
+    def sample(self, rng: np.random.Generator, reached: FloatArray) -> FloatArray:
+        """Return a length beyond each of those reached."""
+        first = np.searchsorted(self.at, reached, side="right")
+        least = np.where(first > 0, self.below[np.maximum(first - 1, 0)], 0.0)
+        share = least + rng.random(len(reached)) * (1 - least)
+        found = self.at[np.minimum(np.searchsorted(self.below, share), len(self.at) - 1)]
+        beyond: FloatArray = np.maximum(found, reached + 1)
+        return beyond
