@@ -40,6 +40,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
                 "messages": [{"role": "user", "content": "word " * (1 + k % 3)}],
                 "max_tokens": 2 + 2 * k,
                 "temperature": float(k % 2),
+                "n": 2 if k == 3 else 1,
             },
         }
         for k in range(8)
