@@ -138,7 +138,7 @@ def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> i
         raise InputError(str(error), file=read.source, hint="Correct the option, or the requests.") from None
     plan.save(args.output)
     handover = hand_over(plan, max_position=args.max_position)
-    batch = read.source if read.digest is not None and not is_prompt_table(read.source) else None
+    batch = None if is_prompt_table(read.source) else read.requests
     files = write_handover(handover, plan, args.output, batch)
     assuming = assumed_line(plan.relied_on)
     for remark in (*plan.remarks, *([] if assuming is None else [assuming]), *handover.remarks):

@@ -10,7 +10,10 @@ from ..run_job.on_servers import Order, ServerOptions
 from .inputs import columns_of, positive, seconds
 from .parser import Parser
 
-_OF_SERVERS = ("server", "in_flight", "order", "batched_tokens", "kv_tokens", "timeout", "attempts", "outage")
+_OF_SERVERS = (
+    *("server", "in_flight", "order", "batched_tokens", "kv_tokens"),
+    *("timeout", "attempts", "outage", "deadline", "body"),
+)
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
 _PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 
@@ -74,6 +77,19 @@ def add_server(parser: Parser) -> None:
         type=seconds,
         metavar="S",
         help="seconds without a reachable server after which the run stops (default: 600)",
+    )
+    group.add_argument(
+        "--deadline",
+        needs=["--server"],
+        type=seconds,
+        metavar="S",
+        help="seconds after which the run ends with what is finished; the rest is marked batch_expired",
+    )
+    group.add_argument(
+        "--body",
+        needs=["--server"],
+        metavar="FILE",
+        help="JSON object with fields for every request body that lacks them",
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..data.files.disk import atomic_write, write_json
-from ..data.files.jsonl import json_lines
 from ..data.iteration_plan import IterationPlan
-from ..data.readers.server_batch import completion_ids, read_server_batch
+from ..data.readers.server_batch import ServerBatch, encoded, read_server_batch
 
 if TYPE_CHECKING:
     from .handover import Handover
@@ -37,7 +37,7 @@ def write_handover(
     handover: Handover,
     plan: IterationPlan,
     plan_path: str | os.PathLike[str],
-    batch: str | os.PathLike[str] | None,
+    batch: str | os.PathLike[str] | ServerBatch | None,
 ) -> tuple[Path, ...]:
     """
     Write a handover, and return its files.
@@ -45,7 +45,7 @@ def write_handover(
     A server's are batch files in the order of the priorities: the lines of the batch that was planned with
     ``priority`` in their bodies, or ids and priorities alone for a job of lengths. A trainer's is one object.
 
-    ``batch``: the file of the requests, or None for a job of lengths.
+    ``batch``: the requests or their file, or None for a job of lengths.
     """
     ids = plan.workload.ids.tolist()
     if handover.engine not in SERVERS:
@@ -53,24 +53,28 @@ def write_handover(
         write_json(path, _for_trainer(handover, plan))
         return (path,)
     assert handover.priority is not None
-    lines = {} if batch is None else _lines(batch)
+    requests = batch if isinstance(batch, ServerBatch | None) else read_server_batch(batch)
+    of = np.arange(len(ids))
+    if requests is not None:
+        # The completions of a request stand side by side.
+        of = np.repeat(np.arange(len(requests)), requests.choices)
     paths = handover_paths(plan_path, handover.engine, len(plan.shares))
     for path, share in zip(paths, plan.shares, strict=True):
-        written = set[str]()
+        written = np.zeros(len(ids), dtype=np.bool_)
         with atomic_write(path) as stream:
             for i in share.requests.tolist():
-                priority = int(handover.priority[i])
-                line = lines.get(ids[i], {"custom_id": ids[i]})
-                if str(line["custom_id"]) in written:
+                if written[of[i]]:
                     # One more of the completions that a request asks for.
                     continue
-                written.add(str(line["custom_id"]))
+                written[of[i]] = True
+                priority = int(handover.priority[i])
+                line = {"custom_id": ids[i]} if requests is None else requests.entry(int(of[i]))
                 body = line.get("body")
                 if isinstance(body, Mapping):
                     line = {**line, "body": {**body, "priority": priority}}
                 else:
                     line = {**line, "priority": priority}
-                stream.write(json.dumps(line) + "\n")
+                stream.write(encoded(line).decode() + "\n")
     return paths
 
 
@@ -83,11 +87,3 @@ def _for_trainer(handover: Handover, plan: IterationPlan) -> dict[str, object]:
         "settings": dict(handover.settings),
     }
     return value if handover.priority is None else value | {"priority": handover.priority.tolist()}
-
-
-def _lines(batch: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
-    """Return the line of each completion, by its name."""
-    found: dict[str, dict[str, object]] = {}
-    for request, (_, line) in zip(read_server_batch(batch), json_lines(batch), strict=True):
-        found |= dict.fromkeys(completion_ids([request]), line)
-    return found

@@ -20,7 +20,14 @@ from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.requests import nothing_to_drop, read_workload
-from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
+from ..data.readers.server_batch import (
+    ServerBatch,
+    ServerRequest,
+    completion_ids,
+    planned_lengths,
+    prompt_groups,
+    read_server_batch,
+)
 from ..data.readers.tables import is_table
 from ..data.workload import Workload, WorkloadError
 
@@ -88,12 +95,14 @@ class ReadJob:
     source: The file, or the generator with its seed, as it was named.
     lengths: Where the completions' lengths come from.
     digest: The file's SHA-256, for requests that can be sent; None for lengths alone.
+    requests: The requests, None for lengths alone.
     """
 
     job: MixedJob
     source: str
     lengths: LengthSource
     digest: str | None = None
+    requests: ServerBatch | None = None
 
 
 def read_mixed_job(
@@ -144,25 +153,24 @@ def read_mixed_job(
     requests = read_server_batch(name, columns)
     output, source = planned_lengths(requests, lengths, longest)
     job = _sent(requests, output, tokenizer, name, prefix_caching=prefix_caching)
-    return ReadJob(replace(job, exact=source.kind == "known"), name, source, prompts_digest(name))
+    job = replace(job, exact=source.kind == "known")
+    return ReadJob(job, name, source, prompts_digest(name), requests)
 
 
 def _sent(
-    requests: Sequence[ServerRequest],
+    requests: ServerBatch,
     output: IntArray,
     tokenizer: Tokenizer | None,
     name: str,
     *,
     prefix_caching: bool,
 ) -> MixedJob:
-    from ..executor.server.server_job import prompt_groups
-
     prompts = [_tokens(request, tokenizer, name) for request in requests]
     counts = [
-        request.prompt_tokens if tokens is None else len(tokens)
-        for request, tokens in zip(requests, prompts, strict=True)
+        known if tokens is None else len(tokens)
+        for known, tokens in zip(requests.prompt_tokens.tolist(), prompts, strict=True)
     ]
-    choices = np.array([request.choices for request in requests])
+    choices = requests.choices
     lengths = np.repeat(output, choices)
     group, inputs = prompt_groups(requests), np.array(counts)
     try:

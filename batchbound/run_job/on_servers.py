@@ -16,7 +16,7 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.claims.assumptions import WHOLE_CONTEXT, Assumption
 from ..data.costs.model_shape import holds_whole_context
-from ..data.files.disk import InputError, read_text
+from ..data.files.disk import InputError, read_json_object, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.files.sources import local_file
 from ..data.iteration_plan import IterationPlan, load_plan
@@ -25,7 +25,13 @@ from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import is_parquet_name, read_completions, write_completions
-from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
+from ..data.readers.server_batch import (
+    ServerBatch,
+    completion_ids,
+    planned_lengths,
+    prompt_groups,
+    read_server_batch,
+)
 from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun
 from ..executor.jobs.params import RunParams
@@ -96,6 +102,10 @@ class ServerOptions:
         Attempts at a request whose server is busy or answers with a 5xx; as ``params`` if left out.
     outage
         Seconds without any reachable server before the run stops; as ``params`` if left out.
+    deadline
+        Seconds after which the run ends with what is finished; the rest is marked ``batch_expired``.
+    body
+        File of a JSON object with fields for every body that lacks them.
     seed
         Seed of shuffled orders and of the waits between attempts.
     params
@@ -120,6 +130,8 @@ class ServerOptions:
     timeout: float | None = None
     attempts: int | None = None
     outage: float | None = None
+    deadline: float | None = None
+    body: str | None = None
     seed: int = 0
     params: RunParams | str | os.PathLike[str] | None = None
 
@@ -128,6 +140,11 @@ class ServerOptions:
             raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
         if self.order not in get_args(Order):
             raise ValueError(f"the order {self.order!r} is none of {', '.join(get_args(Order))}")
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """The fields of every body that lacks them."""
+        return {} if self.body is None else read_json_object(Path(self.body))
 
     @property
     def tuned(self) -> RunParams:
@@ -143,7 +160,7 @@ class ServerOptions:
 
     def files(self) -> Iterator[Path]:
         """Yield the files that a run with these options reads, except the batch."""
-        for text in filter(None, (self.prompts, self.lengths, file_of(self.params))):
+        for text in filter(None, (self.prompts, self.lengths, self.body, file_of(self.params))):
             for name in {text, text.rpartition(":")[2]}:
                 if Path(name).is_file():
                     yield Path(name)
@@ -160,29 +177,31 @@ class _Batch:
     planned: Positions in the plan's order; None without a plan.
     slots: Of the plan; None without one.
     iterations: The plan for servers; None without one.
+    unknown: Requests whose completions have neither a length nor a cap.
     """
 
     path: Path
-    requests: tuple[ServerRequest, ...]
+    requests: ServerBatch
     output: IntArray
     planned: IntArray | None
     slots: int | None
     iterations: IterationPlan | None = None
+    unknown: int = 0
 
     def work(self) -> Releasable:
         """Return the requests as the server will compute them, by the planned lengths."""
         if self.iterations is not None:
             plan = self.iterations
-            request = np.repeat(np.arange(len(self.requests)), [one.choices for one in self.requests])
+            request = np.repeat(np.arange(len(self.requests)), self.requests.choices)
             rows = sequences_of(
                 plan.workload.input_tokens, plan.workload.output_tokens, plan.cached, plan.shared
             )
             return Releasable.of_rows(rows, request, exact=plan.provenance.lengths.get("kind") == "known")
         return Releasable(
-            np.array([request.prompt_tokens for request in self.requests]),
+            self.requests.prompt_tokens,
             self.output,
-            np.array([request.choices for request in self.requests]),
-            exact=all(request.output_tokens is not None for request in self.requests),
+            self.requests.choices,
+            exact=bool(self.requests.stated.all()),
         )
 
 
@@ -199,10 +218,11 @@ def run_on_servers(
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
-    from ..executor.server.server_job import ServerJob
+    from ..executor.server.server_job import ServerJob, completed
 
     output, trace = outputs
     is_parquet_name(output)
+    errors = errors_path(output)
     _check_urls(options.urls)
     batch = _read(plan, options)
     read = [batch.path, plan, *options.files(), journal_path(output)]
@@ -211,11 +231,13 @@ def run_on_servers(
         "server": "OpenAI",
         "model": options.model,
     }
+    if options.defaults:
+        identity["body"] = options.defaults
     finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
     if finished is not None:
         return finished
     # Outputs that exist may be an earlier part's of this run, which is looked into below.
-    refuse_outputs(outputs, overwrite or journal_path(output).exists(), read)
+    refuse_outputs((*outputs, errors), overwrite or journal_path(output).exists(), read)
     job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
     facts = job.probe()
     slots = _slots(options, batch, facts)
@@ -229,7 +251,7 @@ def run_on_servers(
     assumptions = _assumptions(facts, options, batch, remark)
     whole = assumptions[0].basis in ("checked", "stated")
     limits = _limits(options, slots, len(facts), metrics, batch.iterations, whole=whole)
-    again = _asked_again(options, batch, limits)
+    again = 0 if batch.unknown else _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
         # Only this order can adapt to the lengths seen.
@@ -239,9 +261,9 @@ def run_on_servers(
     release = _release(options, batch, limits, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None)
     with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
-        refuse_outputs(outputs, overwrite or journal.ending, read)
+        refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
         resumed = len(journal.finished)
-        left = sum(request.custom_id not in journal.finished for request in batch.requests)
+        left = sum(name not in journal.finished for name in batch.requests.names)
         with nullcontext() if watching is None else watching(left, journal) as advance:
             outcome = job.run(journal, facts, on_served=advance, remark=remark)
             if outcome.stopped is None:
@@ -251,7 +273,11 @@ def run_on_servers(
     # Cut off before its trace: one without requests tells the finished job from another's.
     if len(outcome.run) or _run_of(trace) != run_digest(identity):
         replace(outcome.run, run=run_digest(identity), assumptions=assumptions).save(trace)
-    write_completions(output, (journal.finished[request.custom_id] for request in batch.requests))
+    write_completions(output, journal.finished.lines(batch.requests.names))
+    errors.unlink(missing_ok=True)
+    if outcome.failed:
+        lines = journal.finished.lines(batch.requests.names)
+        write_completions(errors, (line for line in lines if not completed(line)))
     journal.remove()
     stated = options.batched_tokens is not None
     ran = replace(outcome.run, assumptions=assumptions)
@@ -261,12 +287,17 @@ def run_on_servers(
     )
 
 
+def errors_path(output: Path) -> Path:
+    """Return the file of the failed requests, next to that of all."""
+    return output.with_name(f"{output.stem}.errors.jsonl")
+
+
 def _finished_before(
     batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
 ) -> ServerResult | None:
     """Return the result of an earlier run that wrote all of its outputs; None if there is none."""
     output, trace = outputs
-    if _run_of(trace) != run or not is_whole(output, [one.custom_id for one in batch.requests]):
+    if _run_of(trace) != run or not is_whole(output, batch.requests.names):
         return None
     ran = ServerRun.load(trace)
     whole = any(one.name == WHOLE_CONTEXT and one.basis == "checked" for one in ran.assumptions)
@@ -374,8 +405,6 @@ def _as_planned(
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
     """Return the number of requests that repeat a prompt, if an order by lengths seen may use that."""
-    from ..executor.server.server_job import prompt_groups
-
     work = batch.work()
     if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):
         return 0
@@ -395,6 +424,7 @@ def _ordered(
         planned=planned,
         params=options.tuned,
         seed=options.seed,
+        deadline=options.deadline,
     )
 
 
@@ -406,7 +436,12 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
         if options.order == "plan":
             hint = "Plan first with `batchbound plan`, or choose another order."
             raise InputError("--order plan needs a plan", file=path, hint=hint)
-        requests = read_server_batch(path, options.columns)
+        requests = read_server_batch(path, options.columns, options.defaults)
+        known = np.where(requests.stated > 0, requests.stated, requests.caps)
+        unknown = int((known == 0).sum())
+        if unknown and options.lengths is None and options.order in ("auto", "file"):
+            # Nothing says which are long: they go in the order of their file.
+            return _Batch(path, requests, known, None, None, unknown=unknown)
         output, _ = planned_lengths(requests, options.lengths)
         return _Batch(path, requests, output, None, None)
     if options.lengths is not None:
@@ -428,14 +463,14 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
         raise InputError("the plan is of lengths only", file=path, hint=hint)
     prompts = local_file(options.prompts or source.file(path.resolve().parent))
     refuse_changed(prompts, source)
-    requests = read_server_batch(prompts, source.columns)
+    requests = read_server_batch(prompts, source.columns, options.defaults)
     mixing = isinstance(plan, IterationPlan)
-    names = completion_ids(requests) if mixing else [request.custom_id for request in requests]
+    names = completion_ids(requests) if mixing else requests.names
     if names != plan.workload.ids.tolist():
         raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
     if not isinstance(plan, IterationPlan):
         return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
-    starts = np.cumsum([0, *(request.choices for request in requests[:-1])])
+    starts = np.cumsum(requests.choices) - requests.choices
     rank = np.argsort(plan.order)
     output = np.maximum.reduceat(plan.workload.output_tokens, starts)
     # The completions of a request are sent when the first of them is due.
@@ -482,7 +517,7 @@ def _check_facts(
             remark(
                 f"{fact.url}: {fact.metrics.running} requests of others are running: the counts include them"
             )
-        named = {model} if model is not None else {request.body.get("model") for request in batch.requests}
+        named = {model} if model is not None else batch.requests.models
         missing = sorted(str(one) for one in named - {None} if one not in fact.models)
         if fact.models and missing:
             message = f"the server does not serve {missing[0]!r}, only {', '.join(fact.models)}"
@@ -492,7 +527,7 @@ def _check_facts(
 
 def _unnamed_model(facts: Sequence[ServerFacts], model: str | None, batch: _Batch) -> str | None:
     """Return the model that the servers give requests that name none; None if all do, or they do not say."""
-    if model is not None or all(request.body.get("model") is not None for request in batch.requests):
+    if model is not None or None not in batch.requests.models:
         return None
     given = sorted({fact.models[0] for fact in facts if fact.models})
     if len(given) > 1:
@@ -535,8 +570,14 @@ def _release(
     options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
 ) -> Release:
     """Return the order asked for, or the one of fewest simulated iterations, and say what it promises."""
-    from ..executor.serving.release import predict
+    from ..executor.serving.release import Release, predict
 
+    if batch.unknown:
+        remark(
+            f"order: file order; {batch.unknown:,} requests have no max_tokens, so that iterations cannot be"
+            " predicted: say --lengths to order them"
+        )
+        return Release(FILE_ORDER, np.arange(len(batch.requests)), None)
     work = batch.work()
     flying = None if options.in_flight is None else options.in_flight * len(options.urls)
     if options.order == "auto":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from . import children, faults, files, journal_damage, kills
+from . import children, faults, files, journal_damage, kills, servers
 from .jobs import Work, make_work
 from .tally import Book, table
 
@@ -40,6 +40,10 @@ def attacks(args: argparse.Namespace, scratch: Path, book: Book) -> dict[str, Ca
         "a full disk under `run`",
         "status 1 and how to go on; nothing finished lost; the same command finishes",
     )
+    misled = (
+        "servers that break HTTP or mislead",
+        "each completion under its own id or an error row, an end, under 300 MiB, no control characters",
+    )
     seed = args.seed
     return {
         "runs": lambda: kills.kill_runs(work(), scratch, args.kills, seed, book.open(runs, once)),
@@ -53,6 +57,7 @@ def attacks(args: argparse.Namespace, scratch: Path, book: Book) -> dict[str, Ca
         "disks": lambda: faults.fill_disks(
             work(), scratch, max(5, args.faults // 2), seed, book.open(*disks)
         ),
+        "servers": lambda: servers.mislead(scratch, book.open(*misled)),
         "files": lambda: files.damage_files(scratch, args.inputs, seed, book, args.keep),
     }
 

@@ -22,6 +22,9 @@ from .errors import shown as shown
 from .sources import first_bytes, reading
 from .sources import refuse_streams as refuse_streams
 
+_BLOCK = 2**20
+"""Characters of a file that are read at a time."""
+
 _REWRITE = "Write it as Parquet, to a name that ends in .parquet."
 _NO_TEXT = {
     b"PK\x03\x04": ("is compressed (zip)", "Decompress it first; save a spreadsheet as CSV."),
@@ -55,6 +58,29 @@ def read_text(path: str | os.PathLike[str]) -> str:
         where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
         raise InputError("not text (a zero byte)", file=path, where=where, hint="Write it again as text.")
     return text
+
+
+def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of a text file, without their line breaks; errors are those of :func:`read_text`."""
+    head = first_bytes(path, 8)
+    for magic, (what, hint) in _NO_TEXT.items():
+        if head.startswith(magic):
+            raise InputError(what, file=path, hint=hint)
+    passed, rest = 1, ""
+    try:
+        with reading(path) as stream, TextIOWrapper(stream, encoding="utf-8-sig") as blocks:
+            while block := blocks.read(_BLOCK):
+                if "\0" in block:
+                    where = f"line {passed + block.count(chr(10), 0, block.index(chr(0)))}"
+                    hint = "Write it again as text."
+                    raise InputError("not text (a zero byte)", file=path, where=where, hint=hint)
+                *whole, rest = (rest + block).split("\n")
+                passed += len(whole)
+                yield from whole
+        yield rest
+    except UnicodeDecodeError:
+        read_text(path)  # names the byte
+        raise
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:

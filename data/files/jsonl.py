@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from .disk import InputError, read_text
+import msgspec
+
+from .disk import InputError, text_lines
 from .sources import local_file, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
@@ -16,14 +18,14 @@ _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield each line's number, counted from one, and its object; blank lines are passed over."""
-    empty, decode = True, json.JSONDecoder().raw_decode
-    for number, line in enumerate(_lines(read_text(path)), start=1):
+    empty = True
+    for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
             continue
         empty = False
         where = f"line {number}"
         try:
-            value = _parsed(line, decode)
+            value = _parsed(line)
             if "\\ud" in line or "\\uD" in line:
                 json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
@@ -48,23 +50,12 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
         raise InputError("the file is empty", file=path, hint="Give a file with a request per line.")
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text one at a time: all of ten million would take another gigabyte."""
-    # Not splitlines: JSON strings may hold the other line separators of Unicode as they are.
-    start, end = 0, text.find("\n")
-    while end >= 0:
-        yield text[start:end]
-        start, end = end + 1, text.find("\n", end + 1)
-    yield text[start:]
-
-
-def _parsed(line: str, decode: Callable[[str], tuple[object, int]]) -> object:
-    """Return a line's value as json.loads does, sooner where nothing stands around it."""
-    if line[0] == "{" and line[-1] == "}":
-        value, end = decode(line)
-        if end == len(line):
-            return value
-    return json.loads(line)
+def _parsed(line: str) -> object:
+    """Return a line's value as json.loads does, sooner where it is plain JSON."""
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return json.loads(line)
 
 
 def json_array(text: str, path: str | os.PathLike[str]) -> list[dict[str, object]] | None:

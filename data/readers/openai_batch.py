@@ -127,14 +127,19 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
     """Refuse a ``custom_id`` that names two requests."""
     line_of: dict[str, int] = {}
     for number, custom_id in ids:
-        first = line_of.setdefault(custom_id, number)
-        if first != number:
-            raise InputError(
-                f"{custom_id!r} already names the request of line {first}",
-                file=path,
-                where=f"line {number}, field 'custom_id'",
-                hint="Give every request its own custom_id.",
-            )
+        refuse_known(line_of, number, custom_id, path)
+
+
+def refuse_known(line_of: dict[str, int], number: int, custom_id: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a ``custom_id`` that is among those of earlier lines, else note its line."""
+    first = line_of.setdefault(custom_id, number)
+    if first != number:
+        raise InputError(
+            f"{custom_id!r} already names the request of line {first}",
+            file=path,
+            where=f"line {number}, field 'custom_id'",
+            hint="Give every request its own custom_id.",
+        )
 
 
 def each_sample(

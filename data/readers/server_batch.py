@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import array
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, cast, overload
+
+import msgspec
+import numpy as np
 
 from ..arrays import IntArray
+from ..files.disk import shown
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
-from ..workload import LONGEST
+from ..workload import LONGEST, numbered
 from .length_source import LengthSource
-from .openai_batch import COMPLETIONS, BatchLine, refuse_repeated
+from .openai_batch import CHAT, COMPLETIONS, BatchLine, refuse_known
 
-_CAPS = ("max_completion_tokens", "max_tokens")
+_CAPS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+RESPONSES = "/v1/responses"
+
+_READING = (
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/score",
+    "/rerank",
+    "/v2/rerank",
+    "/score",
+    "/classify",
+    "/pooling",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)
+"""Endpoints of servers that read a prompt and generate no tokens of a completion."""
+
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, *_READING)
+"""Endpoints that rows may name."""
+
+_PROMPTS = ("prompt", "messages", "input")
+
 _BYTES_PER_TOKEN = 4
 
 
@@ -30,7 +63,7 @@ class ServerRequest:
     custom_id
         The user's name of the request, unique in its file.
     url
-        :data:`.CHAT` or :data:`.COMPLETIONS`.
+        One of :data:`ENDPOINTS`.
     line
         Where it stands in its file, counted from one.
     body
@@ -55,12 +88,19 @@ class ServerRequest:
     @property
     def choices(self) -> int:
         """Completions that are asked for, ``n`` of each prompt; each takes a slot of its own."""
+        if self.url not in (CHAT, COMPLETIONS):
+            return 1
         return max(whole(self.body.get("n")) or 1, 1) * max(1, len(self.prompts))
 
     @property
     def says(self) -> Any:
-        """The prompt as it was given: text, token ids, or messages."""
-        return self.body.get("prompt", self.body.get("messages"))
+        """The prompt as it was given: text, token ids, or messages; else all of the body."""
+        return next((self.body[name] for name in _PROMPTS if name in self.body), self.body)
+
+    @property
+    def generates(self) -> bool:
+        """Whether a completion is generated; else the prompt is only read."""
+        return self.url not in _READING
 
     @property
     def max_tokens(self) -> int | None:
@@ -70,7 +110,7 @@ class ServerRequest:
     @property
     def expected_tokens(self) -> int | None:
         """Tokens that the completion has as stated, or at most, or None."""
-        return self.output_tokens or self.max_tokens
+        return self.output_tokens or (self.max_tokens if self.generates else 1)
 
     @property
     def prompt_tokens(self) -> int:
@@ -79,29 +119,127 @@ class ServerRequest:
 
         Of several prompts, the shortest one's: no completion of the request reads fewer.
         """
-        return min(map(self._tokens_of, self.prompts or [self.body.get("prompt")]))
+        return min(map(self._tokens_of, self.prompts or [self.says]))
 
     def _tokens_of(self, prompt: object) -> int:
         if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
             return len(prompt)
-        text = prompt if isinstance(prompt, str) else json.dumps(self.body.get("messages", prompt))
-        return max(1, -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN))
+        text = prompt.encode("utf-8", "replace") if isinstance(prompt, str) else encoded(prompt)
+        return max(1, -(-len(text) // _BYTES_PER_TOKEN))
+
+
+class ServerBatch(Sequence[ServerRequest]):
+    """
+    The requests of a file. Their bodies stay on disk, and are read when a request is.
+
+    names: The ``custom_id`` of each.
+    choices, prompt_tokens, caps, stated: What the requests say, zero for nothing, shape (requests,).
+    prompts: A number for the prompt of each, equal where prompts are, shape (requests,).
+    several: Whether a request holds several prompts, shape (requests,).
+    models: Models that they name, None among them where one names none.
+    """
+
+    def __init__(self, rows: Iterable[tuple[ServerRequest, Mapping[str, object]]]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self.names: list[str] = []
+        self.models: set[object] = set()
+        columns = [array.array("q") for _ in range(6)]
+        self._at, self._line = array.array("q", [0]), array.array("q")
+        self._url: list[str] = []
+        for request, entry in rows:
+            self.names.append(request.custom_id)
+            self._url.append(sys.intern(request.url))
+            model = request.body.get("model")
+            self.models.add(model if isinstance(model, str) else None)
+            told = hashlib.blake2b(encoded(request.says, "sorted"), digest_size=8).digest()
+            prompt = int.from_bytes(told, "big", signed=True)
+            # A row that generates nothing takes the iterations of its prompt, as one token would.
+            least = 0 if request.generates else 1
+            caps = request.max_tokens or least, request.output_tokens or least
+            values = request.choices, request.prompt_tokens, *caps, prompt, bool(request.prompts)
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+            self._line.append(request.line)
+            text = encoded(entry)
+            self._file.write(text)
+            self._at.append(self._at[-1] + len(text))
+        self._file.flush()
+        self.choices, self.prompt_tokens, self.caps, self.stated, self.prompts, several = (
+            np.array(column, dtype=np.int64) for column in columns
+        )
+        self.several = several.astype(np.bool_)
+
+    @classmethod
+    def of(cls, requests: Sequence[ServerRequest]) -> ServerBatch:
+        """Return requests as such a batch."""
+        if isinstance(requests, ServerBatch):
+            return requests
+        return cls((one, {"custom_id": one.custom_id, "body": one.body}) for one in requests)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> ServerRequest: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[ServerRequest]: ...
+
+    def __getitem__(self, at: int | slice) -> ServerRequest | Sequence[ServerRequest]:
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        at %= len(self)
+        body = cast("Mapping[str, object]", self.entry(at)["body"])
+        stated = int(self.stated[at]) or None
+        return ServerRequest(self.names[at], self._url[at], self._line[at], body, stated)
+
+    def entry(self, at: int) -> dict[str, object]:
+        """Return a request's whole line."""
+        start, end = self._at[at], self._at[at + 1]
+        entry: dict[str, object] = _decoded(os.pread(self._file.fileno(), end - start, start))
+        return entry
+
+
+def encoded(value: object, order: Literal["sorted"] | None = None) -> bytes:
+    """Return a value as JSON; halves of a character are escaped."""
+    try:
+        return msgspec.json.encode(value, order=order)
+    except UnicodeEncodeError:
+        return json.dumps(value, sort_keys=order is not None).encode()
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
 
 
 def read_server_batch(
-    path: str | os.PathLike[str], columns: PromptColumns | None = None
-) -> tuple[ServerRequest, ...]:
+    path: str | os.PathLike[str],
+    columns: PromptColumns | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> ServerBatch:
     """
     Return the requests of an OpenAI batch file or of a table, with bodies that a server will judge.
 
-    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides.
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. A body that lacks a
+    field has that of ``defaults``.
     """
-    requests = [
-        (number, _Line(path, number).request(entry))
-        for number, entry in batch_entries(path, columns, text_only=False)
-    ]
-    refuse_repeated(((number, request.custom_id) for number, request in requests), path)
-    return tuple(request for _, request in requests)
+    line_of: dict[str, int] = {}
+
+    def rows() -> Iterator[tuple[ServerRequest, Mapping[str, object]]]:
+        for number, entry in batch_entries(path, columns, text_only=False):
+            if defaults and isinstance(entry.get("body"), dict):
+                entry = {**entry, "body": {**defaults, **cast("Mapping[str, object]", entry["body"])}}
+            request = _Line(path, number).request(entry)
+            refuse_known(line_of, number, request.custom_id, path)
+            yield request, entry
+
+    return ServerBatch(rows())
 
 
 def planned_lengths(
@@ -112,25 +250,29 @@ def planned_lengths(
 
     By default they are those stated, else the caps; InputError if a request lacks what the source needs.
     """
-    known = [request.output_tokens for request in requests]
+    batch = ServerBatch.of(requests)
+    known, caps = ([value or None for value in column.tolist()] for column in (batch.stated, batch.caps))
     source = LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths)
     source = replace(source, longest=longest)
-    output = source.resolve(
-        [request.custom_id for request in requests],
-        caps=[request.max_tokens for request in requests],
-        known=known,
-        prompts=[request.says for request in requests],
-    )
+    # Only a history looks at the prompts.
+    says = [request.says for request in requests] if source.kind == "history" else None
+    output = source.resolve(batch.names, caps=caps, known=known, prompts=says)
     return output, source
 
 
 def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
     """Return the name of each completion: its request's, with its number where that asks for several."""
+    batch = ServerBatch.of(requests)
     return [
-        request.custom_id if request.choices == 1 else f"{request.custom_id}#{k}"
-        for request in requests
-        for k in range(request.choices)
+        name if count == 1 else f"{name}#{k}"
+        for name, count in zip(batch.names, batch.choices.tolist(), strict=True)
+        for k in range(count)
     ]
+
+
+def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
+    """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
+    return numbered(ServerBatch.of(requests).prompts.tolist())
 
 
 class _Line(BatchLine):
@@ -149,13 +291,24 @@ class _Line(BatchLine):
         for field in ("n", *_CAPS):
             self.whole(body.get(field), f"body.{field}")
         try:
-            json.dumps(body, allow_nan=False)
+            # Only what JSON has not is encoded as null.
+            if b"null" in encoded(body):
+                json.dumps(body, allow_nan=False)
         except ValueError:
             hint = "Write null, or leave the field out."
             raise self.error("body", "holds NaN or an infinite number, which JSON has not", hint) from None
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
-        url = self.url(entry.get("url"), body)
+        url = self.endpoint(entry.get("url"), body)
         return ServerRequest(name, url, self.number, body, tokens)
+
+    def endpoint(self, given: object, body: Mapping[str, object]) -> str:
+        """Return the endpoint of a row; without one, ``messages`` or ``prompt`` decides."""
+        if given in (None, CHAT, COMPLETIONS):
+            return self.url(given, body)
+        if given not in ENDPOINTS:
+            hint = f"Use one of {', '.join(ENDPOINTS)}."
+            raise self.error("url", f"{shown(given)} is no endpoint of a server", hint)
+        return str(given)
 
     def whole(self, value: object, field: str) -> int | None:
         if value is None:

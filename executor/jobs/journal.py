@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import msgspec
 
@@ -53,7 +54,7 @@ class Journal:
     ) -> None:
         self.path, self._sync_seconds = Path(path), sync_seconds
         self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
-        self.finished: dict[str, dict[str, object]] = {}
+        self.finished = Finished(self.path)
         self.dropped: tuple[int, ...] = ()
         self.ending = False
         self._synced = time.monotonic()
@@ -82,13 +83,13 @@ class Journal:
         """Write one finished completion; after an error the earlier ones are still whole."""
         before = self._stream.seek(0, os.SEEK_END)
         try:
-            self.finished[name] = dict(answer)
             self._write(msgspec.json.encode({"id": name, "answer": answer}))
+            self.finished.note(name, before)
         except BaseException:
             # An interrupt may come right after the write: what is on disk is finished, and nothing else.
             whole = self._stream.seek(0, os.SEEK_END)
-            if whole == before or os.pread(self._stream.fileno(), 1, whole - 1) != b"\n":
-                self.finished.pop(name, None)
+            if whole > before and os.pread(self._stream.fileno(), 1, whole - 1) == b"\n":
+                self.finished.note(name, before)
             raise
         if time.monotonic() - self._synced >= self._sync_seconds:
             self._sync()
@@ -123,39 +124,50 @@ class Journal:
             _LOG.warning("%s cannot be locked (%s)", self.path, error.strerror)
 
     def _recover(self) -> None:
-        self._stream.seek(0)
-        lines = self._stream.read().split(b"\n")
-        first = lines[0][: len(_BEGINNING)]
-        if not _BEGINNING.startswith(first) or (len(lines) > 1 and first != _BEGINNING):
-            hint = "Move it away, or choose another output."
-            raise InputError("is not a journal, so it is left unchanged", file=self.path, hint=hint)
-        whole = sum(len(line) + 1 for line in lines[:-1])
-        if whole == 0:
-            self._start()
-            return
-        header = self._header(lines[0])
-        if header != self._run and len(lines) == 2:
-            # Another run that was killed before its first completion: nothing is lost.
-            self._start()
-            return
-        if header != self._run:
-            changed = sorted(
-                key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)
-            )
-            hint = "Use that run's options, delete the file, or choose another output."
-            raise InputError(
-                f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, hint=hint
-            )
+        with open(self.path, "rb") as lines:
+            first = lines.readline()
+            begun = first[: len(_BEGINNING)]
+            is_whole = first.endswith(b"\n")
+            if not _BEGINNING.startswith(begun.rstrip(b"\n")) or (is_whole and begun != _BEGINNING):
+                hint = "Move it away, or choose another output."
+                raise InputError("is not a journal, so it is left unchanged", file=self.path, hint=hint)
+            if not is_whole:
+                self._start()
+                return
+            header, whole = self._header(first[:-1]), len(first)
+            others = os.fstat(lines.fileno()).st_size > whole
+            if header != self._run:
+                self._begin_again(header, lines.readline() if others else b"")
+                return
+            for number, line in enumerate(lines, 2):
+                if not line.endswith(b"\n"):
+                    break
+                self._take(number, line[:-1], whole)
+                whole += len(line)
         self._stream.truncate(whole)
-        for number, line in enumerate(lines[1:-1], 2):
-            entry = _checked(line) or {}
-            name, answer = entry.get("id"), entry.get("answer")
-            if isinstance(name, str) and isinstance(answer, dict):
-                self.finished[name] = answer
-            elif "ending" in entry:
-                self.ending = True
-            else:
-                self.dropped += (number,)
+
+    def _begin_again(self, header: Mapping[str, object], second: bytes) -> None:
+        """Start over where another run was killed before its first completion; else refuse its journal."""
+        if not second.endswith(b"\n"):
+            self._start()
+            return
+        changed = sorted(
+            key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)
+        )
+        hint = "Use that run's options, delete the file, or choose another output."
+        raise InputError(
+            f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, hint=hint
+        )
+
+    def _take(self, number: int, line: bytes, offset: int) -> None:
+        entry = _checked(line) or {}
+        name, answer = entry.get("id"), entry.get("answer")
+        if isinstance(name, str) and isinstance(answer, dict):
+            self.finished.note(name, offset)
+        elif "ending" in entry:
+            self.ending = True
+        else:
+            self.dropped += (number,)
 
     def _start(self) -> None:
         """Write the first line, and sync file and folder."""
@@ -201,6 +213,49 @@ class Journal:
     def _unwritable(self, error: OSError) -> InputError:
         hint = "Check the folder, the permissions and the free space; finished completions are kept."
         return unwritable(self.path, error, hint)
+
+
+class Finished(Mapping[str, dict[str, object]]):
+    """Completions of a journal by request, read from it when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at: dict[str, int] = {}
+
+    def note(self, name: str, offset: int) -> None:
+        """Note where the line of a completion begins."""
+        self._at[name] = offset
+
+    def __getitem__(self, name: str) -> dict[str, object]:
+        offset = self._at[name]
+        with open(self._path, "rb") as lines:
+            return self._read(lines, offset)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._at
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def lines(self, names: Iterable[str]) -> Iterator[dict[str, object]]:
+        """Yield the completions of requests, in their order."""
+        with open(self._path, "rb") as lines:
+            for name in names:
+                yield self._read(lines, self._at[name])
+
+    def latest(self, count: int) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield the last completions with their requests, the newest first."""
+        for name in itertools.islice(reversed(self._at), count):
+            yield name, self[name]
+
+    def _read(self, lines: BinaryIO, offset: int) -> dict[str, object]:
+        lines.seek(offset)
+        body = lines.readline().rpartition(_CHECKSUM)[0] + b"}"
+        answer: dict[str, object] = msgspec.json.decode(body)["answer"]
+        return answer
 
 
 _BEGINNING = b'{"batchbound_journal": '

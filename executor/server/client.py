@@ -13,15 +13,15 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ...data.readers.openai_batch import CHAT
+from ...data.readers.openai_batch import CHAT, COMPLETIONS
 from ...data.readers.server_batch import ServerRequest
 from ..jobs.params import LARGEST_REPLIES
 from .connection import BrokenConnectionError, Connection, ReplyBudget, Response
+from .reply import Kind, Reply
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Environment variable with the key that servers ask for, if they do."""
@@ -36,39 +36,6 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Halves of a character, and pairs of them that make one."""
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-
-
-class Kind(Enum):
-    """Outcome of one attempt at a request."""
-
-    ANSWERED = "answered"
-    REFUSED = "refused"
-    BUSY = "busy"
-    BROKEN = "broken"
-    UNREACHABLE = "unreachable"
-    TIMED_OUT = "timed out"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """
-    One attempt at a request, and what came of it.
-
-    kind: Whether a completion came, the server refused the request for good, was busy or failed for now (429,
-        5xx), lost the connection, could not be reached, or let the time run out.
-    status: HTTP status, or None where no response came.
-    body: The response's JSON object, or a substitute.
-    request_id: The server's name of the request, or empty.
-    wait: Seconds the server asks to wait before another attempt, or None.
-    message: What went wrong, in a sentence.
-    """
-
-    kind: Kind
-    status: int | None = None
-    body: Mapping[str, Any] | None = None
-    request_id: str = ""
-    wait: float | None = None
-    message: str = ""
 
 
 class ServerClient:
@@ -315,6 +282,8 @@ def _finite(text: str) -> float | None:
 
 
 def _is_completion(request: ServerRequest, body: Mapping[str, Any]) -> bool:
+    if request.url not in (CHAT, COMPLETIONS):
+        return not body.get("error")
     choices, chat = body.get("choices"), request.url == CHAT
     return isinstance(choices, list) and bool(choices) and all(_says(choice, chat) for choice in choices)
 

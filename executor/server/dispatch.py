@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...data.readers.server_batch import ServerRequest
+import numpy as np
+
+from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ..jobs.params import RunParams, running_of
-from .client import Kind, Reply
+from .reply import Kind, Reply
 
 _LONG = 10**6
 """Tokens of a completion whose length is unknown."""
@@ -146,10 +148,12 @@ class Dispatch:
         slots: int | None = None,
         on_wait: Callable[[int, Reply, float], None] | None = None,
     ) -> None:
-        self._requests, self._patience, self._rng = requests, params.patience, rng
+        self._patience, self._rng = params.patience, rng
         self._on_wait = on_wait
         self._servers = [_Server(in_flight, slots, params) for _ in range(servers)]
-        self._choices = [request.choices for request in requests]
+        batch = ServerBatch.of(requests)
+        self._choices = batch.choices.tolist()
+        self._tokens = (np.where(batch.stated > 0, batch.stated, batch.caps) * batch.choices).tolist()
         self._weight = [running_of(choices, params.running_share) for choices in self._choices]
         largest = max(self._weight, default=1)
         self._step = 0 if slots is None else queue_of(slots, largest)
@@ -189,8 +193,7 @@ class Dispatch:
             server.flying += 1
             choices = self._choices[request]
             server.sequences += choices
-            tokens = choices * (self._requests[request].expected_tokens or _LONG)
-            server.queue.add(request, choices, tokens)
+            server.queue.add(request, choices, self._tokens[request] or _LONG * choices)
             found.append((request, k))
         return found
 

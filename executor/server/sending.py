@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -62,10 +63,18 @@ class Sender:
         self._changed = asyncio.Event()
         self._reviving: set[int] = set()
         self._mistake: BaseException | None = None
+        self.expired = False
 
-    async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
-        """Serve requests, and return why it stopped early, or None when each has its outcome."""
+    async def run(
+        self, order: Sequence[int], on_served: Callable[[Served], None], deadline: float | None = None
+    ) -> str | None:
+        """
+        Serve requests, and return why it stopped early, or None when each has its outcome.
+
+        ``deadline``: seconds after which it ends; requests without an outcome are then ``expired``.
+        """
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
+        end = math.inf if deadline is None else loop.time() + deadline
         self._on_served = on_served
         dispatch.begin(order, loop.time())
         first = dispatch.due(loop.time())
@@ -74,14 +83,17 @@ class Sender:
             self._start_all(first)
             while dispatch.left:
                 self._start_all(dispatch.due(loop.time()))
+                wakes = dispatch.wakes_at(loop.time())
+                until = min(end, math.inf if wakes is None else wakes)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(dispatch.wakes_at(loop.time())):
+                    async with asyncio.timeout_at(None if until == math.inf else until):
                         await self._changed.wait()
                 self._changed.clear()
+                self.expired = loop.time() >= end
                 if self._mistake is not None:
                     raise self._mistake
                 stopped = dispatch.stopped(loop.time())
-                if stopped is not None:
+                if stopped is not None or self.expired:
                     return stopped
         finally:
             for task in self._tasks:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import hashlib
-import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,17 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.lengths.repair import LengthRepair
-from ...data.readers.server_batch import ServerRequest
+from ...data.readers.server_batch import ServerBatch, ServerRequest, prompt_groups
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
-from ...data.workload import LONGEST, numbered
+from ...data.workload import LONGEST
 from ..jobs.journal import Journal
 from ..jobs.params import RunParams, running_of
 from ..models.faults import Alert
-from .client import Kind, Reply, ServerClient
+from .client import ServerClient
 from .dispatch import Dispatch, Served, in_flight_of
 from .probe import ServerFacts, Watch, probe
+from .reply import Kind, Reply
 from .sending import Outage, Sender, run_until_stopped
 
 
@@ -63,6 +64,7 @@ class ServerJob:
     planned: Tokens each completion is planned to have, shape (requests,): what is left to send is put in
         order again, longest first, as the lengths of other completions of the same prompts are seen. None to
         keep to the order.
+    deadline: Seconds after which what has no outcome is marked ``batch_expired``; None for no such limit.
     """
 
     requests: Sequence[ServerRequest]
@@ -75,13 +77,14 @@ class ServerJob:
     params: RunParams = field(default_factory=RunParams)
     seed: int = 0
     planned: IntArray | None = None
+    deadline: float | None = None
 
     @property
     def flying(self) -> int:
         """Completions kept in flight on each server."""
         if self.in_flight is not None:
             return self.in_flight
-        largest = max((request.choices for request in self.requests), default=1)
+        largest = int(ServerBatch.of(self.requests).choices.max(initial=1))
         return in_flight_of(self.slots, running_of(largest, self.params.running_share))
 
     def probe(self) -> tuple[ServerFacts, ...]:
@@ -123,14 +126,16 @@ class ServerJob:
         on_served: Callable[[int], None] | None,
         voice: _Voice,
     ) -> ServerOutcome:
-        left = [i for i in self.order if self.requests[i].custom_id not in journal.finished]
-        served: list[Served] = []
-        mending = self._mending(journal)
+        batch = ServerBatch.of(self.requests)
+        left = [i for i in self.order if batch.names[i] not in journal.finished]
+        served = _Log(batch)
+        mending = self._mending(batch, journal)
+        earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
 
         def keep(one: Served) -> None:
-            request = self.requests[one.request]
-            journal.append(request.custom_id, output_line(request, one.reply))
-            served.append(one)
+            name = batch.names[one.request]
+            journal.append(name, output_line(name, one.reply))
+            served.add(one)
             if mending is not None and one.reply.kind is Kind.ANSWERED:
                 mending.saw(one.request, one.reply.body)
                 if mending.due(len(left) - len(served)):
@@ -147,18 +152,18 @@ class ServerJob:
                 clients.append(client)
             rng, patience = random.Random(self.seed), self.params.patience
             dispatch = Dispatch(
-                self.requests,
+                batch,
                 len(clients),
                 self.flying,
                 self.params,
                 rng,
-                proven=any(completed(line) for line in journal.finished.values()),
+                proven=any(earlier),
                 slots=self.slots if self.in_flight is None else None,
                 on_wait=voice.waits,
             )
             sender = Sender(
                 dispatch,
-                self.requests,
+                batch,
                 clients,
                 patience,
                 lambda failures: patience.wait(failures, rng),
@@ -171,7 +176,7 @@ class ServerJob:
             before = await asyncio.gather(*(watch.read() for watch in watches))
             readers = [asyncio.create_task(watch.run()) for watch in watches]
             try:
-                stopped = await sender.run(left, keep)
+                stopped = await sender.run(left, keep, self.deadline)
             finally:
                 for reader in readers:
                     reader.cancel()
@@ -183,43 +188,65 @@ class ServerJob:
                 facts, watches, before, after, dispatch.interrupted, strict=True
             )
         ]
-        failed = sum(not completed(line) for line in journal.finished.values())
-        return ServerOutcome(self._record(served, counts, dispatch), failed, stopped)
+        if sender.expired:
+            for name in (batch.names[i] for i in left):
+                if name not in journal.finished:
+                    journal.append(name, _error_line(name, "batch_expired", _EXPIRED))
+                    earlier.append(False)
+        ran = served.record(self, counts, dispatch)
+        return ServerOutcome(ran, earlier.count(False) + int(ran.failed.sum()), stopped)
 
-    def _mending(self, journal: Journal) -> _Mending | None:
+    def _mending(self, batch: ServerBatch, journal: Journal) -> _Mending | None:
         if self.planned is None:
             return None
-        mending = _Mending(self.requests, self.order, self.planned, self.params.reorder_share)
-        for position, request in enumerate(self.requests):
-            line = journal.finished.get(request.custom_id)
+        mending = _Mending(batch, self.order, self.planned, self.params.reorder_share)
+        for position, name in enumerate(batch.names):
+            line = journal.finished.get(name)
             if line is not None and completed(line):
                 mending.saw(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
         return mending if mending.useful else None
 
-    def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
-        served = sorted(served, key=lambda one: one.sent)
-        usage = [usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None) for one in served]
-        requests = [self.requests[one.request] for one in served]
+
+class _Log:
+    """What is kept in memory of the requests that were served."""
+
+    def __init__(self, batch: ServerBatch) -> None:
+        self._batch = batch
+        self._numbers = array.array("q")
+        self._times = array.array("d")
+
+    def __len__(self) -> int:
+        return len(self._times) // 2
+
+    def add(self, one: Served) -> None:
+        """Note an outcome."""
+        answered = one.reply.kind is Kind.ANSWERED
+        usage = usage_of(one.reply.body if answered else None)
+        self._numbers.extend((one.request, one.server, not answered, *usage))
+        self._times.extend((one.sent, one.finished))
+
+    def record(self, job: ServerJob, counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
+        """Return the run, in the order of sending."""
+        times = np.array(self._times).reshape(-1, 2)
+        order = np.argsort(times[:, 0], kind="stable")
+        sent, finished = times[order].T
+        numbers = np.array(self._numbers, dtype=np.int64).reshape(-1, 5)[order]
+        position, server, failed, prompt, completion = numbers.T
+        # The server counts all prompts of a request together; a completion reads at least a token of one.
+        several = self._batch.several[position]
         return ServerRun(
-            ids=tuple(request.custom_id for request in requests),
-            choices=np.array([request.choices for request in requests], dtype=np.int64),
-            # The server counts all prompts of a request together; a completion reads at least a token of one.
-            prompt_tokens=np.array(
-                [
-                    min(prompt, 1) if request.prompts else prompt
-                    for request, (prompt, _) in zip(requests, usage, strict=True)
-                ],
-                dtype=np.int64,
-            ),
-            completion_tokens=np.array([completion for _, completion in usage], dtype=np.int64),
-            position=np.array([one.request for one in served], dtype=np.int64),
-            sent=np.array([one.sent for one in served]),
-            finished=np.array([one.finished for one in served]),
-            server_of=np.array([one.server for one in served], dtype=np.int64),
-            failed=np.array([one.reply.kind is not Kind.ANSWERED for one in served], dtype=np.int64),
-            slots=self.slots,
+            ids=tuple(self._batch.names[i] for i in position.tolist()),
+            choices=self._batch.choices[position],
+            prompt_tokens=np.where(several, np.minimum(prompt, 1), prompt),
+            completion_tokens=completion,
+            position=position,
+            sent=sent,
+            finished=finished,
+            server_of=server,
+            failed=failed,
+            slots=job.slots,
             in_flight=dispatch.in_flight,
-            order=self.order_name,
+            order=job.order_name,
             retries=dispatch.retries,
             servers=tuple(counts),
         )
@@ -261,10 +288,8 @@ class _Voice:
 class _Mending:
     """The order of the requests, longest first by what is known of their prompts by now."""
 
-    def __init__(
-        self, requests: Sequence[ServerRequest], order: Sequence[int], planned: IntArray, share: float
-    ) -> None:
-        self._requests, self._share, group = requests, share, prompt_groups(requests)
+    def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
+        self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
         self._repair = LengthRepair(group, planned)
         self._rank = np.empty(len(order), dtype=np.int64)
         self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
@@ -281,7 +306,7 @@ class _Mending:
         """Note what a completion of a request shows."""
         _, tokens = usage_of(body)
         if tokens:
-            self._repair.seen(position, tokens / self._requests[position].choices)
+            self._repair.seen(position, tokens / int(self._choices[position]))
             self._since += 1
 
     def due(self, left: int) -> bool:
@@ -296,20 +321,22 @@ class _Mending:
         return found
 
 
-def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
-    """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
-    return numbered(json.dumps(request.says, sort_keys=True) for request in requests)
-
-
-def output_line(request: ServerRequest, reply: Reply) -> dict[str, object]:
+def output_line(custom_id: str, reply: Reply) -> dict[str, object]:
     """Return the line of the OpenAI batch output format for a request's outcome."""
-    name = hashlib.sha256(request.custom_id.encode()).hexdigest()[:24]
-    line: dict[str, object] = {"id": f"batch_req_{name}", "custom_id": request.custom_id}
     if reply.status is not None and reply.body is not None:
         response = {"status_code": reply.status, "request_id": reply.request_id, "body": dict(reply.body)}
-        return line | {"response": response, "error": None}
-    error = {"code": reply.kind.value.replace(" ", "_"), "message": reply.message}
-    return line | {"response": None, "error": error}
+        return {**_named_line(custom_id), "response": response, "error": None}
+    return _error_line(custom_id, reply.kind.value.replace(" ", "_"), reply.message)
+
+
+def _error_line(custom_id: str, code: str, message: str) -> dict[str, object]:
+    error = {"code": code, "message": message}
+    return {**_named_line(custom_id), "response": None, "error": error}
+
+
+def _named_line(custom_id: str) -> dict[str, object]:
+    name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
+    return {"id": f"batch_req_{name}", "custom_id": custom_id}
 
 
 def completed(line: Mapping[str, Any]) -> bool:
@@ -318,11 +345,18 @@ def completed(line: Mapping[str, Any]) -> bool:
     return isinstance(response, Mapping) and response.get("status_code") == 200
 
 
+_EXPIRED = "This request could not be executed before the completion window expired."
+"""Message of OpenAI's batches for such requests."""
+
+_COUNTED = (("prompt", "input"), ("completion", "output"))
+"""Names of the tokens that are read and written, the second of each in the Responses API."""
+
+
 def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
     """Return the tokens of a prompt and of its completions as the server counted them, 0 where it did not."""
     usage = (body or {}).get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    counts = [usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTED]
     prompt, completion = (count if type(count) is int and 0 <= count <= LONGEST else 0 for count in counts)
     return prompt, completion
 

@@ -24,9 +24,10 @@ from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.jobs.params import Patience, RunParams
 from batchbound.executor.server import client as server_client
-from batchbound.executor.server.client import Kind, Reply, ServerClient
+from batchbound.executor.server.client import ServerClient
 from batchbound.executor.server.connection import Response
 from batchbound.executor.server.dispatch import Dispatch
+from batchbound.executor.server.reply import Kind, Reply
 from batchbound.executor.server.server_job import ServerJob
 from batchbound.run_job.on_servers import ServerOptions
 from batchbound.run_job.run import run
@@ -181,7 +182,7 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
         "r9": ["error"],
     }
     with FakeServer(4, faults=faults, retry_after="0.01") as server:
-        assert main(run_words(batch, server, "--slots", "4", "--timeout", "0.5")) == 1
+        assert main(run_words(batch, server, "--slots", "4", "--timeout", "1.5")) == 1
     rows = rows_of(batch)
     failed = {name for name, row in rows.items() if (row["response"] or {}).get("status_code") != 200}
     assert failed == {"r4", "r5", "r6", "r9"}
@@ -558,7 +559,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
         ({"custom_id": "a", "body": {"prompt": "a", "stream": True}}, "field 'body.stream': a streamed"),
         ({"custom_id": "a", "body": {"prompt": "a", "top_p": float("nan")}}, "field 'body': holds NaN"),
         ({"custom_id": "a", "body": {"prompt": "a", "n": 0}}, "field 'body.n': 0 is not a whole number"),
-        ({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "field 'url': '/v1/embeddings' is not"),
+        ({"custom_id": "a", "url": "/v1/embedding", "body": {}}, "field 'url': '/v1/embedding' is no"),
     ],
 )
 def test_a_line_that_cannot_be_sent_is_named(

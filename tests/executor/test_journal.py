@@ -15,7 +15,7 @@ RUN = {"plan": "abc", "model": "tiny"}
 
 def finished(path: Path) -> dict[str, dict[str, object]]:
     with Journal(path, RUN) as journal:
-        return journal.finished
+        return dict(journal.finished)
 
 
 def test_what_was_appended_is_there_when_the_journal_is_opened_again(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_chunks_of_a_long_prompt_are_not_computed_one_by_one(monkeypatch: pytest
     begun: list[int] = []
     iterate = LeapingEngine._iterate
 
-    def counted(engine: LeapingEngine) -> int:
+    def counted(engine: LeapingEngine) -> list[int]:
         begun.append(engine._t)
         return iterate(engine)
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from batchbound.data.readers.server_batch import ServerRequest
-from batchbound.executor.server.client import Kind, Reply, ServerClient
+from batchbound.executor.server.client import ServerClient
+from batchbound.executor.server.reply import Kind, Reply
 
 T = TypeVar("T")
 Answer = Callable[[str, asyncio.StreamWriter], Coroutine[Any, Any, None]]

@@ -7,8 +7,8 @@ import random
 from batchbound.data.readers.openai_batch import COMPLETIONS
 from batchbound.data.readers.server_batch import ServerRequest
 from batchbound.executor.jobs.params import Patience, RunParams, running_of
-from batchbound.executor.server.client import Kind, Reply
 from batchbound.executor.server.dispatch import Dispatch, in_flight_of
+from batchbound.executor.server.reply import Kind, Reply
 
 DONE = Reply(Kind.ANSWERED, 200, {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -391,7 +390,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
     def ended() -> Iterator[tuple[int, int]]:
         nonlocal told
-        new = itertools.islice(reversed(journal.finished.items()), len(journal.finished) - told)
+        new = list(journal.finished.latest(len(journal.finished) - told))
         told = len(journal.finished)
         return ((position[name], _tokens(row)) for name, row in new)
 
