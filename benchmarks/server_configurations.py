@@ -35,14 +35,14 @@ def recorded_runs() -> Iterator[tuple[Mapping[str, Any], IterationAudit]]:
 
 
 def _run(entry: Mapping[str, Any], server: ServerCount) -> ServerRun:
-    columns = {
-        name: np.array(entry[name]) for name in ("choices", "prompt_tokens", "completion_tokens", "position")
-    }
-    count = len(columns["choices"])
+    count = len(entry["choices"])
     nothing = np.zeros(count, dtype=np.int64)
     return ServerRun(
-        ids=tuple(f"r{place}" for place in columns["position"]),
-        **columns,
+        ids=tuple(f"r{place}" for place in entry["position"]),
+        choices=np.array(entry["choices"]),
+        prompt_tokens=np.array(entry["prompt_tokens"]),
+        completion_tokens=np.array(entry["completion_tokens"]),
+        position=np.array(entry["position"]),
         sent=np.zeros(count),
         finished=np.ones(count),
         server_of=nothing,

@@ -186,7 +186,7 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
     lacking = -weights.shape[-1] % _BLOCK
     if lacking:
         weights = torch.nn.functional.pad(weights, (0, lacking))
-    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    blocks = weights.view(len(weights), -1, _BLOCK)
     sums = blocks.sum(dim=-1)
     before = sums.cumsum(dim=-1, dtype=torch.float64)
     # Below the total, however the product is rounded: the block drawn has a weight.
