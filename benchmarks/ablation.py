@@ -6,7 +6,7 @@ Ablations of the schedule search: the mean gap of each regime for each parameter
 A file that switches a phase off is enough for an ablation:
 
     [search]
-    off = ["beam"]
+    off = ["spans"]
 
 All files plan the same jobs of the grid of `plan_grid.py`, in turns; limits are CPU seconds. The first row
 is the default.
@@ -24,7 +24,7 @@ from cpu_clock import limit_cpu_seconds
 from plan_grid import REGIMES
 
 from batchbound.solvers import Limits, solve
-from batchbound.solvers.params import SearchParams
+from batchbound.solvers.search.params import SearchParams
 
 DEFAULT = "default"
 FOLDER = Path(__file__).resolve().parent / "params"

@@ -6,6 +6,7 @@ Fleets: what prediction errors cost 8 replicas, and planning and dispatching at 
             Karmarkar-Karp and round robin, each with backoff. Every policy knows the same: the class of each
             request, and the lengths of a disjoint half of the data. Makespans are held against the fleet's
             bound with the true lengths.
+``grid``    gaps of planned fleets: jobs of `plan_grid.py` on 4 replicas x 16 slots, limits in CPU seconds.
 ``scale``   a fleet plan of 100,000 requests on 64 replicas x 256 slots; dispatch of a million requests.
 
 Run: ``python benchmarks/fleet.py errors`` (``BATCHBOUND_DATA`` names the folder of public data).
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from cpu_clock import limit_cpu_seconds
+from plan_grid import REGIMES
 
 from batchbound.data.arrays import IntArray
 from batchbound.data.bound import Bound
@@ -159,18 +162,34 @@ def scale() -> None:
         print(f"a million requests to {replicas} replicas by MICO: {wall:.2f} s, spread {spread:.1e}")
 
 
+def grid(requests: int, seeds: int, seconds: float) -> None:
+    """Plan jobs of the grid on 4 x 16 slots, and print the gap of each seed and the mean."""
+    limit_cpu_seconds()
+    for regime, (draw, pose) in REGIMES.items():
+        gaps = []
+        for seed in range(seeds):
+            problem = pose(draw(np.random.default_rng(seed), requests), 16)
+            found = plan_fleet(Fleet.of(problem, 4), limits=Limits(seconds=seconds, seed=seed))
+            assert found.gap is not None
+            gaps.append(found.gap)
+        print(f"{regime:14}", *(f"{gap:7.2%}" for gap in gaps), f"  mean {np.mean(gaps):.2%}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("errors", "scale"))
+    parser.add_argument("part", choices=("errors", "grid", "scale"))
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=10)
     parser.add_argument("--costs", choices=sorted(COSTS), default="mico")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=1.2, help="CPU seconds of each plan of the grid")
     args = parser.parse_args()
     if args.part == "errors":
         errors(args.requests, args.slots, args.seeds, args.costs)
+    elif args.part == "grid":
+        grid(args.requests, args.seeds, args.seconds)
     else:
         scale()
 

@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Literal
 
 import numpy as np
 
-from ..data.arrays import FloatArray, IntArray
+from ..data.arrays import IntArray
 from ..data.bound import Bound, gap_above
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
@@ -24,30 +23,17 @@ from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.policy import Policy, State, Step
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
-from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
+from ..models.bounds.fleet_partition import Ends, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
 from .search.baselines import baselines
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import BETTER
+from .search.params import SearchParams
 from .search.schedule_search import search_schedule
-from .search.slot_sequences import SlotSequences, packing_pays
 from .search.stage_split import split_stages
-from .search.stages.reuse_times import reuse_times
 
 PATIENCE = (0.5, 0.25, 1.0)
 """Settings of the ski-rental rule tried on each replica."""
-
-FEEDBACKS = 4
-"""Times the requests are shared out, each time knowing what the replicas lost to stages and idle slots."""
-
-WORTH = 1 - 1e-6
-"""Times of the best end within which another way to share out has to end to be better."""
-
-LONG = 0.5
-"""What the longest request takes alone, in times of an even share of all, from which it matters."""
-
-MOST_BESIDE = 100_000
-"""Requests up to which they are shared out beside the longest ones: of more, that takes a second."""
 
 MOST_SIMULATED = 5000
 """Requests up to which the rules are simulated on all replicas: of more, one takes a second."""
@@ -61,23 +47,29 @@ FIRST = 4
 RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
 """Policies simulated before the others, after each rule that dispatches: one is mostly the best."""
 
-RULES_SHARE, RULES_SECONDS = 0.2, 0.2
-"""The share of the seconds left that this takes at most, and the seconds it may take in any case."""
+RULES_SECONDS = 0.1
+"""Seconds that the rules may take in any case, after the search: mostly it is better."""
 
-MOST_EXCHANGED = 3000
-"""Requests up to which they are exchanged between replicas: of more, all pairs take too long to look at."""
+FIRST_SEARCHES = 0.5
+"""Share of the seconds left in which every replica is searched once; the rest goes to those that end last."""
 
-EXCHANGE_SHARE = 0.1
-"""The share of the seconds left that this takes at most."""
-
-PACKING_SHARE = 0.2
-"""The share of the seconds left in which the slots of all replicas are packed full."""
-
-SLICE = 0.2
-"""Least wall-clock seconds of search spent on a replica at a time."""
+SLICE = 0.1
+"""Least seconds of search spent on a replica at a time."""
 
 SLICE_STEPS = 25
 """Steps of the first search of a replica, where steps are limited."""
+
+TRIES = 300
+"""Moves and exchanges between replicas that fail in a row before they count as level."""
+
+MOST_LEVELLED = 3000
+"""Requests up to which replicas are levelled: searches take long to make up for it with more."""
+
+NO_BASELINES = SearchParams(baseline_requests=0, baseline_share=0.0)
+"""Parameters of a search whose schedule is better than the baselines."""
+
+PATIENT = 4
+"""Turns without a better end after which a search limited by steps ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +109,9 @@ def plan_fleet(
     Return a schedule for all replicas and the bound that is proven for the fleet.
 
     Requests go, dearest first, to the replica on which they would end first, each priced at its share of
-    stages and steps; what the replicas' schedules take beyond that is fed back as time they are busy, until
-    sharing out anew does not help. Then requests are exchanged between the replica that ends last and the
-    others. The time left goes to the schedule search, always on the replica that ends last.
+    stages and steps. Requests then move until all replicas would end together by the prices. Every replica's
+    schedule is searched, requests move by what the searches came to, and the rest of the time goes to the
+    replica that ends last.
 
     fleet: The job, lengths known or expected, and its replicas.
     limits: When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
@@ -132,10 +124,8 @@ def plan_fleet(
     search = _FleetSearch(fleet, limits, groups, keep)
     try:
         search.share_out(shares)
-        if shares is None and groups is None:
-            search.offer_rules()
         stopped_by = search.improve()
-        search.try_rules(search.left)
+        search.try_rules()
     except KeyboardInterrupt:
         if not search.is_shared_out:
             raise
@@ -162,7 +152,6 @@ class _Share:
     schedule: Schedule | None
     finish: float
     searches: int = 0
-    tried: Schedule | None = None
 
 
 class _LateError(Exception):
@@ -193,10 +182,12 @@ class _FleetSearch:
         arguments: list[StepBy] = ["keys and values" if tight else "slots" for tight in by_memory]
         by_kind = list(zip(kinds, arguments, strict=True))
         self._costs = np.array([request_costs(fleet, kind, "slots", by) for kind, by in by_kind])
-        self._beside = self._costs - np.array([step_shares(fleet, kind, by) for kind, by in by_kind])
-        self._alone = np.array([kind.cost.decode_base * fleet.decode_steps for kind in kinds])
+        beside = self._costs - np.array([step_shares(fleet, kind, by) for kind, by in by_kind])
+        alone = np.array([kind.cost.decode_base * fleet.decode_steps for kind in kinds])
+        self._ends = Ends(self._costs, beside, alone, self._kind_of)
+        self._rng = np.random.default_rng(limits.seed)
         self._shares: list[_Share] = []
-        self._untried: Iterator[tuple[str, IntArray]] = iter(())
+        self._fixed = False
 
     @property
     def left(self) -> float:
@@ -226,33 +217,43 @@ class _FleetSearch:
         return replica_of
 
     def share_out(self, fixed: IntArray | None = None) -> None:
-        """Share the requests out, each time with what the replicas lost before taken into account."""
+        """Share the requests out by their load, or as given."""
         if fixed is not None:
-            self._shares = [self._scheduled(k, np.flatnonzero(fixed == k)) for k in range(len(self._busy))]
+            self._fixed, self._shares = True, self._scheduled_by(fixed)
             return
-        assignments: list[Callable[[FloatArray], IntArray]] = [self._assign]
-        if self._longest_matters:
-            beside = LongestFirst(self._costs, self._beside, self._alone, self._kind_of)
-            assignments += [beside.least_loaded, beside.first_fit]
-        if self._groups is None and self._fleet.workload.shared_tokens.any():
+        replica_of = self._assign()
+        if self._may_level:
+            even = [np.flatnonzero(replica_of == k) for k in range(len(self._busy))]
+            for k, requests in enumerate(self._ends.levelled(even, self._busy, self._rng, TRIES)):
+                replica_of[requests] = k
+        self._shares = self._scheduled_by(replica_of)
+        if self._groups is None and self._fleet.workload.shared_tokens.any() and not self._late():
             # Each replica computes a shared prompt for itself.
-            assignments.append(partial(self._together, self._fleet.workload.group_numbers()))
-        for assign in assignments:
-            if not (self._shares and self._late()):
-                self._share_by(assign)
-        if not self._late() and any([self._pack(share) for share in self._shares]):
-            self._shares = self._exchanged(self._shares, packed=True)
+            self._take(self._together(self._fleet.workload.group_numbers()))
 
-    def offer_rules(self) -> None:
-        """Take what rules come to if that is better, replicas that run dry taking over from the others."""
-        if 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
-            self._untried = self._rules()
-            self.try_rules(max(RULES_SECONDS, RULES_SHARE * self.left))
+    @property
+    def _may_level(self) -> bool:
+        """Whether requests may move between replicas, and are few enough."""
+        several = 1 < len(self._busy) <= len(self._fleet) <= MOST_LEVELLED
+        return several and self._groups is None and not self._fixed
 
-    def try_rules(self, seconds: float) -> None:
-        """Offer the rules that have not been tried for some seconds; one that takes longer is cut off."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end and (rule := next(self._untried, None)) is not None:
+    def _take(self, replica_of: IntArray) -> None:
+        """Share the requests out in another way, if all end sooner."""
+        shares = self._scheduled_by(replica_of)
+        if _latest(shares) < _latest(self._shares):
+            self._shares = shares
+
+    def _scheduled_by(self, replica_of: IntArray) -> list[_Share]:
+        return [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(self._busy))]
+
+    def try_rules(self) -> None:
+        """Take what rules come to if it is better; their replicas that run dry take over from others."""
+        end = time.perf_counter() + max(RULES_SECONDS, self.left)
+        if self._fixed or self._groups is not None or not 1 < len(self._shares) <= len(self._fleet):
+            return
+        for rule in self._rules() if len(self._fleet) <= MOST_SIMULATED else ():
+            if time.perf_counter() >= end:
+                return
             shares = self._simulated(*rule, end)
             if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
                 self._shares = shares
@@ -300,160 +301,95 @@ class _FleetSearch:
             shares.append(_Share(requests, problem, schedule, finish))
         return shares
 
-    def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
-        """Share the requests out in one way, again while what the replicas lost shows a better one."""
-        lost, best, first = np.zeros(len(self._busy)), np.inf, not self._shares
-        shares: list[_Share] = []
-        for _ in range(FEEDBACKS):
-            begun = time.perf_counter()
-            replica_of = assign(self._busy + lost)
-            tried = [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(lost))]
-            latest = _latest(tried)
-            if latest >= best * WORTH:
-                break
-            best, shares = latest, tried
-            if first:
-                # An interrupt finds it here.
-                self._shares = shares
-            lost = self._lost(shares)
-            if self.left < 2 * (time.perf_counter() - begun):
-                break
-        shares = self._exchanged(shares)
-        if first or _latest(shares) < _latest(self._shares):
-            self._shares = shares
-
-    def _exchanged(self, shares: list[_Share], packed: bool = False) -> list[_Share]:
-        """Exchange requests between replicas while their schedules, packed or not, end sooner for it."""
-        if self._groups is not None or not 1 < len(shares) <= len(self._fleet) <= MOST_EXCHANGED:
-            return shares
-        exchanges = Exchanges(self._costs, self._beside, self._alone, self._kind_of)
-        end = self.left * (1 - EXCHANGE_SHARE)
-        took = 0.0
-        for _ in range(FEEDBACKS):
-            if self.left < 2 * took:
-                break
-            begun, before = time.perf_counter(), self._replica_of(shares)
-            busy = self._busy + self._lost(shares)
-            after = exchanges.improved(before, busy, lambda: self.left < end)
-            changed = np.zeros(len(shares), dtype=np.bool_)
-            changed[before[before != after]] = changed[after[before != after]] = True
-            tried = [
-                self._scheduled(k, np.flatnonzero(after == k)) if changed[k] else share
-                for k, share in enumerate(shares)
-            ]
-            for k in np.flatnonzero(changed).tolist() if packed else ():
-                self._pack(tried[k])
-            took = time.perf_counter() - begun
-            if _latest(tried) >= _latest(shares) * WORTH:
-                break
-            shares = tried
-        return shares
-
-    def _lost(self, shares: list[_Share]) -> FloatArray:
-        """Return the seconds each replica's schedule takes beyond what its requests are priced at."""
-        beyond = [share.finish - self._priced(k, share) for k, share in enumerate(shares)]
-        lost: FloatArray = np.array(beyond) - self._busy
-        return lost
-
-    def _pack(self, share: _Share) -> bool:
-        """Pack a replica's slots full where its stages are cheap, and return whether that is better."""
-        if share.problem is None or share.schedule is None or not packing_pays(share.problem):
-            return False
-        if share.problem.memory_can_run_out or share.problem.prefill_token_cap is not None:
-            return False
-        rng = np.random.default_rng(self._limits.seed)
-        walk = SlotSequences(share.problem, rng, PACKING_SHARE * self.left / len(self._shares))
-        packed = walk.schedule()
-        saved = share.schedule.makespan(share.problem) - packed.makespan(share.problem)
-        if saved > 0:
-            share.schedule, share.finish = packed, share.finish - saved
-        return saved > 0
-
-    def _priced(self, replica: int, share: _Share) -> float:
-        """Return the seconds of a replica as its requests are priced."""
-        kind, requests = self._kind_of[replica], share.requests
-        longest = self._alone[kind, requests].max(initial=0.0) + self._beside[kind, requests].sum()
-        return float(max(self._costs[kind, requests].sum(), longest))
-
-    @property
-    def _longest_matters(self) -> bool:
-        """Whether a replica may be done late for its longest request, others costing little beside it."""
-        even = float(self._costs.mean(axis=0).sum()) / len(self._busy)
-        few = len(self._fleet) <= MOST_BESIDE
-        return few and self._groups is None and float(self._alone.max(initial=0.0)) > LONG * even
-
     def improve(self) -> StoppedBy:
-        """Search the schedule of the replica that ends last, again and again, and return why it ended."""
-        patience, steps = 0, 0
-        while True:
-            if self._limits.work is not None and steps >= self._limits.work:
+        """Search every replica, level them, and search the one that ends last again and again."""
+        first = self.left * FIRST_SEARCHES / len(self._shares)
+        steps = self._search_all(self._shares, first, 0)
+        turns = 0
+        while turns < PATIENT or math.isfinite(self.left):
+            if self._worked(steps):
                 return StoppedBy.WORK
-            last = max(range(len(self._shares)), key=lambda k: self._shares[k].finish)
-            if self._taken_over(last):
-                steps += 1
-                continue
             if self.left < 0.5 * SLICE:
                 return StoppedBy.TIME
-            share = self._shares[last]
-            if share.problem is None or share.schedule is None or patience > 3:
+            latest = _latest(self._shares)
+            if self._may_level and turns % 2 == 0:
+                steps += self._level(steps)
+            share = max(self._shares, key=lambda share: share.finish)
+            if share.problem is None:
                 return StoppedBy.GAVE_UP
-            finish = share.finish
-            steps += self._search(share, self._fleet.replicas[last].busy, steps)
-            patience = 0 if share.finish < finish - 1e-12 else patience + 1
+            if self._worked(steps) or self.left < 0.5 * SLICE:
+                continue
+            steps += self._search(share, first, steps)
+            turns = 0 if _latest(self._shares) < latest - BETTER else turns + 1
+        return StoppedBy.GAVE_UP
 
-    def _taken_over(self, last: int) -> bool:
-        """Serve the last replica's requests at the stages of the first one of its kind, if that is better."""
-        share, alike = self._shares[last], np.flatnonzero(self._kind_of == self._kind_of[last]).tolist()
-        first = self._shares[min(alike, key=lambda k: self._shares[k].finish)]
-        if first is share or first.schedule is None or first.schedule is share.tried:
-            return False
-        share.tried = first.schedule
-        if share.problem is None:
-            return False
-        found = reuse_times(share.problem, first.schedule, min(self.left / 4, SLICE / 2))
-        if found is None or found.check(share.problem) is not None:
-            return False
-        finish = self._busy[last] + found.makespan(share.problem)
-        if finish >= share.finish * WORTH:
-            return False
-        share.schedule, share.finish = found, finish
-        return True
+    def _search_all(self, shares: list[_Share], seconds: float, steps: int) -> int:
+        """Search some replicas once, the last first; return the steps that took."""
+        begun = steps
+        for number, share in enumerate(sorted(shares, key=lambda share: -share.finish)):
+            if share.problem is not None and self.left > 0.5 * SLICE and not self._worked(steps):
+                steps += self._search(share, seconds, steps, len(shares) - number)
+        return steps - begun
 
-    def _search(self, share: _Share, busy: float, steps: int) -> int:
-        """Search one replica's schedule after so many steps in all, and return the steps that took."""
+    def _level(self, steps: int) -> int:
+        """Move requests so that replicas end together, and search these; return the steps that took."""
+        shares = [share.requests for share in self._shares]
+        ends = np.array([share.finish for share in self._shares])
+        beyond = ends - [self._ends.of(k, requests) for k, requests in enumerate(shares)]
+        levelled = self._ends.levelled(shares, beyond, self._rng, TRIES)
+        changed = [k for k in range(len(shares)) if not np.array_equal(shares[k], levelled[k])]
+        if not changed:
+            return 0
+        seconds = self.left / (1 + len(changed))
+        if seconds < 0.5 * SLICE:
+            return 0
+        tried = {k: self._scheduled(k, levelled[k]) for k in changed}
+        took = self._search_all(list(tried.values()), seconds, steps)
+        better = [tried.get(k, share) for k, share in enumerate(self._shares)]
+        if _latest(better) < _latest(self._shares) - BETTER:
+            self._shares = better
+        return took
+
+    def _worked(self, steps: int) -> bool:
+        return self._limits.work is not None and steps >= self._limits.work
+
+    def _search(self, share: _Share, seconds: float, steps: int, turns: int = 1) -> int:
+        """Search one replica's schedule, of so many turns, after some steps; return the steps that took."""
         assert share.problem is not None
-        seconds, most = None, None
+        assert share.schedule is not None
+        most = None
         if self._limits.work is not None:
-            most = min(self._limits.work - steps, SLICE_STEPS * 2**share.searches)
-        if self._limits.seconds is not None or most is None:
-            # A turn for each that had none, and one to spare for the last one then.
-            turns = 1 + sum(not share.searches for share in self._shares)
-            even = SLICE if self._limits.seconds is None else self.left / turns
-            seconds = min(self.left, max(SLICE, even) * 2**share.searches)
-        seed = self._limits.seed + share.searches
+            most = min(-(-(self._limits.work - steps) // turns), SLICE_STEPS * 2**share.searches)
         found = search_schedule(
-            share.problem, seconds=seconds, iterations=most, seed=seed, start=share.schedule
+            share.problem,
+            seconds=None if math.isinf(seconds) else min(self.left, seconds),
+            iterations=most,
+            seed=self._limits.seed + share.searches,
+            start=share.schedule,
+            params=NO_BASELINES,
         )
         share.searches += 1
-        share.schedule, share.finish = found.schedule, busy + found.makespan
+        share.finish += found.makespan - share.schedule.makespan(share.problem)
+        share.schedule = found.schedule
         return found.iterations
 
-    def _assign(self, busy: FloatArray) -> IntArray:
-        dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")
+    def _assign(self) -> IntArray:
+        """Return the replica of each request when each goes where it would end first."""
         if self._groups is None:
-            return least_loaded(self._costs, self._kind_of, busy, dearest)
+            dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")
+            return least_loaded(self._costs, self._kind_of, self._busy, dearest)
         if self._keep == "spread":
-            return spread_groups(self._costs, self._kind_of, busy, self._groups)
+            return spread_groups(self._costs, self._kind_of, self._busy, self._groups)
         unit_of = np.empty(len(self._fleet), dtype=np.int64)
         for unit, members in enumerate(self._groups):
             unit_of[members] = unit
-        return self._together(unit_of, busy)
+        return self._together(unit_of)
 
-    def _together(self, unit_of: IntArray, busy: FloatArray) -> IntArray:
+    def _together(self, unit_of: IntArray) -> IntArray:
         """Share whole units of requests out, the dearest first."""
         costs = np.array([np.bincount(unit_of, weights=row) for row in self._costs])
         dearest = np.argsort(-costs.mean(axis=0), kind="stable")
-        replica_of: IntArray = least_loaded(costs, self._kind_of, busy, dearest)[unit_of]
+        replica_of: IntArray = least_loaded(costs, self._kind_of, self._busy, dearest)[unit_of]
         return replica_of
 
     def _scheduled(self, replica: int, requests: IntArray) -> _Share:

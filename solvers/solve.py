@@ -20,10 +20,10 @@ from .exact.backward_dp import can_search_backward
 from .exact.outcome import ExactOutcome
 from .exact.small import FEWEST, can_solve_exactly, solve_small
 from .mip import CP_SAT, Formulation, solve_full
-from .params import SearchParams
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import Stop, TracePoint
+from .search.params import SearchParams
 from .search.schedule_search import ScheduleSearch
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
@@ -71,7 +71,8 @@ def solve(
     initial
         A schedule to improve on, for solvers that can; ``lpt-ski`` and the literal model cannot.
     params
-        Phases of ``search`` that run and the shares of time they get; other solvers ignore them.
+        Phases of ``search`` with their values and shares of time, and arguments of its bound; other
+        solvers ignore them.
     on_improvement
         Called by ``search`` with a :class:`~batchbound.solvers.search.incumbent.TracePoint` for each better
         schedule: seconds since the start, makespan, and bound.
@@ -140,7 +141,7 @@ class _Search:
 
     def _prove(self) -> None:
         left = self._search.incumbent.left if self._seconds is not None else None
-        self._bound, _ = bound_within(self._problem, left, self._bound_seconds)
+        self._bound, _ = bound_within(self._problem, left, self._bound_seconds, self._task.params.bounds)
         self._bounds.append((time.perf_counter() - self._begun, self._bound.seconds))
 
     def _exact(self) -> ExactOutcome | None:

@@ -20,8 +20,8 @@ from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.sweep import device_hours, slots_to_try, sweep
 from ..planning.uncertain import make_robust_plan
-from ..solvers.params import ParamsError, SearchParams
 from ..solvers.result import Limits
+from ..solvers.search.params import SearchParams
 from ..solvers.slot_choice import SlotTrial, choose_slots
 from ..solvers.solve import DEFAULT_SOLVER, limits_heeded
 from .inputs import Inputs, positive, seconds
@@ -233,12 +233,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
 
 def _search_params(args: argparse.Namespace) -> SearchParams | None:
     """Return the parameters of a file, or None without one."""
-    if args.params is None:
-        return None
-    try:
-        return SearchParams.from_file(args.params)
-    except ParamsError as error:
-        raise InputError(str(error)) from None
+    return None if args.params is None else SearchParams.from_file(args.params)
 
 
 def _choose(inputs: Inputs, limits: Limits) -> tuple[SlotTrial, ...]:

@@ -6,8 +6,8 @@ from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.prove import proven_bound
-from ..solvers.params import SearchParams
 from ..solvers.result import Limits, Status
+from ..solvers.search.params import SearchParams
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 from .evicting import following_plan
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from .core.parameters import CoreParameters
 from .stage_split import split_stages
 
 BETTER = 1e-12
@@ -193,6 +194,8 @@ class SearchRun:
     problem: Problem
     best: Incumbent
     rng: np.random.Generator
+    core: CoreParameters = field(default_factory=CoreParameters)
+    """Parameters of the compiled phases."""
 
     def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
         """Offer what steps make, given the share of the budget used up, until it is over."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ..params import ParamsError, SearchParams
 from .baselines import baselines
 from .constructive import ski_rental_schedule
 from .incumbent import Budget, Incumbent, SearchRun, Stop, TracePoint
+from .params import ParamsError, SearchParams
 from .phases import PHASES, Phase
 
 BASELINE_SECONDS = 0.2
@@ -86,7 +86,7 @@ class ScheduleSearch:
         self._params = SearchParams() if params is None else params
         _refuse_unknown(self._params)
         self.incumbent = Incumbent(problem, seconds, iterations, stop)
-        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed))
+        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._params.core)
         self._problem = problem
         self._untried: list[Callable[[float], Schedule | None]] = []
         self._late_at = math.inf
@@ -102,6 +102,8 @@ class ScheduleSearch:
             if (violation := start.check(self._problem)) is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
+            if not self._params.baseline_requests and not self._params.baseline_share:
+                return
         rules, others = baselines(self._problem, lambda: best.elapsed > self._late_at)
         if len(self._problem) <= self._params.baseline_requests:
             self._untried = rules
@@ -144,7 +146,7 @@ class ScheduleSearch:
         return self._params.shares.get(phase.name, usual)
 
     def _is_on(self, phase: Phase) -> bool:
-        return phase.name not in self._params.off and phase.applies(self._problem)
+        return phase.name not in self._params.off and phase.applies(self._problem, self._params.core)
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""

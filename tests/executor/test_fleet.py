@@ -172,13 +172,13 @@ def test_the_slots_of_every_replica_are_packed_full_where_stages_are_cheap() -> 
     # On each replica 300 + 300 and 200 + 200 + 200: 600 steps, and stages at 0, 200, 300 and 400.
     cost = CostModel(1.0, 0.0, 1.0, 0.0)
     fleet = Fleet(work([300, 300, 200, 200, 200] * 2), (Replica(cost, 2),) * 2)
-    assert plan_fleet(fleet, limits=Limits(work=1)).makespan == 604.0
+    assert plan_fleet(fleet, limits=Limits(work=20)).makespan == 604.0
 
 
 def test_much_work_and_little_prompt_goes_beside_a_long_request() -> None:
     # Beside the long one slots are idle for most of its steps, and each prompt takes its time all the same.
     workload = Workload.from_lengths([10] + [300] * 40 + [3000] * 40, [1600] + [180] * 40 + [60] * 40)
-    result = plan_fleet(Fleet(workload, (Replica(CostModel.paper(), 4),) * 2), limits=Limits(work=2))
+    result = plan_fleet(Fleet(workload, (Replica(CostModel.paper(), 4),) * 2), limits=Limits(work=20))
     assert result.gap is not None
     assert result.gap < 0.02
     beside = result.schedule.replica_of[1:] == result.schedule.replica_of[0]

@@ -217,7 +217,7 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
         ("exact", "solvers.exact.stage_states._StateSearch.run"),
         ("search", "solvers.exact.backward_dp._EndSearch.run"),
         ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
-        ("fleet", "solvers.fleet._FleetSearch.offer_rules"),
+        ("fleet", "solvers.fleet._FleetSearch.try_rules"),
     ],
 )
 def test_what_an_interrupt_ends_hands_back_its_best_schedule(

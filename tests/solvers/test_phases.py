@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import POLICIES
+from batchbound.models.bounds.params import BoundParams
 from batchbound.solvers import Limits, solve
-from batchbound.solvers.params import ParamsError, SearchParams
 from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.core.compiled import compiled_core
+from batchbound.solvers.search.core.parameters import CoreParameters, SpanParameters
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun, TracePoint
+from batchbound.solvers.search.params import ParamsError, SearchParams
 from batchbound.solvers.search.phases import PHASES, Phase
 from batchbound.solvers.search.schedule_search import ScheduleSearch, search_schedule
 
@@ -38,7 +42,12 @@ PROBLEMS = {
         _SCORED, CostModel.paper(), 8, prefill_token_cap=2_000, prefill_emits_first_token=True
     ),
 }
-CASES = [(phase, name) for phase in PHASES for name, problem in PROBLEMS.items() if phase.applies(problem)]
+CASES = [
+    (phase, name)
+    for phase in PHASES
+    for name, problem in PROBLEMS.items()
+    if phase.applies(problem, CoreParameters())
+]
 
 
 def run_of(problem: Problem, steps: int) -> SearchRun:
@@ -93,33 +102,71 @@ def test_a_phase_that_does_not_exist_is_refused_by_name() -> None:
 
 def test_parameters_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "params.toml"
-    file.write_text('[search]\noff = ["beam"]\nshare = 0.4\nshares = {orders = 0.7}\nexact_requests = 0\n')
+    file.write_text(
+        '[search]\noff = ["orders"]\nshare = 0.4\nshares = {spans = 0.7}\nexact_requests = 0\n'
+        "[search.core]\nevents_requests = 30\n[search.core.spans]\nstage_bias = 2\n"
+        "[search.core.ruin]\nhot = 0.7\n[bounds]\nlifting = false\n"
+    )
     params = SearchParams.from_file(file)
-    assert (params.off, params.share, dict(params.shares)) == (("beam",), 0.4, {"orders": 0.7})
+    assert (params.off, params.share, dict(params.shares)) == (("orders",), 0.4, {"spans": 0.7})
     assert (params.exact_requests, params.baseline_requests) == (0, 2_000)
+    assert (params.core.spans.stage_bias, params.core.spans.coldest) == (2.0, 0.03)
+    assert (params.core.events_requests, params.core.ruin.hot, params.core.ruin_improves.hot) == (
+        30,
+        0.7,
+        0.3,
+    )
+    assert (params.bounds.lifting, params.bounds.kv_tokens) == (False, True)
     found = solve(PROBLEMS["memory"], limits=Limits(work=3), params=params)
     assert found.schedule is not None
+
+
+def test_values_of_the_compiled_search_have_an_effect() -> None:
+    def made(params: SearchParams) -> list[int]:
+        return search_schedule(PROBLEMS["slots"], iterations=5, params=params).schedule.bin_of.tolist()
+
+    only = SearchParams(off=("stage_times",))
+    hot = SpanParameters(hot_steps=4.0)
+    assert made(only) != made(replace(only, core=CoreParameters(spans=hot)))
+
+
+def test_a_bound_without_its_arguments_is_weaker() -> None:
+    bounds = [
+        solve(PROBLEMS["memory"], limits=Limits(work=1), params=SearchParams(bounds=BoundParams(**off))).bound
+        for off in ({}, {"kv_tokens": False, "memory_growth": False})
+    ]
+    assert bounds[0] is not None
+    assert bounds[1] is not None
+    assert bounds[0].seconds > bounds[1].seconds
 
 
 @pytest.mark.parametrize(
     ("text", "refusal"),
     [
-        ("[search]\nshare = 2", "share is 2; it must be from 0 to 1"),
-        ("[search]\nshares = {beam = true}", "shares.beam is True"),
-        ("[search]\nshares = 3", "shares is 3; it must be a table"),
-        ("[search]\noff = 'beam'", "it must be a list of names of phases"),
+        ("[search]\nshare = 2", "share is 2.0; it must be from 0 to 1"),
+        ("[search]\nshares = {spans = true}", "shares.spans': True is not a number"),
+        ("[search]\nshares = 3", "shares': 3 is not an object"),
+        ("[search]\noff = 'orders'", "off': 'orders' is not a list"),
         ("[search]\nexact_requests = -1", "exact_requests is -1"),
-        ("[search]\nseed = 1", "there is no parameter seed; choose from off"),
-        ("[serach]\nshare = 1", "has 'serach'; its tables are search"),
-        ("search = 3", "there is no parameter 3"),
+        ("[search]\nseed = 1", "field 'search.seed': the field is unknown. Choose from off"),
+        ("[search]\nbounds = {lifting = false}", "field 'search.bounds': the field is unknown"),
+        ("[search.core.spans]\nheat = 1", "field 'search.core.spans.heat': the field is unknown"),
+        ("[search.core.spans]\ncoldest = -1", "coldest is -1.0; it must be above 0"),
+        ("[search.core.spans]\ncoldest = nan", "coldest is nan"),
+        ("[search.core]\nspans_memory_shares = [0.4, 2]", "spans_memory_shares"),
+        ("[bounds]\nheat = 1", "has no parameter 'heat'"),
+        ("[serach]\nshare = 1", "has 'serach'. Its tables are search"),
+        ("search = 3", "3 is not an object"),
         ("share 1", "is not a TOML file"),
     ],
 )
 def test_a_file_of_parameters_that_cannot_be_used_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
     file = tmp_path / "params.toml"
     file.write_text(text)
-    with pytest.raises(ParamsError, match=refusal):
+    with pytest.raises(InputError) as refused:
         SearchParams.from_file(file)
+    assert refusal in str(refused.value)
+    assert str(file) in str(refused.value)
 
 
 def test_a_search_ends_at_the_gap_asked_for_and_tells_each_better_schedule() -> None:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
+
+
+def _check(params: object) -> None:
+    """Raise ValueError unless every number is finite and above 0, and every share of time at most 1."""
+    for each in fields(params):  # type: ignore[arg-type]
+        value = getattr(params, each.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, int | float) or (number == 0 and each.name == "new_stage"):
+                continue
+            most = 1.0 if each.name.endswith(("_share", "_shares")) else math.inf
+            if not (0 < number <= most and math.isfinite(number)):
+                limit = " and at most 1" if most == 1.0 else ""
+                raise ValueError(f"{each.name} is {number!r}; it must be above 0{limit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,9 @@ class SpanParameters:
     price_most: float = 4.0
     """Largest price of a missing step, decode steps."""
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class EventParameters:
@@ -125,6 +142,9 @@ class EventParameters:
     """Mean distance of the others."""
     swaps: float = 0.5
     """Share of changes that swap two requests; the rest moves one."""
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +200,9 @@ class RuinParameters:
     patience: float = 0.25
     """Share of the time without a whole schedule after which the walk returns to the best one."""
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class CoreParameters:
@@ -222,3 +245,6 @@ class CoreParameters:
     """Requests placed in orders that a unit of it stands for."""
     most_steps: int = 400_000
     """Decode steps up to which start times are searched; more take more memory."""
+
+    def __post_init__(self) -> None:
+        _check(self)

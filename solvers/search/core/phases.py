@@ -14,8 +14,6 @@ from .compiled import Allowance, Parameters, compiled_core
 from .parameters import CoreParameters, RuinParameters
 from .plans import CompiledJob, countable
 
-CORE = CoreParameters()
-
 
 def is_compiled(problem: Problem) -> bool:
     """Return whether the compiled searches can plan a problem, and are installed."""
@@ -24,58 +22,58 @@ def is_compiled(problem: Problem) -> bool:
     return countable(problem) and compiled_core() is not None
 
 
-def only_slots_bind(problem: Problem) -> bool:
+def only_slots_bind(problem: Problem, _: CoreParameters) -> bool:
     """Return whether memory is enough for all slots."""
     return is_compiled(problem) and not problem.memory_can_run_out
 
 
-def memory_binds(problem: Problem) -> bool:
+def memory_binds(problem: Problem, _: CoreParameters) -> bool:
     """Return whether memory can run out before slots do."""
     return is_compiled(problem) and problem.memory_can_run_out
 
 
-def few_under_memory(problem: Problem) -> bool:
+def few_under_memory(problem: Problem, core: CoreParameters) -> bool:
     """Return whether orders are searched: few requests under scarce memory."""
-    few = len(problem) <= CORE.events_requests
+    few = len(problem) <= core.events_requests
     return is_compiled(problem) and problem.memory_can_run_out and few
 
 
-def slots_bind_under_memory(problem: Problem) -> bool:
+def slots_bind_under_memory(problem: Problem, core: CoreParameters) -> bool:
     """Return whether many requests have scarce memory, and still scarcer slots."""
-    many = len(problem) > CORE.events_requests
+    many = len(problem) > core.events_requests
     return is_compiled(problem) and problem.memory_can_run_out and many and slots_are_scarcer(problem)
 
 
 def anneal_spans(run: SearchRun, budget: Budget) -> None:
     """Anneal stage times and the spans between them."""
-    share = CORE.spans_curved_share if _is_curved(run.problem) else CORE.spans_share
+    share = run.core.spans_curved_share if _is_curved(run.problem) else run.core.spans_share
     if _computes_again(run.problem):
-        share = CORE.spans_groups_share
+        share = run.core.spans_groups_share
     _spans(run, budget.part(share), run.best.schedule)
-    ruin_and_recreate(run, budget, CORE.ruin_improves)
+    _ruin(run, budget, run.best.schedule, run.core.ruin_improves)
 
 
 def anneal_spans_within_memory(run: SearchRun, budget: Budget) -> None:
     """Anneal spans that fill less of the memory each time, until they make a schedule."""
-    fill, heat, schedule = CORE.spans.memory_share, 1.0, run.best.schedule
-    for share in CORE.spans_memory_shares:
+    fill, heat, schedule = run.core.spans.memory_share, 1.0, run.best.schedule
+    for share in run.core.spans_memory_shares:
         found = _spans(run, budget.part(share), schedule, fill=fill, heat=heat)
         if found is None or found.check(run.problem) is None:
             return
-        fill, heat, schedule = fill - CORE.memory_step, CORE.heat_again, found
+        fill, heat, schedule = fill - run.core.memory_step, run.core.heat_again, found
     # Start times mend what is short of memory, if that is little.
-    _ruin(run, budget, schedule, CORE.ruin_improves)
+    _ruin(run, budget, schedule, run.core.ruin_improves)
 
 
 def anneal_orders(run: SearchRun, budget: Budget) -> None:
     """Anneal orders in which requests are placed backward."""
-    moves = max(1, CORE.placed_per_work // len(run.problem))
-    _run(run, "core_events", CORE.events, _allowance(run, budget, moves), run.best.schedule)
+    moves = max(1, run.core.placed_per_work // len(run.problem))
+    _run(run, "core_events", run.core.events, _allowance(run, budget, moves), run.best.schedule)
 
 
-def ruin_and_recreate(run: SearchRun, budget: Budget, parameters: RuinParameters = CORE.ruin) -> None:
+def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
     """Remove requests of the best schedule and insert them elsewhere."""
-    _ruin(run, budget, run.best.schedule, parameters)
+    _ruin(run, budget, run.best.schedule, run.core.ruin)
 
 
 def _is_curved(problem: Problem) -> bool:
@@ -92,14 +90,14 @@ def _spans(
     run: SearchRun, budget: Budget, start: Schedule, *, fill: float | None = None, heat: float = 1.0
 ) -> Schedule | None:
     """Anneal spans from a schedule on; under memory they fill some share of it."""
-    count, spans = len(run.problem), CORE.spans
-    if count >= CORE.many_requests:
-        spans = replace(spans, stage_bias=CORE.most_bias if count >= CORE.most_requests else CORE.many_bias)
+    count, core, spans = len(run.problem), run.core, run.core.spans
+    if count >= core.many_requests:
+        spans = replace(spans, stage_bias=core.most_bias if count >= core.most_requests else core.many_bias)
     if fill is not None:
         lowered = spans.balance_share - spans.memory_share + fill
         spans = replace(spans, memory_share=fill, balance_share=lowered)
     spans = replace(spans, hot_steps=heat * spans.hot_steps, hot_stages=heat * spans.hot_stages)
-    allowance = _allowance(run, budget, CORE.moves_per_work)
+    allowance = _allowance(run, budget, core.moves_per_work)
     if fill is not None or _is_curved(run.problem):
         # Mean prompts promise what real ones do not keep.
         allowance = replace(allowance, enough=-math.inf)
@@ -107,8 +105,8 @@ def _spans(
 
 
 def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParameters) -> None:
-    if start.decode_steps.sum() <= CORE.most_steps:
-        allowance = _allowance(run, budget, CORE.ruins_per_work)
+    if start.decode_steps.sum() <= run.core.most_steps:
+        allowance = _allowance(run, budget, run.core.ruins_per_work)
         _run(run, "core_ruin_recreate", parameters, allowance, start)
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 WORK, MOST_WORK = 0.2, 1.0
 """CP-SAT's own, deterministic seconds for one rounding without a time limit, and the most with one."""
@@ -21,30 +16,9 @@ WHOLE = 1e-6
 """How far from a whole number a flow may be that counts as one."""
 
 
-TOKENS_LACKING = 100
-"""Tokens beyond the capacity that a decode step lacking in a span is weighed as."""
-
-
 def can_round() -> bool:
     """Return whether flows are rounded by CP-SAT: OR-Tools is installed, by the extra ``solvers``."""
     return find_spec("ortools") is not None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldTokens:
-    """
-    Tokens of the KV cache that what passes through each span holds as a stage comes.
-
-    capacity: Tokens there is room for.
-    stage, span: The stage (or the end) before which, and the span in which, ascending by stage, shape
-        (entries,).
-    tokens: Held there by one request, shape (entries,).
-    """
-
-    capacity: int
-    stage: IntArray
-    span: IntArray
-    tokens: IntArray
 
 
 def round_flow(
@@ -54,7 +28,6 @@ def round_flow(
     stages: int,
     flow: FloatArray,
     seconds: float,
-    held: HeldTokens | None = None,
 ) -> IntArray | None:
     """
     Return a flow of whole slots, each span's rounded up or down, that lacks the least, or None if not found.
@@ -67,7 +40,6 @@ def round_flow(
     stages: Number of stages.
     flow: The fractional flow, shape (spans,).
     seconds: Time allowed.
-    held: What the spans hold, if memory can run out: what it is short of counts, too.
     """
     below = np.floor(flow + WHOLE).astype(np.int64)
     open_spans = np.flatnonzero(flow - below > WHOLE)
@@ -108,10 +80,7 @@ def round_flow(
             short.append(int(gap[here].sum()) * missing)
     # Every request needs some span, however short it is.
     model.add(sum(longer) >= int(lacking[0]))
-    if held is None:
-        model.minimize(sum(short))
-    else:
-        model.minimize(TOKENS_LACKING * sum(short) + sum(_beyond_capacity(model, up, below, held)))
+    model.minimize(sum(short))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     # Its own handler leaves Ctrl-C to end the process without a word, from then on.
@@ -124,24 +93,6 @@ def round_flow(
     used = below.copy()
     used[list(up)] += [solver.value(one) for one in up.values()]
     return used
-
-
-def _beyond_capacity(
-    model: cp_model.CpModel, up: dict[int, cp_model.IntVar], below: IntArray, held: HeldTokens
-) -> list[cp_model.IntVar]:
-    """Return variables of at least the tokens that are lacking, one for each stage at which some may be."""
-    found = []
-    bounds = np.searchsorted(held.stage, np.arange(held.stage.max(initial=0) + 2))
-    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        spans, tokens = held.span[begin:end], held.tokens[begin:end]
-        room = held.capacity - int(below[spans] @ tokens)
-        more = [(up[i], k) for i, k in zip(spans.tolist(), tokens.tolist(), strict=True) if i in up]
-        most = sum(k for _, k in more) - room
-        if most > 0:
-            beyond = model.new_int_var(0, most, "")
-            model.add(sum(k * one for one, k in more) <= room + beyond)
-            found.append(beyond)
-    return found
 
 
 def shift_times(

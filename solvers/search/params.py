@@ -1,0 +1,103 @@
+"""Parameters of the search as data: what runs, and for how long."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import get_type_hints
+
+from ...data.files.disk import InputError, read_text
+from ...data.files.record import record, refuse_unknown
+from ...models.bounds.params import BoundParams
+from .core.parameters import CoreParameters
+
+TABLE = "search"
+"""Name of the table in a TOML file."""
+
+OTHER_TABLES = ("bounds", "run")
+"""Other tables of such a file: the bound's parameters, and those of a run."""
+
+_HINT = "Correct it, or leave it out for the default."
+
+
+class ParamsError(InputError):
+    """A parameter that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParams:
+    """
+    Parameters of the schedule search.
+
+    off: Names of phases that are left out, from :data:`~batchbound.solvers.search.phases.PHASES`.
+    share: Share of the time left that each phase gets, 0 to 1. The last one that applies gets all of it. A
+        larger share gives more to the first phases.
+    shares: Shares of single phases by name, in place of ``share``.
+    baseline_requests: Requests up to which every built-in rule is simulated before the search begins,
+        whatever the limit. With more, a plan is never worse than a rule for larger jobs, which start later.
+    baseline_share: Share of the limits for the other schedules that a search starts from.
+    exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
+    exact_share: Share of the time for bound and exact search where the exact search takes most of it.
+    core: Parameters of the compiled phases.
+    bounds: Arguments of the bound, and their shares of time; the table ``[bounds]`` of a file.
+    Raises ParamsError if a share is outside 0 to 1, or a number negative.
+    """
+
+    off: tuple[str, ...] = ()
+    share: float = 0.3
+    shares: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    baseline_requests: int = 2_000
+    baseline_share: float = 0.25
+    exact_requests: int = 24
+    exact_share: float = 0.8
+    core: CoreParameters = field(default_factory=CoreParameters)
+    bounds: BoundParams = field(default_factory=BoundParams)
+
+    def __post_init__(self) -> None:
+        shares = {name: getattr(self, name) for name in ("share", "baseline_share", "exact_share")}
+        shares |= {f"shares.{phase}": share for phase, share in self.shares.items()}
+        for name, share in shares.items():
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise ParamsError(f"{name} is {share!r}; it must be from 0 to 1")
+        for name in ("baseline_requests", "exact_requests"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ParamsError(f"{name} is {number!r}; it must be a whole number, at least 0")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> SearchParams:
+        """
+        Return the parameters of the tables ``[search]`` and ``[bounds]`` of a TOML file.
+
+        Parameters that are left out keep their defaults.
+        Raises InputError if the file cannot be read, or holds an unknown or impossible parameter.
+        """
+        try:
+            document = tomllib.loads(read_text(Path(path)))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
+        tables = (TABLE, *OTHER_TABLES)
+        if others := sorted(set(document) - set(tables)):
+            raise InputError(f"has {others[0]!r}", file=path, hint=f"Its tables are {', '.join(tables)}.")
+        table = document.get(TABLE, {})
+        _refuse_unknown(cls, table, path, TABLE)
+        found = record(cls, table, file=path, within=TABLE, hint=_HINT)
+        return dataclasses.replace(found, bounds=BoundParams.from_file(path))
+
+
+def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], within: str) -> None:
+    """Raise InputError if a table, or one within it, has a parameter that its dataclass has not."""
+    if not isinstance(table, dict):
+        return
+    known = [each.name for each in fields(kind) if each.name != "bounds"]
+    if "bounds" in table:
+        raise InputError("the field is unknown", file=path, where=f"field '{within}.bounds'", hint=_HINT)
+    refuse_unknown(kind, table, file=path, within=within, hint=f"Choose from {', '.join(known)}.")
+    for name, nested in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(nested) and name in table:
+            _refuse_unknown(nested, table[name], path, f"{within}.{name}")
