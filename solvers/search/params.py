@@ -99,5 +99,5 @@ def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], wit
         raise InputError("the field is unknown", file=path, where=f"field '{within}.bounds'", hint=_HINT)
     refuse_unknown(kind, table, file=path, within=within, hint=f"Choose from {', '.join(known)}.")
     for name, nested in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(nested) and name in table:
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested) and name in table:
             _refuse_unknown(nested, table[name], path, f"{within}.{name}")

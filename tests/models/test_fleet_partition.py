@@ -10,8 +10,8 @@ from batchbound.models.bounds.fleet_partition import Ends
 
 def ends_of(costs: list[float], beside: list[float], alone: list[float], replicas: int) -> Ends:
     """Return the prices of units on equal replicas."""
-    prices = (np.array([row]) for row in (costs, beside, alone))
-    return Ends(*prices, np.zeros(replicas, dtype=np.int64))
+    rows = np.array([costs]), np.array([beside]), np.array([alone])
+    return Ends(rows[0], rows[1], rows[2], np.zeros(replicas, dtype=np.int64))
 
 
 def test_units_move_until_replicas_end_together() -> None:
@@ -41,7 +41,8 @@ def test_levelling_keeps_all_units_and_ends_no_later() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         replicas, units = int(rng.integers(2, 5)), int(rng.integers(1, 12))
-        ends = ends_of(*(rng.uniform(0, 2, units).tolist() for _ in range(3)), replicas)
+        costs, beside, alone = rng.uniform(0, 2, (3, units)).tolist()
+        ends = ends_of(costs, beside, alone, replicas)
         replica_of = rng.integers(0, replicas, units)
         shares: list[IntArray] = [np.flatnonzero(replica_of == k) for k in range(replicas)]
         beyond = rng.uniform(0, 1, replicas)
