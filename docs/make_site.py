@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "pages"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
-KEPT = (".md", ".svg", ".png", ".json")
+KEPT = (".svg", ".png", ".json", ".css")
 
 
 def main() -> None:
@@ -104,13 +104,19 @@ def _tables(parser: Any) -> Iterator[str]:
 
 
 def _name(formatter: argparse.HelpFormatter, action: argparse.Action, everyday: bool) -> str:
-    invocation = formatter._format_action_invocation(action).split(", ")[-1]
+    if action.choices is not None and action.option_strings:
+        invocation = action.option_strings[-1]
+    else:
+        invocation = formatter._format_action_invocation(action).split(", ")[-1]
     name = f"`{invocation}`".replace("|", "\\|")
     return f"**{name}**" if everyday and action.option_strings else name
 
 
 def _meaning(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
-    return _plain(formatter._expand_help(action)) if action.help else ""
+    meaning = _plain(formatter._expand_help(action)) if action.help else ""
+    if action.choices is None or not action.option_strings:
+        return meaning
+    return f"{meaning}; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
 
 
 def _plain(text: str) -> str:
