@@ -286,7 +286,7 @@ def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None
     """Return :class:`SurvivalPolicy`, or order of arrival if it could learn nothing.
 
     Moves need a group of two requests. For single requests only their own run tells more than the prediction,
-    and such jobs took longer with moves (``docs/unknown_lengths.md``).
+    and such jobs took longer with moves (``docs/rollouts.md``).
     """
     several = has_groups(problem)
     if known.score is None and not several:
