@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .tally import Tally
@@ -113,7 +113,7 @@ def _split(body: bytes) -> bytes:
 
 
 _OK = b"HTTP/1.1 200 OK\r\n"
-_BOMB = gzip.compress(b" " * 2**28)
+_BOMB = gzip.compress(b" " * 2**27)
 _ERROR = json.dumps({"error": {"message": "\x1b]0;owned\x07\x1b[2J\x9b31m"}}).encode()
 
 COMPLETING: Mapping[str, Kind] = {
@@ -172,6 +172,13 @@ PAGES: Mapping[str, Kind] = {
 """Ways to respond to requests for ``/metrics``, ``/version``, ``/v1/models`` and ``/props``."""
 
 
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 @dataclass(eq=False)
 class Hostile:
     """Server in a thread of its own that responds in one of these ways."""
@@ -180,7 +187,6 @@ class Hostile:
     pages: Kind | None = None
     number: int = 0
     port: int = 0
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -202,8 +208,10 @@ class Hostile:
         try:
             yield f"http://127.0.0.1:{self.port}"
         finally:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(10)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
+            loop.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         before = b""
