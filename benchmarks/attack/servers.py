@@ -226,7 +226,7 @@ class Hostile:
                 await self._respond(talk)
                 await writer.drain()
                 before = talk.said
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
