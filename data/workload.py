@@ -280,9 +280,9 @@ class Turns:
     A turn arrives when the turn before it has finished and its pause is over: a tool has answered. Its prompt
     is the whole conversation up to then.
 
-    after: The request whose completion each goes on from, an earlier one; -1 for the first turn.
+    after: The request whose completion each continues, an earlier one; -1 for the first turn.
     pause: Seconds between the end of that one and the arrival, shape (requests,).
-    raises WorkloadError: A turn goes on from itself or a later one, or a pause is no number of seconds.
+    raises WorkloadError: A turn continues itself or a later one, or a pause is no number of seconds.
     """
 
     after: IntArray
@@ -305,7 +305,7 @@ class Turns:
         return found
 
     def followers(self) -> dict[int, list[int]]:
-        """Return the requests that go on from each."""
+        """Return the requests that continue each."""
         found: dict[int, list[int]] = {}
         for request in np.flatnonzero(~self.first).tolist():
             found.setdefault(int(self.after[request]), []).append(request)

@@ -293,7 +293,7 @@ class LLM:
         Yield completions that may consist of turns, with answers of tools between.
 
         The slot of a completion that waits for a tool serves others. Its KV cache is computed again when it
-        goes on.
+        continues.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Conversations of a call: completions that wait for a tool, and go on after its answer."""
+"""Conversations of a call: completions that wait for a tool, and continue after its answer."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Conversations:
     """
     Turns of the completions of one call.
 
-    queue: Of the execution's policy.
-    next_turn: Says how a completion goes on; None if none does.
+    queue: The queue of the execution's policy.
+    next_turn: Says how a completion continues; None if none does.
     positions: Position of each completion's prompt.
     most: Most tokens of each completion, those given by tools among them.
     """
@@ -74,9 +74,9 @@ class Conversations:
     def ended(self, most: int) -> Iterator[int]:
         """Run a step of at most ``most`` decode steps; yield completions that are over."""
         if not self._execution.idle:
-            yield from (request for request in self._execution.step(most) if not self._goes_on(request))
+            yield from (request for request in self._execution.step(most) if not self._continues(request))
 
-    def _goes_on(self, request: int) -> bool:
+    def _continues(self, request: int) -> bool:
         """Return whether a completion that ended waits for an answer now."""
         if self._next_turn is None:
             return False
@@ -91,7 +91,7 @@ class Conversations:
         return True
 
     def answered(self, *, wait: bool) -> list[int]:
-        """Let completions go on for which tools have answered; return those that are over instead."""
+        """Let completions continue whose tools have answered; return those that are over instead."""
         over, run = [], self._execution
         while self._asked:
             try:
@@ -125,7 +125,7 @@ class Conversations:
         return over
 
     def of_turns(self, problem: Problem, trace: Trace) -> tuple[Problem, Trace, Turns | None]:
-        """Return problem and trace with a request for each turn; unchanged if no completion went on."""
+        """Return problem and trace with a request for each turn; unchanged without a further turn."""
         if not self.given:
             return problem, trace, None
         rows = self._ended
@@ -186,6 +186,6 @@ class Conversations:
 def most_steps(until: Until | None, turns: Conversations) -> int:
     """Return the decode steps to run before clock or tools are looked at again."""
     if turns.pending:
-        # An answer may come at any moment, and its turn is to take a free slot then.
+        # A tool may answer at any moment, and its turn is to take a free slot then.
         return 1
     return UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE

@@ -37,7 +37,7 @@ def execute(
     engine: Fresh.
     on_finish: Called with each request that finishes.
     on_stage: Called after each stage with its record and the number of requests finished.
-    turns: Requests that arrive when another has finished; None for none.
+    turns: Requests that arrive after another has finished; None for none.
     raises PolicyError: A step breaks a rule, or is empty while nothing runs.
     """
     serving = Execution(problem, policy, engine, on_stage=on_stage, turns=turns).run()

@@ -236,7 +236,7 @@ class HuggingFaceEngine:
         self.recompute()
 
     def give(self, request: int, tokens: Sequence[int]) -> None:
-        """Add tokens that are not drawn to a completion that ended; its next prefill goes on after them."""
+        """Add tokens that are not drawn to a completion that ended; its next prefill continues after them."""
         if isinstance(self._rule, MixedSampler):
             self._rule.give(self._names[request], tokens, len(self.answers[request]))
         self.answers[request] += tokens
