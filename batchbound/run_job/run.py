@@ -198,12 +198,14 @@ def _run_on_model(
         with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
             outcome = serve(journal, on_stage=on_stage)
             journal.end()
-    named = {"run": run_digest(identity), **_repeated(job, journal, options.tuned.product_rows)}
-    traces = tuple(replace(trace, engine={**trace.engine, **named}) for trace in outcome.traces)
-    files.save(chosen, traces, path.parent, named)
+    repeated = _repeated(job, journal, options.tuned.product_rows)
+    traces = tuple(replace(trace, engine={**trace.engine, **repeated}) for trace in outcome.traces)
+    files.save(chosen, traces, path.parent, {"run": run_digest(identity), **repeated})
     job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
-    traces = traces or tuple(replace(Trace.empty(one.slots), engine=named) for one in chosen.fleet.replicas)
+    traces = traces or tuple(
+        replace(Trace.empty(one.slots), engine=repeated) for one in chosen.fleet.replicas
+    )
     found = report(chosen, traces, seconds=time.perf_counter() - begun)
     return RunResult(chosen, files, completions, traces, found)
 
