@@ -14,6 +14,7 @@ from tier_cases import RAGGED, generate_alone
 
 from batchbound.executor.attention.decoder import Decoder
 from batchbound.executor.attention.float_products import (
+    FloatProducts,
     Trial,
     arithmetic_of,
     choose_arithmetic,
@@ -121,6 +122,17 @@ def test_logits_are_nearer_to_float32_than_those_in_bfloat16(family: str, kernel
     off, off_rounded = ((one - exact).square().mean().sqrt() for one in (got, rounded))
     assert off <= off_rounded
     assert off <= 0.02 * exact.square().mean().sqrt()
+
+
+def test_products_of_many_rows_are_those_of_few(kernels: HostKernels) -> None:
+    layer = torch.nn.Linear(64, 48).bfloat16()
+    inputs = torch.randn(20, 64)
+    outputs = []
+    for widened_from in (20, 21):
+        with torch.inference_mode(), FloatProducts(layer, kernels, widened_from).in_place():
+            outputs.append(layer(inputs))
+    assert outputs[0].dtype == torch.float32
+    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=0)
 
 
 def test_the_format_of_the_checkpoint_stays_where_it_is_as_fast(kernels: HostKernels) -> None:
