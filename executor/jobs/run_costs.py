@@ -54,8 +54,9 @@ class RunCosts:
 
     def _fit(self) -> CostModel:
         """Return robust lines through the medians of the stages seen."""
-        # The first stage also warms the engine up.
-        tokens, seconds = np.array(self._prefills[1:][-self.most_stages :]).T
+        # The first stage is the largest: it tells the price of a token from that of a stage. As it also warms
+        # the engine up, a stage seems cheaper to open than it is, and prefill waits less.
+        tokens, seconds = np.array([self._prefills[0], *self._prefills[1:][-self.most_stages :]]).T
         base, per_token = _line(tokens, seconds)
         active = np.array(sorted(self._steps), dtype=np.float64)
         step = np.array([float(np.median(self._steps[int(one)])) for one in active])
@@ -64,11 +65,15 @@ class RunCosts:
 
 
 def _line(sizes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
-    """Return base and slope by the median slope of all pairs (Theil-Sen), neither below zero."""
+    """Return base and slope by the median slope of all pairs, weighted by their distance, none below zero."""
     first, second = np.triu_indices(len(sizes), 1)
     apart = sizes[first] != sizes[second]
     if not apart.any():
         return 0.0, float(np.median(seconds / sizes))
     first, second = first[apart], second[apart]
-    slope = max(0.0, float(np.median((seconds[second] - seconds[first]) / (sizes[second] - sizes[first]))))
+    distance = sizes[second] - sizes[first]
+    slopes = (seconds[second] - seconds[first]) / distance
+    order = np.argsort(slopes)
+    below = np.cumsum(np.abs(distance)[order])
+    slope = max(0.0, float(slopes[order[np.searchsorted(below, below[-1] / 2)]]))
     return max(0.0, float(np.median(seconds - slope * sizes))), slope

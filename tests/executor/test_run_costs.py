@@ -39,6 +39,15 @@ def test_steps_of_one_number_of_slots_count_whole_and_of_several_by_their_line()
     assert abs(costs.cost.decode_base - TRUE.decode_base) < 1e-9
 
 
+def test_prompts_of_one_size_are_told_from_the_opening_by_the_first_stage() -> None:
+    costs = RunCosts(None, least_stages=6)
+    noise = (0.0, 0.004, -0.004, 0.003, -0.003, 0.001)
+    for tokens, more in zip((400, 41, 42, 43, 42, 41), noise, strict=True):
+        costs.ran(Stage("prefill", 0.0, TRUE.prefill_seconds(tokens) + more, 0, 1, tokens, tokens, tokens))
+    costs.ran(decode(8))
+    assert abs(costs.cost.prefill_base - TRUE.prefill_base) < 0.005
+
+
 def test_a_disturbed_stage_changes_little() -> None:
     costs = RunCosts(None, least_stages=6)
     for tokens in (500, 100, 70, 150, 90, 130):
