@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 from .executor.reports.tables import clock_text
 from .gain import Gain
+
+COLUMNS = 80
+"""Columns of the narrowest terminal."""
 
 _EQUAL = 0.005
 """Differences below this share of the time are shown as none."""
@@ -11,7 +16,7 @@ _EQUAL = 0.005
 
 def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
     """
-    Return the lines of the end screen, at most 80 columns each but for the command on the last.
+    Return the lines of the end screen, at most 80 columns each.
 
     ``command`` would run the same prompts with the lengths of this run; None where lengths do not repeat.
     ``planned`` if this run was planned with lengths stated or of an earlier run.
@@ -28,7 +33,7 @@ def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = F
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
     lines += [f"  {name:<25}{_time(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
     if worth and command is not None and not planned:
-        lines.append(f"  next time: {command}")
+        lines += _command_lines("  next time:", command)
     return lines
 
 
@@ -64,6 +69,17 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
     if command is None:
         return f"{text}, if lengths were the same again"
     return f"{text}, {gain.steps_to_save:.0%} fewer decode steps"
+
+
+def _command_lines(before: str, command: str) -> list[str]:
+    """Return a command in lines that a shell takes as one."""
+    lines = [before]
+    for word in map(shlex.quote, shlex.split(command)):
+        if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return lines
 
 
 def _above(gain: Gain) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -107,3 +108,11 @@ def test_the_end_screen_promises_nothing_of_lengths_that_do_not_repeat() -> None
     assert lines[3].endswith("14% less than this run, if lengths were the same again")
     assert len(lines) == 5
     assert gain_lines(gain(two_slots(), "lpt"), "M", "again")[3].endswith("no more to gain")
+
+
+def test_a_long_command_is_wrapped_as_a_shell_reads_it() -> None:
+    command = f"batchbound run '{'a b ' * 8}.jsonl' --model M --slots 8 -o answers.jsonl --overwrite"
+    lines = gain_lines(gain(two_slots(), "fcfs"), "M", command)[5:]
+    assert all(len(line) <= 80 for line in lines)
+    typed = "\n".join(lines).removeprefix("  next time: ").replace("\\\n", "")
+    assert shlex.split(typed) == shlex.split(command)

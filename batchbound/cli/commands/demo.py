@@ -15,7 +15,7 @@ from ..parser import Parser
 from ..streams import say
 
 MODEL = "tiny:speller"
-SHOWN = 5
+SHOWN = 4
 """Completions printed."""
 
 
