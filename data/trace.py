@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -183,6 +183,32 @@ class Trace:
             name: np.array([], dtype=dtype) for name, dtype in _REQUEST_COLUMNS.items()
         }
         return cls(ids=(), slots=slots, stages=(), evictions=0, engine={}, **columns)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Trace], order: Sequence[int]) -> Trace:
+        """Return one trace of parts that ran one after another; ``order`` sorts their requests."""
+        stages: list[Stage] = []
+        columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _REQUEST_COLUMNS}
+        start = 0.0
+        for part in parts:
+            for name, values in columns.items():
+                shift = {"stage_of": len(stages), "slot_of": 0, "tokens": 0}.get(name, start)
+                values.append(getattr(part, name) + shift)
+            stages += [replace(one, start=one.start + start, end=one.end + start) for one in part.stages]
+            start += part.makespan
+        ids = [name for part in parts for name in part.ids]
+        sorted_columns: dict[str, npt.NDArray[Any]] = {
+            name: np.concatenate(values)[list(order)] for name, values in columns.items()
+        }
+        return cls(
+            ids=tuple(ids[i] for i in order),
+            slots=parts[0].slots,
+            stages=tuple(stages),
+            evictions=sum(part.evictions for part in parts),
+            engine=parts[-1].engine,
+            readings=np.concatenate([part.readings for part in parts]),
+            **sorted_columns,
+        )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -108,7 +108,8 @@ def planned_beside(args: argparse.Namespace) -> Path:
     refuse_outputs([path], True, [args.plan, args.output, args.trace])
     inputs = read_inputs(_plan_options(args), keep_arrivals=False)
     if not args.any_model:
-        refuse_other_models(inputs.job.records, model_names(args.model), inputs.job.source)
+        served = (*model_names(args.model), *args.adapters)
+        refuse_other_models(inputs.job.records, served, inputs.job.source)
     if args.cost is None:
         inputs = _with_costs(inputs, args)
     if args.lengths is None and inputs.job.lengths.kind == "cap":

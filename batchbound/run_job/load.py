@@ -27,8 +27,10 @@ from .earlier import ASSUMED
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
+    from ..executor.engines.adapters import Adapter
     from ..executor.engines.tiers import Tier
     from ..executor.jobs.job import Job
+    from ..executor.models.grammar import Grammars
     from ..executor.models.tokenizers import Tokenizer
 
 _SEVERAL = "cannot be served by workers of several processes"
@@ -58,7 +60,8 @@ def load_job(
     prompts_at = prompts_path(plan.provenance, path, options)
     records = None if planned is None or prompts_at is None else _planned_records(planned, prompts_at)
     if not options.any_model:
-        refuse_other_models(records or (), model_names(source.model), prompts_at)
+        refuse_other_models(records or (), (*model_names(source.model), *options.adapters), prompts_at)
+    _check_adapters(plan, source, options)
     # A configuration's workers stop at an error.
     record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
     asked = _asked(records or (), len(plan.workload), source, options)
@@ -92,6 +95,7 @@ def load_job(
         refused=not_carried,
         costs_known=plan.provenance.cost_source.get("name") != ASSUMED,
         repeatable=options.tuned.repeatable,
+        adapters=_adapters(options, model if alone else None),
     )
     if job.repeatable:
         # The digest holds log-probabilities, whether a request asks for them or not.
@@ -128,6 +132,28 @@ def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
     if options.tuned.repeatable and several:
         what = "--repeatable is for a run in one process, without a configuration"
         raise InputError(what, hint="Leave it out.")
+
+
+def _check_adapters(plan: Plan, source: ModelOptions, options: RunOptions) -> None:
+    """Raise InputError if adapters cannot be served, or one has the model's own name."""
+    if not options.adapters:
+        return
+    for name in model_names(source.model):
+        if name in options.adapters:
+            raise InputError(f"--adapter {name} has the model's own name", hint="Choose another name.")
+    if options.tuned.repeatable:
+        raise InputError("--adapter and --repeatable exclude each other", hint="Leave one of them out.")
+    if plan.configuration is not None or len(plan.fleet.replicas) > 1:
+        raise InputError(f"--adapter {_SEVERAL}", hint="Plan for one replica and one process.")
+
+
+def _adapters(options: RunOptions, model: Any) -> dict[str, Adapter]:
+    """Return the adapters of a loaded model by name."""
+    from ..executor.engines.adapters import Adapter
+
+    if model is None:
+        return {}
+    return {name: Adapter.read(os.fspath(folder), model) for name, folder in options.adapters.items()}
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
@@ -272,6 +298,8 @@ def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
     parted = plan.configuration is not None and plan.configuration.handed_over
     if (several or parted) and asked.logprobs is not None:
         return FieldError("logprobs", _SEVERAL, _ONE)
+    if (several or parted) and asked.structured_outputs is not None:
+        return FieldError(asked.structured_outputs.field, _SEVERAL, _ONE)
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
     for name in names:
         if parted and getattr(asked, name) != getattr(Sampling(), name):
@@ -279,14 +307,18 @@ def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
     return None
 
 
-def _unknown_tokens(asked: Sampling, *, vocabulary: int) -> FieldError | None:
-    """Return what is wrong with a field that names a token that the model does not know."""
+def _unservable(asked: Sampling, *, vocabulary: int, grammars: Grammars | None) -> FieldError | None:
+    """Return what is wrong with a field: tokens that the model does not know, or a faulty structure."""
     from ..executor.models.request_rules import check_tokens
 
+    hint = "Use the model's tokens."
     try:
         check_tokens(asked, vocabulary)
+        if grammars is not None and asked.structured_outputs is not None:
+            hint = "Correct it, or leave it out."
+            grammars.matcher(asked.structured_outputs)
     except ValueError as error:
-        return FieldError(str(error).split(" ", 1)[0], str(error), "Use the model's tokens.")
+        return FieldError(str(error).split(" ", 1)[0], str(error), hint)
     return None
 
 
@@ -296,11 +328,35 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
     from ..executor.models.request_rules import rules_of
 
     records = job.prompts.records
-    check = partial(_unknown_tokens, vocabulary=vocabulary_of(job.model))
+    grammars = _grammars(job, asked, path)
+    check = partial(_unservable, vocabulary=vocabulary_of(job.model), grammars=grammars)
     refused = {**_refused_fields(records, asked, check, path, job.record_failures), **job.refused}
     served = [Sampling() if i in refused else one for i, one in enumerate(asked)]
     by_name = {record.name: one for record, one in zip(records, served, strict=True)}
     most = job.most_tokens.tolist()
     eos = job.decoding.eos_ids
-    rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
+    rule = rules_of(
+        by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned, grammars=grammars
+    )
     return dataclasses.replace(job, sampler=rule, refused=refused)
+
+
+def _grammars(job: Job, asked: Sequence[Sampling], path: Path | None) -> Grammars | None:
+    """Return what compiles the structures that requests ask for; None if none does."""
+    from ..executor.models.grammar import Grammars
+    from ..executor.models.tokenizers import end_tokens
+
+    i = next((i for i, one in enumerate(asked) if one.structured_outputs is not None), None)
+    if i is None:
+        return None
+    structure, line = asked[i].structured_outputs, job.prompts.records[i].line
+    assert structure is not None
+    where = f"line {line}, field 'body.{structure.field}'"
+    try:
+        return Grammars(job.tokenizer, end_tokens(job.model, job.tokenizer))
+    except ImportError as error:
+        raise InputError(
+            str(error), file=path, where=where, hint="Install it, or remove the field."
+        ) from None
+    except ValueError as error:
+        raise InputError(str(error), file=path, where=where, hint="Remove the field.") from None

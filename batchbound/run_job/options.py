@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,7 +119,8 @@ class RunOptions:
     replan: Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
     tensor_parallel: Processes that share each of the model's layers, for an RRA plan of ``search``.
     params: Parameters that tune the run, or a TOML file of them.
-    any_model: Complete every request by the loaded model, whatever model it names.
+    any_model: Complete every request by the loaded model, whatever model it names that is no adapter.
+    adapters: Folders of LoRA adapters, by the name that a request gives as its ``model``.
     Raises ValueError if a number is out of its range, or nothing is known to do at an error.
     """
 
@@ -140,6 +141,7 @@ class RunOptions:
     tensor_parallel: int = 1
     params: RunParams | str | os.PathLike[str] | None = None
     any_model: bool = False
+    adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -110,14 +111,17 @@ class RunFiles:
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
     """Return everything that the completions depend on; a journal resumes only if all of it is equal."""
     from ..executor.engines.huggingface import facts_of_bits
+    from ..executor.models.fingerprint import files_fingerprint
     from ..executor.models.sampling import Sampler
 
     fixed = facts_of_bits(job.model, options.tuned.product_rows) if job.repeatable else {}
+    adapters = {name: files_fingerprint(os.fspath(path)) for name, path in options.adapters.items()}
     return {
         "plan": plan.digest(),
         **model_identity(job, source),
         **fixed,
         "pinned": options.pinned,
+        **({"adapters": adapters} if adapters else {}),
         # Each request's own fields are in the prompts, whose digest the plan holds.
         "sampling": (
             asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)

@@ -10,7 +10,7 @@ from ..files.disk import shown
 from ..files.record import whole
 from ..prompts.messages import FieldError
 from ..workload import LONGEST
-from .sampling import MOST_LOGPROBS, Sampling
+from .sampling import MOST_LOGPROBS, Sampling, Structure
 
 MOST_SAMPLES = 16_384
 """Most completions of one request, as vLLM has it."""
@@ -31,7 +31,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (False, True),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": (),
     "verbosity": (),
@@ -45,13 +44,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "detokenize": (True,),
     "logits_processors": ([],),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
     "guided_grammar": (),
-    "json_schema": (),
-    "regex": (),
     "ebnf": (),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
@@ -102,6 +95,7 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
             raise FieldError(name, "is not a field that can be served", _did_you_mean(name))
     template = _template(body) if chat else {}
     _join_logprobs(asked, chat)
+    _join_structures(asked)
     try:
         Sampling(**asked)
     except ValueError as error:
@@ -129,6 +123,16 @@ def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
         raise FieldError("top_logprobs", f"{most} has no effect without logprobs", "Set logprobs to true.")
     if wanted:
         asked["logprobs"] = int(most or 0)
+
+
+def _join_structures(asked: dict[str, Any]) -> None:
+    """Replace the fields that say what the text must be by one."""
+    found = {name: asked.pop(name) for name in _STRUCTURES if name in asked}
+    stated = [name for name, one in found.items() if one is not None]
+    if len(stated) > 1:
+        raise FieldError(stated[1], f"contradicts {stated[0]}", "Give one of the two.")
+    if stated:
+        asked["structured_outputs"] = found[stated[0]]
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,6 +254,50 @@ def _logprobs(name: str, value: Any) -> int | bool:
     return int(value)
 
 
+def _response_format(name: str, value: Any) -> Structure | None:
+    hint = 'Give {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.'
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Structure.of({"json_object": True}, name)
+    if kind != "json_schema":
+        raise FieldError(name, f"{shown(value)} cannot be served", hint)
+    schema = value.get("json_schema")
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    return _structure({"json": schema}, name, f"{name}.json_schema.schema", hint)
+
+
+def _structured_outputs(name: str, value: Any) -> Structure | None:
+    return _structure(value, name, name, 'Give {"json": SCHEMA}, {"regex": TEXT} or {"choice": [TEXT, ...]}.')
+
+
+def _guided(kind: str) -> Callable[[str, Any], Structure | None]:
+    """Return a reader of a field that states one kind of structure."""
+    hint = {"json": "Give a JSON schema.", "regex": "Give a text.", "choice": "Give a list of texts."}[kind]
+    return lambda name, value: _structure({kind: value}, name, name, hint)
+
+
+def _structure(given: Any, name: str, field: str, hint: str) -> Structure | None:
+    try:
+        found = Structure.of(given, name)
+    except (TypeError, ValueError):
+        shown_value = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
+        raise FieldError(field, f"{shown(shown_value)} cannot be served", hint) from None
+    return found
+
+
+_STRUCTURES: Mapping[str, Callable[[str, Any], Structure | None]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": _guided("json"),
+    "guided_regex": _guided("regex"),
+    "guided_choice": _guided("choice"),
+    "json_schema": _guided("json"),
+    "regex": _guided("regex"),
+}
+"""Fields that say what a completion's text must be: OpenAI's, vLLM's and SGLang's."""
+
 _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "n": _samples,
     "temperature": _number,
@@ -269,5 +317,6 @@ _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "ignore_eos": _flag,
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
+    **_STRUCTURES,
 }
 """Fields that are served, and how each is read."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
 from typing import Any, Literal
@@ -18,6 +19,42 @@ MOST_LOGPROBS = 20
 
 LogprobsMode = Literal["raw", "processed"]
 """Log-probabilities of the model itself, or after penalties, temperature and truncation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """
+    What a completion's text must be.
+
+    kind: ``json`` for a value of a JSON schema, ``regex`` for a match, ``choice`` for one of several texts.
+    text: The schema or the list of texts as JSON, or the regular expression.
+    field: Field of a request that states it.
+    """
+
+    kind: Literal["json", "regex", "choice"]
+    text: str
+    field: str = field(default="structured_outputs", compare=False)
+
+    @classmethod
+    def of(cls, given: Any, field: str = "structured_outputs") -> Structure | None:
+        """Return the structure that vLLM's ``structured_outputs`` states; TypeError if it states none."""
+        if given is None or isinstance(given, Structure):
+            return given
+        stated = {name: value for name, value in dict(given).items() if value not in (None, False)}
+        if len(stated) != 1:
+            raise TypeError
+        name, value = next(iter(stated.items()))
+        if name == "json_object" and value is True:
+            return cls("json", '{"type": "object"}', field)
+        if name == "json":
+            value = json.loads(value) if isinstance(value, str) else value
+            if isinstance(value, dict | bool):
+                return cls("json", json.dumps(value), field)
+        if name == "regex" and isinstance(value, str) and value:
+            return cls("regex", value, field)
+        if name == "choice" and not isinstance(value, str) and all(isinstance(one, str) for one in value):
+            return cls("choice", json.dumps(list(value)), field)
+        raise TypeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +106,9 @@ class Sampling:
         Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
     logprobs_mode
         Of which distribution.
+    structured_outputs
+        What the text must be: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice": [TEXT, ...]}`` or
+        ``{"json_object": True}``; needs ``batchbound[grammar]``.
     """
 
     n: int = 1
@@ -89,6 +129,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
+    structured_outputs: Structure | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, what) in _KINDS.items():
@@ -116,6 +157,10 @@ class Sampling:
         self._within("min_tokens", 0 <= self.min_tokens <= LONGEST, f"lie in [0, {LONGEST}]")
         if self.logprobs is not None:
             self._within("logprobs", 0 <= self.logprobs <= MOST_LOGPROBS, f"lie in [0, {MOST_LOGPROBS}]")
+        structure = self.structured_outputs
+        if structure is not None and (self.ignore_eos or self.min_tokens):
+            other = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ValueError(f"{structure.field} must end where its text does: leave out {other}")
         self._within("logprobs_mode", self.logprobs_mode in ("raw", "processed"), "be raw or processed")
 
     @property
@@ -199,6 +244,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("include_stop_str_in_output", "ignore_eos"), (_flag, "be true or false")),
     "stop_token_ids": (lambda value: tuple(map(_whole, value)), "hold whole numbers"),
     "logit_bias": (_biases, "hold a number for each token"),
+    "structured_outputs": (Structure.of, "hold a JSON schema, a regex or a choice of texts, and one alone"),
 }
 """By field: a function from a caller's value to the field's kind, and the name of that kind."""
 

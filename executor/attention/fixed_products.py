@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..models.restoring import restoring
+from ..models.wrapped import restoring
 from .host_kernels import built
 
 _ROWS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

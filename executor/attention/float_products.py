@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from ..models.faults import available_bytes
-from ..models.restoring import restoring
 from ..models.source import take_open_format
+from ..models.wrapped import restoring
 from .host_kernels import HostKernels, built
 
 _LOG = logging.getLogger(__name__)

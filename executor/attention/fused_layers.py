@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..models.restoring import restoring
+from ..models.wrapped import restoring
 from .host_kernels import NORM_KINDS
 from .kernels import agree
 

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import torch
 
 from ..models.faults import available_bytes
-from ..models.restoring import restoring
+from ..models.wrapped import restoring
 
 _LEAST_WEIGHTS = 1 << 14
 """Smaller layers gain nothing: the call itself is what they cost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -27,6 +28,7 @@ from ...heuristics.policy import Policy, State, Step
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import remaining_schedule
 from ...heuristics.unknown_lengths.kinds import by_kinds
+from ..engines.adapters import Adapter
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.endings import Ending
@@ -82,6 +84,7 @@ class Job:
     refused: Why requests, as positions in the plan, are answered with an error whatever the model says.
     costs_known: Whether the plan's costs are of this model; else no prefill waits until the run shows some.
     repeatable: Keep a digest of each completion's tokens and log-probabilities in its output line.
+    adapters: Adapters of the model, by the name in a request's ``model``; served one after another.
     """
 
     plan: Plan
@@ -97,6 +100,7 @@ class Job:
     refused: Mapping[int, str] = field(default_factory=dict)
     costs_known: bool = True
     repeatable: bool = False
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -151,7 +155,7 @@ class Job:
         while left.size:
             before = len(journal.finished)
             try:
-                return Outcome((self._serve(left, journal, on_stage, served),), resumed + served)
+                return Outcome((self._serve_each(left, journal, on_stage, served),), resumed + served)
             except RequestFailedError as error:
                 in_a_row = 1 if len(journal.finished) > before else in_a_row + 1
                 if not self.record_failures or in_a_row == MOST_FAILURES:
@@ -162,6 +166,27 @@ class Job:
             left = self.left(journal)
             served = len(self.plan.workload) - resumed - len(left)
         return Outcome((), resumed + served)
+
+    def _serve_each(
+        self,
+        left: IntArray,
+        journal: Journal,
+        on_stage: Callable[[Stage, int], None] | None,
+        served: int,
+    ) -> Trace:
+        """Serve some of the requests: those of the model itself, then those of each adapter."""
+        records = self.prompts.records
+        named = np.array([records[i].model if records[i].model in self.adapters else "" for i in left])
+        traces: list[Trace] = []
+        order: list[int] = []
+        for name in dict.fromkeys(["", *self.adapters]):
+            part = left[named == name]
+            if part.size:
+                adapter = self.adapters.get(name)
+                with nullcontext() if adapter is None else adapter.merged(self.model):
+                    traces.append(self._serve(part, journal, on_stage, served + len(order)))
+                order += part.tolist()
+        return traces[0] if len(traces) == 1 else Trace.joined(traces, np.argsort(order).tolist())
 
     def _serve(
         self,
@@ -257,7 +282,10 @@ class Job:
             if self.repeatable:
                 digest = {DIGEST: completion_digest(tokens, [one.value for one in told])}
         ends, told = None if self.pinned else self._ends, told if asked else None
-        line = answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told)
+        name = record.model if record.model in self.adapters else None
+        line = answer_of(
+            record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told, name=name
+        )
         return {**line, **digest}
 
     @cached_property
@@ -311,8 +339,9 @@ def answer_of(
     *,
     ends: frozenset[int] | None,
     told: Sequence[TokenLogprob] | None = None,
+    name: str | None = None,
 ) -> dict[str, object]:
-    """Return the output line of a finished request."""
+    """Return the output line of a finished request; ``name`` is that of an adapter."""
     ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
     text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(
@@ -321,7 +350,7 @@ def answer_of(
         prompt_tokens=prompt_tokens,
         completion_tokens=len(tokens),
         finish_reason=reason,
-        model=str(model.config.name_or_path or model.config.model_type),
+        model=name or str(model.config.name_or_path or model.config.model_type),
         created=_now(),
         logprobs=None if told is None else _logprobs(record, tokens, told, tokenizer),
     )

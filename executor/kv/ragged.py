@@ -80,7 +80,7 @@ class RaggedBatch(RunningBatch):
         self._masks: SlotMasks | None = None
         self._stale = True
         windows, device = self._decoder.sliding_windows, self._decoder.device
-        if self._capture is None and device.type == "cuda":
+        if self._capture is None and device.type == "cuda" and not self._sampler.on_host:
             self._capture = cuda_graph
         # A capture can only record torch's operations.
         self._host = self._decoder.use_host_kernels() if self._capture is None else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .endings import Decode, Ending
+from .grammar import GrammarMasks
 from .logit_edits import LogitEdits
 from .recording import Recorder
 from .sampling import LEAST_TEMPERATURE, Sampler, computable, drawn, likely_enough, likely_mass
@@ -28,6 +29,7 @@ class MixedSampler:
     recorder: Keeps log-probabilities of chosen tokens; None for none.
     endings: Ends of completions by request id; without one the engine's end tokens decide.
     decode: Converts tokens to text; needed if a text ends a completion.
+    grammar: Masks of structured outputs; None for none.
     greedy: True if every request takes the likeliest token.
     ends: Tokens that may end a completion of any request.
     watches_text: True if a text may end a completion, so that every token is checked.
@@ -38,6 +40,7 @@ class MixedSampler:
     recorder: Recorder | None = None
     endings: Mapping[str, Ending] = field(default_factory=dict)
     decode: Decode | None = None
+    grammar: GrammarMasks | None = None
     greedy: bool = field(init=False)
     ends: frozenset[int] = field(init=False)
     watches_text: bool = field(init=False)
@@ -56,6 +59,11 @@ class MixedSampler:
         """Return whether the last token ends a completion; None leaves it to the engine."""
         ending = self.endings.get(request_id)
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
+
+    @property
+    def on_host(self) -> bool:
+        """True if a grammar reads each token."""
+        return self.grammar is not None
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
@@ -79,6 +87,8 @@ class MixedSampler:
         if rules is None:
             rules = self._on_device[logits.device] = _Rules.of(self, logits)
         edited = logits if self.edits is None else self.edits.apply(logits, streams, indices)
+        if self.grammar is not None:
+            edited = self.grammar.apply(edited, streams, indices)
         if self.greedy:
             chosen = edited.argmax(dim=-1)
             weights = computable(edited).softmax(dim=-1) if self.recorder is not None else edited
@@ -89,6 +99,8 @@ class MixedSampler:
                 chosen = chosen.where(temperature > 0, edited.argmax(dim=-1))
         if self.edits is not None:
             self.edits.note(chosen, streams, indices)
+        if self.grammar is not None:
+            self.grammar.note(chosen, streams, indices)
         if self.recorder is not None:
             self.recorder.keep(logits, weights, chosen, streams, indices)
         return chosen

@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ...data.readers.sampling import Sampling
+from ...data.readers.sampling import Sampling, Structure
 from .endings import Ending
+from .grammar import GrammarMasks, Grammars
 from .logit_edits import Edit, LogitEdits
 from .mixed_sampling import MixedSampler
 from .recording import Recorder
@@ -26,11 +27,13 @@ def rules_of(
     *,
     pinned: bool = False,
     begun: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    grammars: Grammars | None = None,
 ) -> TokenRule:
     """Return the choice of tokens for each request, and its end."""
     samplers: dict[str, Sampler] = {}
     known: dict[Sampler, Sampler] = {}
     edits: dict[int, Edit] = {}
+    structures: dict[int, Structure] = {}
     endings: dict[str, Ending] = {}
     for (name, sampling), prompt, most in zip(asked.items(), prompts, most_tokens, strict=True):
         own = sampler_of(sampling)
@@ -40,16 +43,22 @@ def rules_of(
             words = tuple(word for text in sampling.bad_words for word in word_tokens(text, tokenizer))
             edit = Edit(sampling, tuple(prompt), int(most), endings[name].tokens, words, begun.get(name, ()))
             edits[own.stream(name)] = edit
+        if sampling.structured_outputs is not None:
+            structures[own.stream(name)] = sampling.structured_outputs
     told = {samplers[name].stream(name): one for name, one in asked.items() if one.logprobs is not None}
     plain = {Ending() if pinned else Ending(frozenset(eos))}
-    if not edits and not told and len(known) == 1 and set(endings.values()) == plain:
+    if not edits and not structures and not told and len(known) == 1 and set(endings.values()) == plain:
         return next(iter(known))
     recorder = None
     if told:
         likeliest = max(one.logprobs or 0 for one in told.values())
         recorder = Recorder({stream: one.logprobs_mode for stream, one in told.items()}, likeliest)
+    masks = None
+    if structures:
+        streams = {samplers[name].stream(name): tokens for name, tokens in begun.items()}
+        masks = GrammarMasks(grammars or Grammars(tokenizer, eos), structures, streams)
     return MixedSampler(
-        samplers, LogitEdits(edits) if edits else None, recorder, endings, decode=tokenizer.decode
+        samplers, LogitEdits(edits) if edits else None, recorder, endings, tokenizer.decode, masks
     )
 
 
@@ -99,7 +108,12 @@ def declared_sampling(model: Any) -> dict[str, Any]:
     They apply as in transformers' ``generate``: sampling settings count only where sampling is on. Requests
     and plan decide the length of completions.
     """
-    settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
+    return served_settings(getattr(unwrapped(model), "generation_config", None))
+
+
+def served_settings(settings: Any) -> dict[str, Any]:
+    """Return fields of Sampling for generation settings; ValueError for a setting that is not served."""
+    plain = Sampling()
     asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
     wrong = [name for name, off in NOT_SERVED.items() if asked[name] not in (*off, [])]
     wrong += [_CACHE] if asked[_CACHE] == "quantized" else []

@@ -36,6 +36,10 @@ class TokenRule(Protocol):
     def greedy(self) -> bool:
         """True if the likeliest token is always taken."""
 
+    @property
+    def on_host(self) -> bool:
+        """True if the host takes part in every choice, so that decode steps cannot be captured."""
+
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
 
@@ -93,6 +97,11 @@ class Sampler:
     def greedy(self) -> bool:
         """True if the likeliest token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def on_host(self) -> bool:
+        """False: tokens are chosen on the device."""
+        return False
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Do nothing: no entries are kept."""

@@ -101,6 +101,16 @@ class HubTokenizer:
         self.eos_ids = tuple(dict.fromkeys([*own, *eos_ids]))
         self.vocab_size = len(tokenizer)
 
+    @property
+    def transformers(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
+    @property
+    def is_fast(self) -> bool:
+        """True for a tokenizer of the Rust library."""
+        return bool(getattr(self._tokenizer, "is_fast", False))
+
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``, with the special tokens that the model expects around a prompt."""
         ids = [int(token) for token in self._tokenizer(text)["input_ids"]]

@@ -6,12 +6,11 @@ Calling these functions needs torch, and never PEFT or DeepSpeed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from .families import UnsupportedModelError
-from .restoring import restoring
 
 _SHARDED = {
     "FullyShardedDataParallel": "FSDP",
@@ -24,6 +23,19 @@ _TURN = threading.RLock()
 
 _OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
 _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
+
+
+@contextmanager
+def restoring(restore: Callable[[], None]) -> Iterator[None]:
+    """Restore something after a block, once more where an interrupt comes while it is being restored."""
+    try:
+        try:
+            yield
+        finally:
+            restore()
+    except BaseException:
+        restore()
+        raise
 
 
 def unwrapped(model: Any) -> Any:

@@ -321,7 +321,7 @@ PUBLIC: Mapping[str, tuple[PromptColumns | None, str]] = {
     "08_responses.jsonl": (None, "'/v1/responses' is not an endpoint"),
     "15_tools.jsonl": (None, ""),
     "16_tool_history_only.jsonl": (None, ""),
-    "22_response_format.jsonl": (None, "body.response_format"),
+    "22_response_format.jsonl": (None, ""),
     "26_prompt_list.jsonl": (None, ""),
     "29a_max_tokens.jsonl": (None, ""),
     "31_mixed_models.jsonl": (None, ""),

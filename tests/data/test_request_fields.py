@@ -40,9 +40,9 @@ SERVED: dict[str, st.SearchStrategy[Any]] = {
 REFUSED: dict[str, st.SearchStrategy[Any]] = {
     "n": st.sampled_from([0, -1, 2.5, True, 16_385]),
     "tools": st.just([{"type": "function"}]),
-    "response_format": st.just({"type": "json_object"}),
-    "guided_json": st.just({}),
-    "structured_outputs": st.just({"regex": "a"}),
+    "response_format": st.sampled_from([{"type": "xml"}, "json", {"type": "json_schema"}]),
+    "guided_json": st.sampled_from(["{", 3, []]),
+    "structured_outputs": st.sampled_from([{"regex": ""}, {}, {"json": {}, "regex": "a"}, 3]),
     "allowed_token_ids": st.just([1]),
     "prompt_logprobs": st.just(1),
     "use_beam_search": st.just(True),

@@ -46,6 +46,21 @@ OUTPUT, TRACE = "answers.jsonl", "trace.jsonl"
 """Where completions and trace go if the user does not say."""
 
 
+class _AddAdapter(argparse.Action):
+    """Adds an adapter's folder to those by name."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        name, sign, folder = values.partition("=")
+        known = getattr(namespace, self.dest)
+        if not (name and sign and folder):
+            parser.error(f"argument --adapter: {values!r} is not NAME=DIR")
+        if name in known:
+            parser.error(f"argument --adapter: {name!r} is given twice")
+        setattr(namespace, self.dest, {**known, name: folder})
+
+
 def configure(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument(
@@ -66,6 +81,14 @@ def configure(parser: Parser) -> None:
         "--any-model",
         action="store_true",
         help="complete every request by the loaded model, whatever model it names",
+    )
+    parser.add_argument(
+        "--adapter",
+        dest="adapters",
+        action=_AddAdapter,
+        default={},
+        metavar="NAME=DIR",
+        help="LoRA adapter in PEFT's format, for requests whose model is NAME; may be repeated",
     )
     choice = parser.add_argument_group("completions")
     choice.add_argument(

@@ -1,0 +1,174 @@
+"""Structured outputs: masks of the tokens that a JSON schema, a regex or a choice allows next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.readers.sampling import Structure
+from .tokenizers import ByteTokenizer, HubTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+_JSON = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": True}
+"""Options of JSON schemas: a small model may repeat white space up to its cap where it is unlimited."""
+
+
+def require_grammar() -> None:
+    """Raise ImportError that says how to install llguidance if it is missing."""
+    if find_spec("llguidance") is None:
+        raise ImportError("structured outputs need llguidance: pip install 'batchbound[grammar]'")
+
+
+class Grammars:
+    """Compiled structures of one tokenizer, each compiled once."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: Collection[int]) -> None:
+        require_grammar()
+        self.ends = frozenset(ends)
+        self._tokenizer = _guided(tokenizer, sorted(ends))
+        self._compiled: dict[Structure, Any] = {}
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that masks are for."""
+        return int(self._tokenizer.vocab_size)
+
+    def matcher(self, structure: Structure) -> Any:
+        """Return a matcher at the beginning of a text; ValueError if the structure cannot be compiled."""
+        if structure not in self._compiled:
+            self._compiled[structure] = self._compile(structure)
+        return self._compiled[structure].deep_copy()
+
+    def _compile(self, structure: Structure) -> Any:
+        from llguidance import LLMatcher
+
+        if structure.kind == "json":
+            grammar = LLMatcher.grammar_from_json_schema(structure.text, overrides=_JSON)
+        elif structure.kind == "regex":
+            grammar = LLMatcher.grammar_from_regex(structure.text)
+        else:
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(structure.text))
+            grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            why = matcher.get_error().splitlines()[0]
+            raise ValueError(f"{structure.field} cannot be compiled: {why}")
+        return matcher
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A completion: its matcher, None after its end, and how many tokens it has."""
+
+    matcher: Any
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarMasks:
+    """Masks of a batch's requests; rows of other requests are unchanged.
+
+    A request is identified by its random stream. A token that is chosen again replaces the earlier one, so
+    preempted requests, and repeated decode steps, find their own state.
+
+    grammars: Compiled structures.
+    structures: By stream, at least one.
+    begun: Tokens that completions have already, by stream.
+    """
+
+    grammars: Grammars
+    structures: Mapping[int, Structure]
+    begun: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    _running: dict[int, _Progress] = field(default_factory=dict, init=False, repr=False)
+
+    def apply(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return logits without the tokens that are not allowed next, shape (rows, vocabulary)."""
+        import torch
+
+        places: list[int] = []
+        masks: list[bytes] = []
+        for row, (stream, index) in enumerate(zip(streams.tolist(), indices.tolist(), strict=True)):
+            one = self._at(stream, index)
+            if one is not None and one.matcher is not None:
+                places.append(row)
+                masks.append(one.matcher.compute_bitmask())
+        if not places:
+            return logits
+        bits = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(places), -1)
+        allowed = np.zeros((len(places), logits.shape[-1]), dtype=np.bool_)
+        known = min(logits.shape[-1], self.grammars.vocabulary)
+        allowed[:, :known] = np.unpackbits(bits, axis=1, count=known, bitorder="little")
+        forbidden = torch.from_numpy(~allowed).to(logits.device)
+        if len(places) == len(logits):
+            return logits.masked_fill(forbidden, -torch.inf)
+        masked = logits.clone()
+        masked[places] = logits[places].masked_fill(forbidden, -torch.inf)
+        return masked
+
+    def note(self, chosen: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> None:
+        """Advance each request by the token chosen for its row."""
+        rows = zip(streams.tolist(), indices.tolist(), chosen.tolist(), strict=True)
+        for stream, index, token in rows:
+            one = self._running.get(stream)
+            if one is None or one.matcher is None or one.tokens != index:
+                continue
+            one.tokens += 1
+            # A row that has no request any more may choose any token.
+            if token in self.grammars.ends or not one.matcher.consume_token(token):
+                one.matcher = None
+
+    def _at(self, stream: int, index: int) -> _Progress | None:
+        """Return a request's state before the token ``index``; None for other requests."""
+        if stream not in self.structures:
+            return None
+        one = self._running.get(stream)
+        if one is None or (index < one.tokens and (one.matcher is None or not index)):
+            one = self._begun(stream, index)
+        elif index < one.tokens:
+            one.matcher.rollback(one.tokens - index)
+            one.tokens = index
+        return one
+
+    def _begun(self, stream: int, index: int) -> _Progress:
+        """Return the state of a completion that begins, or continues with the tokens it has."""
+        tokens = self.begun.get(stream, ())[:index]
+        one = _Progress(self.grammars.matcher(self.structures[stream]), index)
+        if len(tokens) < index or not one.matcher.consume_tokens(list(tokens)):
+            raise ValueError(f"a completion goes on after {index} tokens that its structure has not seen")
+        self._running[stream] = one
+        return one
+
+
+class _ByteVocabulary:
+    """A tokenizer of bytes as llguidance takes one."""
+
+    def __init__(self, end: int, vocabulary: int, bos: int) -> None:
+        self.eos_token_id, self.bos_token_id = end, bos
+        special = range(256, vocabulary)
+        self.special_token_ids = list(special)
+        self.tokens = [*(bytes([value]) for value in range(256)), *(f"<{k}>".encode() for k in special)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _guided(tokenizer: Tokenizer, ends: list[int]) -> Any:
+    """Return llguidance's view of a tokenizer."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+    from llguidance.hf import from_tokenizer
+
+    if not ends:
+        raise ValueError("structured_outputs need an end token, and the model has none")
+    if isinstance(tokenizer, ByteTokenizer):
+        own = _ByteVocabulary(ends[0], tokenizer.vocab_size, tokenizer.bos_id)
+        return LLTokenizer(TokenizerWrapper(own), eos_token=ends)
+    if not (isinstance(tokenizer, HubTokenizer) and tokenizer.is_fast):
+        raise ValueError(f"structured_outputs need a fast tokenizer, and {tokenizer.name!r} is none")
+    return from_tokenizer(tokenizer.transformers, eos_token=ends)
