@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import email.utils
 import json
 import math
 import os
 import re
-import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
-from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from ...data.readers.openai_batch import CHAT, COMPLETIONS
 from ...data.readers.server_batch import ServerRequest
 from ..jobs.params import LARGEST_REPLIES
-from .connection import BrokenConnectionError, Connection, ReplyBudget, Response
+from .connection import Address, BrokenConnectionError, Connection, ReplyBudget, Response
 from .reply import Kind, Reply
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Environment variable with the key that servers ask for, if they do."""
 
-_KEEP_SECONDS = 4.0
-"""Seconds for which an idle connection is kept: servers close theirs after five."""
+_MODELS = "/v1/models"
 
 _OPENED = 32
 """Connections opened at a time: fewer than the queue of a listening socket holds."""
+
+_REMEMBERED = 2**16
+"""Names of responses that are compared with those of later ones."""
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Halves of a character, and pairs of them that make one."""
@@ -62,24 +62,23 @@ class ServerClient:
         self._timeout, self._model, self._default = timeout, model, default_model
         self._budget = ReplyBudget(largest)
         self._idle: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._all: list[Connection] = []
+        self._seen: dict[str, None] = {}
         self._address = Address.of(self.url, os.environ.get(KEY_VARIABLE))
 
     async def close(self) -> None:
         """Close every connection."""
-        for connection in list(self._all):
-            connection.close()
-        # A closed transport says so in the loop's next step.
-        await asyncio.sleep(0)
+        await asyncio.gather(*(connection.close() for connection in self._all))
         self._idle.clear()
+        self._all.clear()
 
     async def open(self, count: int) -> None:
         """Open connections beforehand, so that a burst of requests arrives in order."""
-        while (lacking := count - len(self._idle)) > 0:
-            connects = (self._connect(min(10.0, self._timeout)) for _ in range(min(lacking, _OPENED)))
-            made = await asyncio.gather(*connects, return_exceptions=True)
-            self._idle += [one for one in made if isinstance(one, Connection)]
-            if any(isinstance(one, BaseException) for one in made):
+        opened = [self._new() for _ in range(count - len(self._idle))]
+        self._idle += reversed(opened)
+        for first in range(0, len(opened), _OPENED):
+            asked = [self._page(_MODELS, 10.0, one) for one in opened[first : first + _OPENED]]
+            if None in await asyncio.gather(*asked):
                 return
 
     async def text(self, path: str, timeout: float = 10.0) -> str | None:
@@ -93,7 +92,7 @@ class ServerClient:
 
         Offline, ``transformers serve`` fails to list its models, and completes requests all the same.
         """
-        for path in ("/v1/models", "/health"):
+        for path in (_MODELS, "/health"):
             response = await self._get(path, 10.0)
             if response is not None and response.status < 500:
                 return True
@@ -106,111 +105,82 @@ class ServerClient:
             body = {**body, "model": self._model}
         elif body.get("model") is None and self._default is not None:
             body = {**body, "model": self._default}
-        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        try:
+            content = msgspec.json.encode(body)
+        except UnicodeEncodeError:
+            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+            content = text.encode("utf-8", "surrogatepass")
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._exchange("POST", request.url, content)
+                return await self._complete(request, content)
         except TimeoutError:
             return Reply(Kind.TIMED_OUT, message=f"no completion within {self._timeout:g} s")
         except OSError as error:
             return Reply(Kind.UNREACHABLE, message=f"{self.url} cannot be reached ({_named(error)})")
         except BrokenConnectionError as error:
             return Reply(Kind.BROKEN, message=f"{self.url} broke the connection ({_named(error)})")
-        return _reply(request, response)
 
     async def _get(self, path: str, timeout: float) -> Response | None:
+        # Its own connection: a page that trickles would hold up a request.
+        connection = self._new()
         try:
-            # Its own connection: a page that trickles would hold up a request.
+            return await self._page(path, timeout, connection)
+        finally:
+            self._all.remove(connection)
+            await connection.close()
+
+    async def _page(self, path: str, timeout: float, connection: Connection) -> Response | None:
+        try:
             async with asyncio.timeout(timeout):
-                connection = await self._connect(timeout)
-                try:
-                    return await connection.exchange(self._address.head("GET", path, None))
-                finally:
-                    connection.close()
+                return await connection.exchange("GET", path)
         except (OSError, TimeoutError, BrokenConnectionError):
             return None
 
-    async def _exchange(self, method: str, path: str, content: bytes) -> Response:
-        head = self._address.head(method, path, len(content))
-        connection = self._free() or await self._connect(min(10.0, self._timeout))
-        response = await connection.exchange(head, content)
-        if response.repeated:
-            # The response before, sent twice? The first one on a new connection can be no copy.
-            connection.close()
-            connection = await self._connect(min(10.0, self._timeout))
-            response = await connection.exchange(head, content)
-        if connection.usable:
-            self._idle.append(connection)
-        return response
-
-    def _free(self) -> Connection | None:
-        """Return a connection that is open and was used just now, or None."""
-        oldest = asyncio.get_running_loop().time() - _KEEP_SECONDS
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable and connection.used_at >= oldest:
-                return connection
-            connection.close()
-        return None
-
-    async def _connect(self, timeout: float) -> Connection:
-        """Return a new connection, or raise OSError."""
-        loop, address = asyncio.get_running_loop(), self._address
+    async def _complete(self, request: ServerRequest, content: bytes) -> Reply:
+        """Return the server's reply to a request, which is no copy of an earlier reply."""
+        connection = self._idle.pop() if self._idle else self._new()
+        asked, completed = connection.asked > 0, connection.completed
         try:
-            async with asyncio.timeout(timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._budget, self._all), address.host, address.port, ssl=address.tls()
-                )
-        except TimeoutError:
-            raise OSError(f"no connection within {timeout:g} s") from None
-        connection.used_at = loop.time()
+            reply = _reply(request, await connection.exchange("POST", request.url, content))
+            if asked and self._is_copy(reply, first=completed == 0):
+                # A copy of an earlier response? The first one on a new connection can be none.
+                connection.hang_up()
+                reply = _reply(request, await connection.exchange("POST", request.url, content))
+            if reply.kind is Kind.ANSWERED and self._remember(reply):
+                connection.completed += 1
+            else:
+                # A copy of it could not be told from another response.
+                connection.hang_up()
+        finally:
+            self._idle.append(connection)
+        return reply
+
+    def _new(self) -> Connection:
+        connection = Connection(self._address, self._budget, self._timeout)
+        self._all.append(connection)
         return connection
 
+    def _is_copy(self, reply: Reply, *, first: bool) -> bool:
+        """Return whether a reply may be an earlier one; ``first`` after a page of the server alone."""
+        name = _name(reply)
+        if first:
+            return (
+                not name
+                and reply.kind is Kind.REFUSED
+                and reply.status is None
+                and "error" not in (reply.body or {})
+            )
+        return name in self._seen
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """
-    Where a server is, and what each request to it says.
-
-    prefix: Path before each request's own.
-    headers: Lines of each request, each with its line break.
-    """
-
-    host: str
-    port: int
-    secure: bool
-    prefix: str
-    headers: str
-
-    @classmethod
-    def of(cls, url: str, key: str | None) -> Address:
-        """Return the address of a URL, which may hold a name and a password."""
-        parts = urlsplit(url)
-        secure = parts.scheme == "https"
-        port = parts.port or (443 if secure else 80)
-        name = parts.netloc.rpartition("@")[2]
-        lines = [f"Host: {name}", "Accept: application/json", "Accept-Encoding: gzip, deflate"]
-        if key:
-            lines.append(f"Authorization: Bearer {key.strip()}")
-        elif parts.username is not None:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            lines.append(f"Authorization: Basic {base64.b64encode(pair).decode()}")
-        headers = "".join(f"{line}\r\n" for line in lines)
-        return cls(parts.hostname or "", port, secure, parts.path.rstrip("/"), headers)
-
-    def tls(self) -> ssl.SSLContext | None:
-        """Return the checks of the server's certificate, None for plain HTTP."""
-        return _tls() if self.secure else None
-
-    def head(self, method: str, path: str, length: int | None) -> bytes:
-        """Return a request's lines before its body."""
-        sized = "" if length is None else f"Content-Type: application/json\r\nContent-Length: {length}\r\n"
-        return f"{method} {self.prefix}{path} HTTP/1.1\r\n{self.headers}{sized}\r\n".encode()
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    def _remember(self, reply: Reply) -> bool:
+        """Note the name that a server gave its response, and return whether it is a new one."""
+        name = _name(reply)
+        if not name or name in self._seen:
+            return False
+        self._seen[name] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return True
 
 
 def base_url(url: str) -> str:
@@ -259,6 +229,12 @@ def _reply(request: ServerRequest, response: Response) -> Reply:
     return Reply(Kind.ANSWERED, status, body, name)
 
 
+def _name(reply: Reply) -> str:
+    """Return the name that a server gave a response itself, or nothing."""
+    name = (reply.body or {}).get("id")
+    return name if isinstance(name, str) else ""
+
+
 def _parsed(response: Response) -> Any:
     """
     Return the JSON of a response as a file can hold it, None if it is none.
@@ -266,6 +242,8 @@ def _parsed(response: Response) -> Any:
     Numbers that JSON has not (a log-probability of minus infinity) become null, halves of a character the
     replacement character.
     """
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(response.body)
     try:
         body = json.loads(response.body, parse_constant=lambda _: None, parse_float=_finite)
         if _HALF.search(response.body):

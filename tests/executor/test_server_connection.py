@@ -104,11 +104,46 @@ def test_a_copy_that_comes_after_the_next_request_is_recognised() -> None:
     assert texts(serve(late, send_all)) == [f"r{k}" for k in range(6)]
 
 
-def test_equal_completions_without_names_are_accepted() -> None:
+def test_completions_without_names_come_on_a_connection_each_and_are_asked_for_once() -> None:
+    asked: list[asyncio.StreamWriter] = []
+
     async def same(_: str, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
         writer.write(response(b'{"choices": [{"text": "yes"}]}'))
 
     assert texts(serve(same, send_all)) == ["yes"] * 6
+    assert len(asked) == len(set(asked)) == 6
+
+
+def test_completions_of_one_name_come_on_a_connection_each() -> None:
+    async def same(name: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(completion(name).replace(b'"id": "%b"' % name.encode(), b'"id": "x"')))
+
+    assert texts(serve(same, send_all)) == [f"r{k}" for k in range(6)]
+
+
+def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[str] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        targets.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
+        writer.write(response(completion("r0"), "Connection: close"))
+        writer.close()
+
+    async def main() -> Reply:
+        listening = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "")
+        client = ServerClient("http://model.invalid:8000/v1", timeout=20.0)
+        try:
+            return await client.send(request_of("r0"))
+        finally:
+            await client.close()
+            listening.close()
+
+    assert asyncio.run(main()).kind is Kind.ANSWERED
+    assert targets == ["http://model.invalid:8000/v1/completions"]
 
 
 def test_chunks_and_compressed_bodies_are_read() -> None:
@@ -198,7 +233,8 @@ def test_a_burst_arrives_in_the_order_it_was_sent() -> None:
     arrived: list[str] = []
 
     async def note(name: str, writer: asyncio.StreamWriter) -> None:
-        arrived.append(name)
+        if name:
+            arrived.append(name)
         writer.write(response(completion(name)))
 
     async def burst(client: ServerClient) -> None:
