@@ -201,8 +201,8 @@ def _run_on_model(
     repeated = _repeated(job, journal, options.tuned.product_rows)
     traces = tuple(replace(trace, engine={**trace.engine, **repeated}) for trace in outcome.traces)
     files.save(chosen, traces, path.parent, {"run": run_digest(identity), **repeated})
-    job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
+    job.write_answers(journal, files.output)
     traces = traces or tuple(
         replace(Trace.empty(one.slots), engine=repeated) for one in chosen.fleet.replicas
     )
