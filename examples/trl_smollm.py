@@ -28,7 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from batchbound import LLM, rollout_function
 
-GROUP, SLOTS, LONGEST = 8, 8, 32
+GROUP, SLOTS, LONGEST = 8, 16, 32
 BRIEF = 120
 """Characters of a completion that earns nothing for brevity."""
 
