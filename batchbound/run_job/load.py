@@ -79,6 +79,7 @@ def load_job(
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
         prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
+        remark(f"{path}: a plan of lengths without prompts: random tokens of those lengths are completed")
     else:
         prompts = Prompts.encode(records, tokenizer)
     job = Job(

@@ -243,7 +243,7 @@ def test_the_command_trains_evaluates_and_applies(
     assert "held-out completions" in capsys.readouterr().out
     # A pair that is named again counts once.
     assert main(["predict", "eval", folder, *past, *past]) == 0
-    assert "80 held-out completions" in capsys.readouterr().out
+    assert "80 completions, held out if the predictor was not trained" in capsys.readouterr().out
     assert main(["predict", "refresh", folder, *past]) == 0
     assert "before: " in capsys.readouterr().out
     assert main(["predict", "apply", folder, past[0], "-o", output]) == 0

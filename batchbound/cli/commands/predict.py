@@ -116,7 +116,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     _print(
         PredictionQuality.measured(
             predicted, examples.lengths, longest=quality.longest, buckets=quality.buckets
-        )
+        ),
+        "completions, held out if the predictor was not trained on them",
     )
     return 0
 
@@ -167,9 +168,9 @@ def _examples(args: argparse.Namespace) -> Examples:
     )
 
 
-def _print(quality: PredictionQuality) -> None:
+def _print(quality: PredictionQuality, what: str = "held-out completions") -> None:
     say(
-        f"{quality.requests:,} held-out completions: mean error {quality.mean_error:.1f} tokens,"
+        f"{quality.requests:,} {what}: mean error {quality.mean_error:.1f} tokens,"
         f" log(predicted / true) {quality.log_bias:+.3f} +- {quality.log_sd:.3f},"
         f" 90 % intervals hold {quality.coverage:.1%}"
     )
