@@ -36,7 +36,8 @@ test-core: $(VENV)/dev
 	mkdir -p build/core
 	$(CXX) $(CORE_DEBUG) -ffp-contract=off -shared -fPIC -o build/core/libcore.so $(CORE)/core.cpp
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
-		BATCHBOUND_CORE=build/core/libcore.so $(BIN)/python -m pytest -m "not gpu" tests/solvers/test_compiled_search.py
+		BATCHBOUND_CORE=build/core/libcore.so $(BIN)/python -m pytest -m "not gpu" \
+		tests/solvers/test_compiled_search.py tests/solvers/test_exact_searches.py
 
 # Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
 attack: $(VENV)/dev

@@ -54,8 +54,7 @@ from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.planning.release import Releasable, named_orders
 from batchbound.planning.release_search import search_release
-from batchbound.solvers.exact.backward_dp import best_by_backward_dp, can_search_backward
-from batchbound.solvers.exact.stage_states import best_by_states
+from batchbound.solvers.exact.compiled_search import can_list_orders, search_exactly
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits, StoppedBy
 
@@ -124,14 +123,14 @@ def faults(problem: Problem, least: float) -> list[str]:
     """Return what is wrong with the bounds and the exact search of a problem, nothing if all is well."""
     wrong = []
     one_by_one = Schedule.from_bins(problem, np.arange(len(problem)), problem.decode_steps)
-    exact = best_by_states(problem, Limits(), one_by_one)
+    exact = search_exactly(problem, "states", Limits(), one_by_one)
     makespan, proven = exact.schedule.makespan(problem), exact.bound(problem)
     if exact.schedule.check(problem) is not None:
         wrong.append("the exact search breaks a rule")
     if proven is None or abs(makespan - least) > ROUNDING * max(1.0, least):
         wrong.append("the exact search misses the optimum")
-    if can_search_backward(problem):
-        ended = best_by_backward_dp(problem, Limits(), one_by_one)
+    if can_list_orders(problem):
+        ended = search_exactly(problem, "orders", Limits(), one_by_one)
         missed = ended.schedule.makespan(problem) - least > ROUNDING * max(1.0, least)
         if ended.schedule.check(problem) is not None or (missed and ended.stopped_by is StoppedBy.PROOF):
             wrong.append("the search from the end is wrong")

@@ -16,7 +16,7 @@ from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from ..models.bounds.prove import LEAST_LEFT, bound_within
 from .backends.backend import BACKENDS
-from .exact.backward_dp import can_search_backward
+from .exact.compiled_search import can_list_orders
 from .exact.outcome import ExactOutcome
 from .exact.small import FEWEST, can_solve_exactly, solve_small
 from .mip import CP_SAT, Formulation, solve_full
@@ -110,7 +110,7 @@ class _Search:
         seconds = self._seconds
         self._few = len(problem) <= params.exact_requests and seconds is not None and limits.work is None
         self._few = self._few and can_solve_exactly(problem)
-        near = self._few and (len(problem) <= FEWEST or can_search_backward(problem, seconds))
+        near = self._few and (len(problem) <= FEWEST or can_list_orders(problem))
         shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - params.exact_share, FEW_BOUND_SHARE)
         searched, self._bound_seconds = seconds, 0.0
         if self._few and seconds is not None:

@@ -60,7 +60,7 @@ ROOMS = {
         "solvers.exact",
         "solvers.backends",
     },
-    "solvers.exact": {"data", "models", "solvers", "solvers.search"},
+    "solvers.exact": {"data", "models", "solvers", "solvers.search", "solvers.search.core"},
     "solvers.search": {
         "data",
         "models",

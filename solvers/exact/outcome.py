@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,39 +42,11 @@ class ExactOutcome:
         if self.stopped_by is not StoppedBy.PROOF:
             return None
         terms = _terms(problem, self.schedule)
-        source = "every order from the end" if self.argument == "orders" else "every stage from every state"
         repeatable = self.steps <= REPEATABLE_STEPS[self.argument]
         certificate: dict[str, object] = {"kind": "states"}
         if not repeatable:
             certificate = {"kind": "solver", "solver": "exact"}
-        return Bound(sum(terms.values()), source, terms, certificate)
-
-
-class LimitReachedError(Exception):
-    """An exact search has reached a limit."""
-
-    def __init__(self, stopped_by: StoppedBy) -> None:
-        super().__init__(stopped_by)
-        self.stopped_by = stopped_by
-
-
-def no_limit(steps: int) -> None:
-    """Count nothing: the ``tick`` of what has no limit."""
-
-
-class LimitedSearch:
-    """An exact search that counts its steps, and ends at a deadline (``time.monotonic``) or a work limit."""
-
-    def __init__(self, deadline: float | None, work: int | None) -> None:
-        self.deadline, self.work, self.steps = deadline, work, 0
-
-    def tick(self, steps: int) -> None:
-        """Count steps; raises LimitReachedError."""
-        self.steps += steps
-        if self.work is not None and self.steps > self.work:
-            raise LimitReachedError(StoppedBy.WORK)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise LimitReachedError(StoppedBy.TIME)
+        return Bound(sum(terms.values()), "exhaustive search", terms, certificate)
 
 
 def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:

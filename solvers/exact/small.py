@@ -9,10 +9,11 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.formulations.full_model import UnsupportedProblemError
 from ..result import Limits, StoppedBy
+from ..search.core.compiled import compiled_core
+from ..search.core.plans import countable
 from ..search.schedule_search import search_schedule
-from .backward_dp import best_by_backward_dp, can_search_backward
+from .compiled_search import can_list_orders, can_list_states, search_exactly
 from .outcome import REPEATABLE_STEPS, ExactOutcome
-from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the exact search a schedule to beat."""
@@ -32,8 +33,8 @@ def solve_small(
     """
     Return an optimal schedule, or the best one found within the limits.
 
-    :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem, and where memory
-    is scarce :func:`~batchbound.solvers.exact.backward_dp.best_by_backward_dp` goes before it.
+    Every stage from every state is tried of any small problem; where memory is scarce, every order from the
+    end goes before it.
 
     limits: Work is in states.
     start: A schedule to beat; by default what a short search finds.
@@ -49,19 +50,19 @@ def solve_small(
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
     start, left = start.without_idle_steps(problem), _left(limits, deadline, 0)
-    if not can_search_backward(problem, left.seconds):
-        return best_by_states(problem, left, start)
-    first = best_by_backward_dp(problem, left, start)
+    if not can_list_orders(problem):
+        return search_exactly(problem, "states", left, start)
+    first = search_exactly(problem, "orders", left, start)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
     left = _left(limits, deadline, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:
-        return best_by_states(problem, left, first.schedule)
+        return search_exactly(problem, "states", left, first.schedule)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
     work = REPEATABLE_STEPS["states"]
     seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
     left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
-    again = best_by_states(problem, left, first.schedule)
+    again = search_exactly(problem, "states", left, first.schedule)
     return again if again.stopped_by is StoppedBy.PROOF else first
 
 
@@ -76,6 +77,10 @@ def _unsupported(problem: Problem) -> str:
         return "arrival times; choose another solver"
     if len(problem.prefix_tokens):
         return "shared prompts; choose another solver"
+    if compiled_core() is None:
+        return "any problem without its compiled library; install batchbound where there is a C++ compiler"
+    if not countable(problem):
+        return "as many decode steps or tokens; choose another solver"
     return f"{len(problem):,} requests on {problem.slots:,} slots; choose another solver, or fewer requests"
 
 

@@ -21,7 +21,7 @@ from batchbound.solvers.solve import solve
 
 Optimum = Callable[[Problem], float]
 PAPER = CostModel.paper()
-EXACT = "every stage from every state"
+EXACT = "exhaustive search"
 
 
 def problem_of(decode_steps: list[int], slots: int, cost: CostModel = PAPER, **more: Any) -> Problem:

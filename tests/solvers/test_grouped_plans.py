@@ -160,7 +160,7 @@ def test_a_certificate_that_counts_a_shared_prompt_for_each_request_is_refuted()
 def test_states_are_no_proof_where_prompts_are_shared() -> None:
     problem = grouped()
     terms = trivial_bound(problem).terms
-    bound = Bound(sum(terms.values()), "every stage from every state", terms, {"kind": "states"})
+    bound = Bound(sum(terms.values()), "exhaustive search", terms, {"kind": "states"})
     violation = verify_bound(problem, bound)
     assert violation is not None
     assert violation.rule == "states"

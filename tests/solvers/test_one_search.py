@@ -214,8 +214,8 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
     ("solver", "interrupted"),
     [
         ("exact", "models.bounds.prove.proven_bound"),
-        ("exact", "solvers.exact.stage_states._StateSearch.run"),
-        ("search", "solvers.exact.backward_dp._EndSearch.run"),
+        ("exact", "solvers.exact.small.search_exactly"),
+        ("search", "solvers.exact.small.search_exactly"),
         ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
         ("fleet", "solvers.fleet._FleetSearch.try_rules"),
     ],
@@ -230,7 +230,7 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
     few = PROBLEMS["few"]
     if solver == "fleet":
         plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))
-    elif "_EndSearch" in interrupted:
+    elif solver == "search":
         scarce = Problem(few.workload.select(range(8)), few.cost, few.slots, kv_capacity=700)
         plan = make_plan(scarce, limits=Limits(seconds=30))
     else:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....data.arrays import IntArray
-from .parameters import EventParameters, RuinParameters, SpanParameters
+from .parameters import EventParameters, ExactParameters, RuinParameters, SpanParameters
 
 Int32Array = npt.NDArray[np.int32]
 INTS = ctypes.POINTER(ctypes.c_int32)
@@ -87,7 +87,8 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
     """Return the library with the types of its functions, if it was built from these sources."""
     doubles = ctypes.sizeof(ctypes.c_double)
     expected = [ctypes.sizeof(structure) for structure in (Job, Plan, LimitsStructure)]
-    expected += [doubles * len(fields(kind)) for kind in (SpanParameters, EventParameters, RuinParameters)]
+    kinds = (SpanParameters, EventParameters, RuinParameters, ExactParameters)
+    expected += [doubles * len(fields(kind)) for kind in kinds]
     if [core.core_bytes(k) for k in range(len(expected))] != expected:
         raise RuntimeError("the compiled search is of another version: install batchbound again")
     for name in ("core_spans", "core_events", "core_ruin_recreate"):
@@ -101,6 +102,18 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
             ctypes.c_int32,
             ctypes.POINTER(Plan),
             ctypes.POINTER(ctypes.c_int64),
+        ]
+    for name in ("core_stage_states", "core_end_orders"):
+        function = getattr(core, name)
+        function.restype = ctypes.c_double
+        function.argtypes = [
+            ctypes.POINTER(Job),
+            ctypes.c_void_p,
+            ctypes.POINTER(LimitsStructure),
+            ctypes.c_double,
+            ctypes.POINTER(Plan),
+            ctypes.POINTER(ctypes.c_int64),
+            INTS,
         ]
     return core
 
@@ -124,6 +137,8 @@ class Found:
     cost: float
     moves: int
     interrupted: bool
+    ended: int = 0
+    """Why an exact search ended: 0 with a proof, 1 at a limit, 2 without memory."""
 
 
 def pointer(column: Int32Array) -> Any:
@@ -146,11 +161,7 @@ def call(
     start, stage, slot = (np.array(column, dtype=np.int32) for column in plan)
     values = astuple(parameters)
     stop, moves = ctypes.c_int32(0), ctypes.c_int64(0)
-    # Benchmarks make limits count CPU seconds by putting one clock in the place of the other.
-    cpu = int(time.perf_counter is time.process_time)
-    limits = LimitsStructure(
-        allowance.seconds, allowance.enough, allowance.moves or 0, ctypes.pointer(stop), cpu, 0
-    )
+    limits = _limits(allowance, stop)
     arguments = (
         ctypes.byref(job),
         (ctypes.c_double * len(values))(*values),
@@ -163,6 +174,36 @@ def call(
     costs: list[float] = []
     interrupted = _interruptible(lambda: costs.append(getattr(core, name)(*arguments)), stop)
     return Found(start, stage, costs[0], moves.value, interrupted)
+
+
+def call_exact(name: str, job: Job, parameters: ExactParameters, allowance: Allowance, best: float) -> Found:
+    """Run an exact search for fewer seconds than the best ones, without what is the same in all schedules."""
+    core = compiled_core()
+    assert core is not None, "problems are solved exactly only where there is a library"
+    start, stage = (np.zeros(job.requests, dtype=np.int32) for _ in range(2))
+    values = astuple(parameters)
+    stop, moves, ended = ctypes.c_int32(0), ctypes.c_int64(0), ctypes.c_int32(0)
+    limits = _limits(allowance, stop)
+    arguments = (
+        ctypes.byref(job),
+        (ctypes.c_double * len(values))(*values),
+        ctypes.byref(limits),
+        best,
+        ctypes.byref(Plan(pointer(start), pointer(stage), None)),
+        ctypes.byref(moves),
+        ctypes.byref(ended),
+    )
+    costs: list[float] = []
+    interrupted = _interruptible(lambda: costs.append(getattr(core, name)(*arguments)), stop)
+    return Found(start, stage, costs[0], moves.value, interrupted, ended.value)
+
+
+def _limits(allowance: Allowance, stop: ctypes.c_int32) -> LimitsStructure:
+    """Return limits as C has them, with a flag that ends a search."""
+    # Benchmarks make limits count CPU seconds by putting one clock in the place of the other.
+    cpu = int(time.perf_counter is time.process_time)
+    moves = allowance.moves or 0
+    return LimitsStructure(allowance.seconds, allowance.enough, moves, ctypes.pointer(stop), cpu, 0)
 
 
 def _interruptible(search: Callable[[], None], stop: ctypes.c_int32) -> bool:

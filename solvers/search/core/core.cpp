@@ -3,9 +3,11 @@
 #include <new>
 
 #include "common.hpp"
+#include "end_orders.hpp"
 #include "events.hpp"
 #include "ruin_recreate.hpp"
 #include "spans.hpp"
+#include "stage_states.hpp"
 
 #if defined(_WIN32)
 #define CORE_API extern "C" __declspec(dllexport)
@@ -19,7 +21,7 @@ using namespace core;
 CORE_API int32_t core_bytes(int32_t structure) {
   const size_t bytes[] = {
       sizeof(Job),           sizeof(Plan), sizeof(Limits), sizeof(SpanParameters), sizeof(EventParameters),
-      sizeof(RuinParameters)};
+      sizeof(RuinParameters), sizeof(ExactParameters)};
   return static_cast<int32_t>(bytes[structure]);
 }
 
@@ -60,4 +62,28 @@ CORE_API double core_ruin_recreate(const Job* job, const RuinParameters* paramet
   return best_of(search, *plan, *moves);
 } catch (const std::bad_alloc&) {
   return kNever;
+}
+
+// The exact searches look for a schedule of fewer seconds than `best`, without what is the same in all. Each
+// returns the seconds of the plan that it writes, infinite if it found none, and sets why it ended.
+template <typename Search>
+double exact(const Job& job, const ExactParameters& parameters, const Limits& limits, double best, Plan& plan,
+             int64_t& moves, Ended& ended) try {
+  ended = Ended::kMemory;
+  Search search(job, parameters, limits, best);
+  ended = search.run();
+  moves = search.moves();
+  return search.best(plan);
+} catch (const std::bad_alloc&) {
+  return kNever;
+}
+
+CORE_API double core_stage_states(const Job* job, const ExactParameters* parameters, const Limits* limits,
+                                  double best, Plan* plan, int64_t* moves, Ended* ended) {
+  return exact<StageStates>(*job, *parameters, *limits, best, *plan, *moves, *ended);
+}
+
+CORE_API double core_end_orders(const Job* job, const ExactParameters* parameters, const Limits* limits,
+                                double best, Plan* plan, int64_t* moves, Ended* ended) {
+  return exact<EndOrders>(*job, *parameters, *limits, best, *plan, *moves, *ended);
 }

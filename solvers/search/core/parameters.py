@@ -205,6 +205,36 @@ class RuinParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactParameters:
+    """Values of the two exact searches (``layers.hpp``, ``stage_states.hpp``, ``end_orders.hpp``)."""
+
+    tolerance: float = 0.0
+    """Seconds by which a schedule has to be better; set for each problem."""
+    bytes: float = 2.0**30
+    """Memory beyond which a search gives up; larger proves more."""
+    beam: float = 300.0
+    """States that a layer keeps in the first pass, which looks for a schedule to beat."""
+    wide_beam: float = 1_000.0
+    """The same in the second pass."""
+    even: float = 0.2
+    """Weight, in what a beam keeps, of what is still to come."""
+    width: float = 20_000.0
+    """States of a layer in the first pass that can prove; with twice as many it is cut."""
+    widening: float = 4.0
+    """How many times as many each later pass keeps."""
+    compared: float = 24.0
+    """Neighbours that a state is compared with; more leave out more states, and take longer."""
+    compared_in_beam: float = 4.0
+    """States, for each that a beam keeps, among which those that others are ahead of are left out."""
+    set_rows: float = 15_000.0
+    """Ways to serve sets of one size that are followed; more make bounds better and take longer."""
+    tried_shares: float = 60.0
+    """Requests tried on slots, after which they may fit."""
+    improved: float = 100.0
+    """Orders whose schedule costs more than the search says that are improved."""
+
+
+@dataclass(frozen=True, slots=True)
 class CoreParameters:
     """Values of the three searches, and how they share the time."""
 

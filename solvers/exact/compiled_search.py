@@ -1,0 +1,116 @@
+"""The two compiled exact searches: which problems each takes, and what they find."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ..result import Limits, StoppedBy
+from ..search.core.compiled import Allowance, Found, Int32Array, Job, call_exact, compiled_core, pointer
+from ..search.core.parameters import ExactParameters
+from ..search.core.plans import countable
+from .outcome import Argument, ExactOutcome
+
+MOST_REQUESTS: dict[Argument, int] = {"states": 24, "orders": 14}
+"""Requests beyond which states are too many, or all sets of them."""
+MOST_CHOICES = 60_000
+"""Sets of requests that a stage can start beyond which each state has too many successors."""
+PRECISION = 1e-10
+"""Relative difference below which two costs are the same."""
+EXACT = ExactParameters()
+
+_ENDED = (StoppedBy.PROOF, StoppedBy.TIME, StoppedBy.GAVE_UP)
+_NAMES: dict[Argument, Literal["core_stage_states", "core_end_orders"]] = {
+    "states": "core_stage_states",
+    "orders": "core_end_orders",
+}
+
+
+def can_list_states(problem: Problem) -> bool:
+    """Return whether a problem is small enough to try, and free of arrival times and shared prompts."""
+    slots = min(problem.slots, len(problem))
+    return (
+        len(problem) <= MOST_REQUESTS["states"]
+        and not problem.workload.arrival.any()
+        and not len(problem.prefix_tokens)
+        and countable(problem)
+        and sum(math.comb(len(problem), size) for size in range(1, slots + 1)) <= MOST_CHOICES
+        and compiled_core() is not None
+    )
+
+
+def can_list_orders(problem: Problem) -> bool:
+    """Return whether few requests, all with decode steps that cost something, can run out of memory."""
+    return (
+        len(problem) <= MOST_REQUESTS["orders"]
+        and problem.memory_can_run_out
+        and problem.cost.decode_base > 0
+        and bool((problem.decode_steps > 0).all())
+        and can_list_states(problem)
+    )
+
+
+def search_exactly(
+    problem: Problem, argument: Argument, limits: Limits, start: Schedule, params: ExactParameters = EXACT
+) -> ExactOutcome:
+    """
+    Return an optimal schedule, or the best one found within the limits.
+
+    argument: How everything is tried.
+    limits: Work is in states.
+    start: A schedule to beat.
+    """
+    cost, makespan = problem.cost, start.makespan(problem)
+    fixed = cost.decode_per_slot * int(problem.decode_steps.sum())
+    fixed += cost.decode_per_kv_token * problem.kv_token_steps
+    params = replace(params, tolerance=PRECISION * makespan)
+    seconds = math.inf if limits.seconds is None else limits.seconds
+    allowance = Allowance(seconds, limits.work, -math.inf)
+    columns = _columns(problem)  # C reads them during the call
+    found = call_exact(_NAMES[argument], _job(problem, columns), params, allowance, makespan - fixed)
+    best, ended = start, _ENDED[found.ended]
+    if np.isfinite(found.cost):
+        best = _schedule(problem, found)
+    if found.interrupted:
+        ended = StoppedBy.INTERRUPT
+    elif ended is StoppedBy.TIME and limits.work is not None and found.moves >= limits.work:
+        ended = StoppedBy.WORK
+    return ExactOutcome(best, ended, found.moves, argument)
+
+
+def _columns(problem: Problem) -> list[Int32Array]:
+    """Return what C reads of all requests, none of which shares a prompt."""
+    group, shared = np.full(len(problem), -1), np.zeros(1)
+    columns = (problem.decode_steps, problem.prompt_tokens, problem.kv_at_start, group, shared)
+    return [np.ascontiguousarray(column, dtype=np.int32) for column in columns]
+
+
+def _job(problem: Problem, columns: list[Int32Array]) -> Job:
+    cost = problem.cost
+    return Job(
+        len(problem),
+        problem.slots,
+        problem.kv_capacity or 0,
+        problem.prefill_token_cap or 0,
+        *map(pointer, columns),
+        0,
+        cost.prefill_base,
+        cost.prefill_floor,
+        cost.prefill_per_token,
+        cost.prefill_bend,
+        cost.prefill_per_token_beyond,
+        cost.decode_base,
+    )
+
+
+def _schedule(problem: Problem, found: Found) -> Schedule:
+    stages, stage = np.unique(found.stage, return_inverse=True)
+    times = np.zeros(len(stages), dtype=np.int64)
+    times[stage] = found.start
+    end = int((found.start + problem.decode_steps).max())
+    return Schedule.from_bins(problem, stage, np.diff(np.append(times, end)))
