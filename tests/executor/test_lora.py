@@ -56,10 +56,12 @@ def write_rows(folder: Path, models: list[str | None]) -> str:
     return str(folder / "p.jsonl")
 
 
-def command(folder: Path, rows: str, folders: dict[str, Path], *words: str) -> list[str]:
+def command(
+    folder: Path, rows: str, folders: dict[str, Path], *words: str, output: str = "a.jsonl"
+) -> list[str]:
     adapters = [word for name, path in folders.items() for word in ("--adapter", f"{name}={path}")]
     model = ["--model", str(folder / "model"), "--dtype", "float32", "--slots", "2", "--quiet"]
-    return ["run", rows, *model, *adapters, "-o", str(folder / "a.jsonl"), *words]
+    return ["run", rows, *model, *adapters, "-o", str(folder / output), *words]
 
 
 def texts_of(path: Path) -> list[tuple[str, str]]:
@@ -114,11 +116,10 @@ def test_an_interrupted_run_goes_on_with_each_adapter(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Journal, "append", stopping)
-    other = ("-o", str(tmp_path / "b.jsonl"))
-    assert main(command(tmp_path, rows, folders, *other)) == 130
+    assert main(command(tmp_path, rows, folders, output="b.jsonl")) == 130
     monkeypatch.setattr(Journal, "append", append)
 
-    assert main(command(tmp_path, rows, folders, *other)) == 0
+    assert main(command(tmp_path, rows, folders, output="b.jsonl")) == 0
 
     assert texts_of(tmp_path / "b.jsonl") == whole
     trace = [json.loads(line) for line in (tmp_path / "b.trace.jsonl").read_text().splitlines()]
