@@ -65,7 +65,7 @@ def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
     return verify_fleet_bound(plan.fleet, followed.bound)
 
 
-def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> Report:
+def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> DrawnReport:
     """
     Return the report of a run of a plan, its gap taken to the bound of the lengths that came out.
 

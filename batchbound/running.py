@@ -11,7 +11,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from .data.costs.calibration import CalibratedCost
 from .data.costs.cost import CostModel
@@ -104,9 +104,9 @@ def run(
     """
     path = Path(_path(plan, "plan"))
     files = _files(output, trace)
-    writing = {"output": files[0], "trace": files[1], "overwrite": overwrite, **more}
+    writing: dict[str, Any] = {"output": files[0], "trace": files[1], "overwrite": overwrite, **more}
     if isinstance(model, ServerOptions):
-        return run_plan(path, model, options, **writing)  # type: ignore[no-any-return, call-overload]
+        return run_plan(path, model, cast("None", options), **writing)
     source = model if isinstance(model, ModelOptions) else ModelOptions(_path(model, "model"))
     chosen = options or RunOptions()
     if path.is_dir() or holds_requests(path):
@@ -304,7 +304,7 @@ def _quietly(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 def _path(given: object, what: str) -> str:
     if isinstance(given, str | os.PathLike):
-        return os.fspath(given)  # type: ignore[arg-type]
+        return os.fspath(given)
     raise InputError(f"{what} is {type(given).__name__}, not a path", hint="Give the path of a file.")
 
 

@@ -52,7 +52,7 @@ def test_wrong_types_end_in_one_sentence(problem: Problem) -> None:
     with pytest.raises(InputError, match="limits is 5"):
         batchbound.plan(problem, limits=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="plan is Problem, not a path"):
-        batchbound.run(problem, "M")  # type: ignore[arg-type]
+        batchbound.run(problem, "M")  # type: ignore[call-overload]
     with pytest.raises(InputError, match="no option 'slot'"):
         batchbound.plan("table3:0:3", slot=4)
 
