@@ -120,7 +120,7 @@ def draw_trace(
         if stage.kind == "prefill":
             x, width = left + scale * stage.start, scale * stage.seconds
             canvas.box(x, top, width, bottom - top, PALE)
-            for each in np.flatnonzero(trace.stage_of == index):
+            for each in np.flatnonzero(trace.stage_of == index).tolist():
                 canvas.box(x, top + row * trace.slot_of[each] + 1, width, row - 2, ORANGE)
 
 
@@ -327,8 +327,13 @@ def search_progress() -> None:
     top, bottom, left, right = 46.0, 196.0, 70.0, 690.0
     gaps = 100 * (best / found.bound.seconds - 1)
     least, most = 0.0, 1.15 * gaps[0]
-    across = lambda k: left + (right - left) * k / max(1, len(gaps) - 1)  # noqa: E731
-    down = lambda gap: bottom - (bottom - top) * (gap - least) / (most - least)  # noqa: E731
+
+    def across(k: int) -> float:
+        return left + (right - left) * k / max(1, len(gaps) - 1)
+
+    def down(gap: float) -> float:
+        return bottom - (bottom - top) * (gap - least) / (most - least)
+
     points = []
     for k, gap in enumerate(gaps):
         points += [(across(k), down(gaps[max(0, k - 1)])), (across(k), down(gap))]

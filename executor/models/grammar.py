@@ -16,7 +16,7 @@ from .tokenizers import ByteTokenizer, HubTokenizer, Tokenizer
 if TYPE_CHECKING:
     import torch
 
-_JSON = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": True}
+_JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": True}
 """Options of JSON schemas: a small model may repeat white space up to its cap where it is unlimited."""
 
 

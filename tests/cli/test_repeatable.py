@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_slots_or_stops(plans: tuple[str, str], dtype: str
                 REPEATABLE,
                 output="c.jsonl",
                 trace="c.trace",
-                watching=stopping(stages),  # type: ignore[arg-type]  # a context manager of this module
+                watching=stopping(stages),
             )
     assert Path("c.jsonl.journal").read_text(encoding="utf-8").count(DIGEST) >= 2
     assert digest_of_run(few, "c", dtype) == unbroken

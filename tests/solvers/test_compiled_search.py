@@ -70,7 +70,7 @@ def improve(incumbent: Incumbent, seed: int) -> None:
     problem = incumbent.problem
     run = SearchRun(problem, incumbent, np.random.default_rng(seed))
     for phase in PHASES:
-        if phase.name in COMPILED and phase.applies(problem):
+        if phase.name in COMPILED and phase.applies(problem, CoreParameters()):
             phase.improve(run, Budget(incumbent, 0.5))
 
 

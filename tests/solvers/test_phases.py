@@ -123,7 +123,10 @@ def test_parameters_come_from_a_file(tmp_path: Path) -> None:
 
 def test_values_of_the_compiled_search_have_an_effect() -> None:
     def made(params: SearchParams) -> list[int]:
-        return search_schedule(PROBLEMS["slots"], iterations=5, params=params).schedule.bin_of.tolist()
+        stages: list[int] = search_schedule(
+            PROBLEMS["slots"], iterations=5, params=params
+        ).schedule.bin_of.tolist()
+        return stages
 
     only = SearchParams(off=("stage_times",))
     hot = SpanParameters(hot_steps=4.0)
