@@ -332,7 +332,7 @@ def search_progress() -> None:
         return left + (right - left) * k / max(1, len(gaps) - 1)
 
     def down(gap: float) -> float:
-        return bottom - (bottom - top) * (gap - least) / (most - least)
+        return float(bottom - (bottom - top) * (gap - least) / (most - least))
 
     points = []
     for k, gap in enumerate(gaps):
