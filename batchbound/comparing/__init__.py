@@ -1,1 +1,1 @@
-"""Solvers side by side on the same instances."""
+"""Comparisons of solvers on the same instances."""

@@ -1,4 +1,4 @@
-"""The instance library: named jobs, each with the best schedule known for it and a certified bound."""
+"""Library of instances, each with its best known schedule and a certified bound."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def suites() -> list[str]:
 
 def suite(name: str) -> dict[str, Plan]:
     """
-    Return the instances of a suite by name, each as the best plan known.
+    Return the instances of a suite by name, each as the best known plan.
 
-    A plan holds the problem, a schedule that breaks no rule, who found it (``maker``), and a bound with its
-    certificate, which :func:`batchbound.verify` derives again.
+    A plan holds the problem, a valid schedule, the solver that found it (``maker``), and a bound with a
+    certificate that :func:`batchbound.verify` derives again.
 
-    name: One of :func:`suites`.
+    name: Name of the suite, one of :func:`suites`.
     Raises InputError if there is no such suite, or one of its files is damaged.
     """
     if name not in suites():

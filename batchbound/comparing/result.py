@@ -1,4 +1,4 @@
-"""Results of a comparison of solvers: a table, performance profiles, curves over time."""
+"""Results of a comparison: table, performance profile, gaps over time."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_APPLICABLE = "not applicable"
-"""Status of a solver that cannot be asked for an instance."""
+"""Status of a solver that does not take the instance."""
 
 
 NO_EVICTIONS = "of schedules that evict no request"
-"""Schedules that a bound holds for, where a KV capacity lets others evict requests."""
+"""Restriction of a bound, if a KV capacity lets other schedules evict requests."""
 
 OPTIMAL_UNEVICTED = "least without evictions"
-"""Status of an optimal schedule where a policy that evicts requests takes less."""
+"""Status of an optimal schedule if a policy that evicts requests takes less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """
-    What one solver did on one instance.
+    Outcome of one solver on one instance.
 
-    instance, solver: Their names.
-    value: Seconds of the makespan, or the objective of a linear model; None without a solution.
-    bound: The bound it proved itself, or None.
-    gap: How far the value is above the best bound that any solver of the comparison proved for the instance,
-        as a fraction of the bound's size; None without both. Of a run that evicts requests: above its own
-        bound, as the others are of schedules that evict no request.
-    seconds: Wall-clock seconds it took.
-    status, stopped_by: Outcome and why the solver stopped; see :class:`~batchbound.solvers.result.Status`.
-    version: The solver's version.
-    message: A remark for people; empty if there is none.
-    bound_source: The argument that proves the bound, or the backend that claims it.
-    improvements: Seconds since the start and the value found then, in order.
-    evictions: Requests that a policy evicted.
+    instance, solver: Names of both.
+    value: Makespan in seconds, or objective of a linear model; None without a solution.
+    bound: Lower bound that the solver proved, or None.
+    gap: Gap of the value to the best bound of all solvers, as a fraction; None without both. A run with
+        evictions is compared with its own bound, as the other bounds assume none.
+    seconds: Wall-clock seconds of the solver.
+    status, stopped_by: Outcome and reason to stop; see :class:`~batchbound.solvers.result.Status`.
+    version: Version of the solver.
+    message: Remark for the user; may be empty.
+    bound_source: Argument that proves the bound, or backend that claims it.
+    improvements: Seconds since the start and value of each improvement, in order.
+    evictions: Number of requests that a policy evicted.
     """
 
     instance: str
@@ -73,7 +72,7 @@ class Comparison:
     """
     All measurements, instance by instance.
 
-    rows: One per solver and instance.
+    rows: One measurement per solver and instance.
     """
 
     rows: tuple[Measurement, ...]
@@ -92,7 +91,7 @@ class Comparison:
         return text.getvalue()
 
     def to_markdown(self) -> str:
-        """Return the table in Markdown, rounded for people."""
+        """Return the table in Markdown, with rounded numbers."""
         lines = [
             "| instance | solver | value | bound | gap | seconds | status | version |",
             "|---|---|---:|---:|---:|---:|---|---|",
@@ -124,11 +123,11 @@ class Comparison:
 
     def ratios(self, by: Literal["value", "seconds"] = "value") -> dict[str, list[float]]:
         """
-        Return each solver's performance ratio on each instance: its measure over the least of all solvers.
+        Return each solver's performance ratios (Dolan and More 2002, section 2).
 
-        Dolan and More (2002), section 2. Infinite where the solver has no solution, or, by seconds, has not
-        proved it best; instances it cannot be asked for are left out. Values have to be positive, as seconds
-        are: of linear models with others, compare the seconds.
+        The ratio on an instance is the solver's measure over the least of all solvers. It is infinite without
+        a solution, or, by seconds, without a proof of optimality. Instances that a solver does not take are
+        left out. Linear models with values of zero or less can only be compared by seconds.
         """
         found: dict[str, list[float]] = {row.solver: [] for row in self.rows}
         for instance in dict.fromkeys(row.instance for row in self.rows):
@@ -141,9 +140,9 @@ class Comparison:
 
     def plot_profile(self, path: str | os.PathLike[str]) -> None:
         """
-        Write the performance profile: the share of instances near the least makespan, by how near.
+        Write the performance profile as an image.
 
-        By how many per cent a makespan lies above the least, from 0.1 % on a log axis.
+        It shows the share of instances within a percentage of the least makespan, on a log axis from 0.1 %.
         """
         ratios = self.ratios()
         finite = [ratio for of_solver in ratios.values() for ratio in of_solver if ratio < math.inf]
@@ -165,7 +164,7 @@ class Comparison:
         figure.savefig(path)
 
     def plot_over_time(self, path: str | os.PathLike[str]) -> None:
-        """Write the gap to the best bound over time, one curve per solver and instance, on log axes."""
+        """Write the gaps to the best bounds over time as an image with log axes."""
         figure = _figure()
         axes = figure.subplots()
         solvers = list(dict.fromkeys(row.solver for row in self.rows))
@@ -198,14 +197,14 @@ class Comparison:
 
 
 def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements of one instance with their gaps to the best bound among them."""
+    """Return the measurements of one instance with gaps to their best bound."""
     best = max((row.bound for row in rows if row.bound is not None), default=None)
     evicting = min((row.value for row in rows if row.evictions and row.value is not None), default=math.inf)
     return [_with_gap(row, best, evicting) for row in rows]
 
 
 def _with_gap(row: Measurement, best: float | None, evicting: float) -> Measurement:
-    """Return a measurement with its gap; ``evicting`` is the fewest seconds of a run that evicts."""
+    """Return a measurement with its gap; ``evicting`` is the least makespan with evictions."""
     if row.evictions:
         return replace(row, gap=None if row.value is None else gap_above(row.value, row.bound))
     source = row.bound_source
@@ -231,7 +230,7 @@ _LEAST_SECONDS = 1e-3
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Write a log axis' numbers as people do: 0.1, 1, 10."""
+    """Label a log axis with plain numbers: 0.1, 1, 10."""
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 

@@ -1,4 +1,4 @@
-"""Solvers side by side: every solver on every instance under the same limits, as a table and as curves."""
+"""Comparisons of solvers: every solver on every instance under the same limits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, limits_hee
 from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
 
 POLICY = "policy:"
-"""Before the name of a policy, which is simulated: ``policy:fcfs``."""
+"""Prefix of a policy's name, as in ``policy:fcfs``; policies are simulated."""
 
 BEST_KNOWN = "best known"
-"""The solver's name in the row of the plan that an instance came with."""
+"""Solver name in the row of an instance's own plan."""
 
 Instance = Problem | Fleet | LinearModel | Plan
 OwnSolver = Callable[[Problem, Limits], Result | Schedule]
-"""A user's own solver: a problem and limits in, a schedule out, or a result where it also proves a bound."""
+"""A user's own solver; it returns a schedule, or a result with a bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OwnLinearSolver:
     """
     A user's own solver of linear models.
 
-    solve: Takes a model and limits, and returns the result; its values are checked against the model.
+    solve: Function of a model and limits; the values of its result are checked against the model.
     """
 
     solve: Callable[[LinearModel, Limits], LinearResult]
@@ -60,37 +60,37 @@ def compare(
     on_done: Callable[[Measurement], None] | None = None,
 ) -> Comparison:
     """
-    Return what every solver does on every instance, one after the other.
+    Run every solver on every instance, one after the other.
 
     Parameters
     ----------
     instances
         Problems, fleets, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by
-        name. Arrivals are ignored; only the search takes fleets. A plan, as those of
-        :func:`~batchbound.comparing.instance_library.suite`, stands for its problem, and its makespan and
-        bound get the first row.
+        name. Arrivals are ignored; only the search takes fleets. A plan, as in
+        :func:`~batchbound.comparing.instance_library.suite`, gives its problem; its makespan and bound become
+        the first row.
     solvers
-        A name, several, or a mapping of a label to a name, an :data:`OwnSolver` or an
-        :class:`OwnLinearSolver`. A name is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:``
-        and a key of :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
+        One name, several names, or a mapping of labels to names, :data:`OwnSolver` or
+        :class:`OwnLinearSolver`. Names are keys of :data:`~batchbound.solvers.solve.SOLVERS`; ``policy:`` and
+        a key of :data:`~batchbound.heuristics.registry.POLICIES`; or, for linear models, keys of
         :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
-        The same for all; a few seconds by default.
+        Limits of each run; a few seconds by default.
     on_done
-        Called with each measurement, before the gaps of the instance are known.
+        Function called with each measurement, before the gaps of the instance are known.
 
     Returns
     -------
     Comparison
-        After Ctrl-C, what was measured until then.
+        All measurements, or those finished before Ctrl-C.
 
     Raises
     ------
     ValueError
-        If there is no solver of a name, an own solver's schedule or values break a rule, or its bound is
-        above a solution that breaks none.
+        If a name is unknown, an own solver's schedule or values break a rule, or its bound is above a valid
+        solution.
     TypeError
-        If an own solver has no label, or returns something else than it should.
+        If an own solver has no label or returns a wrong type.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     chosen = _labelled(solvers)
@@ -110,7 +110,7 @@ def compare(
 
 
 def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
-    """Raise ValueError if a bound is above a value found for its instance: gaps to it mean nothing."""
+    """Raise ValueError if a bound is above a value found for its instance."""
     values = [(row.value, row.solver) for row in rows if row.value is not None and not row.evictions]
     if not values:
         return
@@ -122,17 +122,17 @@ def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
 
 
 def known_solvers() -> list[str]:
-    """Return the names that :func:`compare` knows."""
+    """Return the solver names that :func:`compare` takes."""
     return [*SOLVERS, *(POLICY + name for name in POLICIES), *BACKENDS]
 
 
 def limits_heeded_by(solver: str) -> frozenset[str]:
-    """Return the fields of :class:`Limits` that have an effect on what :func:`compare` knows by a name."""
+    """Return the fields of :class:`Limits` that affect a named solver."""
     return frozenset() if solver.startswith(POLICY) else limits_heeded(solver)
 
 
 def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[str, Solver]:
-    """Return solvers by their labels, each a known name or the caller's own."""
+    """Return solvers by label, each a known name or the caller's own."""
     labelled: dict[str, Solver] = {}
     if isinstance(solvers, Mapping):
         labelled.update(solvers)
@@ -148,14 +148,14 @@ def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[st
 
 
 def _posed(given: Instance) -> Problem | Fleet | LinearModel:
-    """Return what the solvers are asked for."""
+    """Return a plan's problem, or the instance itself, without arrivals."""
     if isinstance(given, Plan):
         return given.problem.without_arrivals() if len(given.fleet.replicas) == 1 else given.fleet
     return given.without_arrivals() if isinstance(given, Problem) else given
 
 
 def _known(name: str, plan: Plan) -> Measurement:
-    """Return what a plan says of its own problem, as a measurement."""
+    """Return the makespan and bound of a plan as a measurement."""
     bound, maker = plan.bound, plan.maker
     return Measurement(
         name,
@@ -233,7 +233,7 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
         raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
     status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
     steps = _point(seconds, trace.makespan)
-    # A run that evicts is judged by the bound of schedules that may.
+    # A run with evictions is compared with a bound that allows them.
     bound = evicting_bound(problem) if trace.evictions else None
     return Measurement(
         name,

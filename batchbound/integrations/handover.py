@@ -1,4 +1,4 @@
-"""A plan in the terms of an engine: order, priorities, replicas, settings."""
+"""Plans in the terms of engines and trainers: order, priorities, settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Handover:
     """
     A plan in the terms of an engine.
 
-    engine: One of :data:`ENGINES`.
-    priority: Of each completion in the plan's order, shape (completions,); None for an engine that takes the
-        order of its list. In vLLM and verl the lowest begins first (verl drops 0: they count from 1), in
-        SGLang the highest.
-    command: Words of the server's command that the priorities and the plan's limits need.
-    settings: Configuration of a trainer, by its dotted names.
-    remarks: What to know before using it, in sentences.
+    engine: Name of the engine, one of :data:`ENGINES`.
+    priority: Priority of each completion, shape (completions,); None if the engine follows the order of its
+        list. In vLLM and verl the lowest begins first (verl drops 0, so it counts from 1), in SGLang the
+        highest.
+    command: Words of the server's command, for the priorities and the plan's limits.
+    settings: Configuration of a trainer, by dotted names.
+    remarks: Remarks on its use, in sentences.
     """
 
     engine: str
@@ -32,7 +32,7 @@ class Handover:
 
 
 def hand_over(plan: IterationPlan, *, max_position: int | None = None) -> Handover:
-    """Return a plan in the terms of the engine or trainer that it is for."""
+    """Return a plan in the terms of its engine or trainer."""
     if plan.engine not in ENGINES:
         raise ValueError(f"engine is {plan.engine!r}; it must be one of {', '.join(ENGINES)}")
     return _HANDOVERS[plan.engine](plan, max_position)
@@ -54,7 +54,7 @@ def _vllm(plan: IterationPlan, max_position: int | None) -> Handover:
 
 def _sglang(plan: IterationPlan, max_position: int | None) -> Handover:
     words = ["--max-running-requests", str(_slots(plan)), "--schedule-policy", "fcfs"]
-    # Ranks are an order, and no reason to throw out what runs.
+    # Priorities are only an order: they must not preempt running requests.
     words += ["--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", str(2**31 - 1)]
     words += _budget(plan, "--chunked-prefill-size")
     words += _block(plan, "--page-size")
@@ -111,18 +111,18 @@ _HANDOVERS = {"vllm": _vllm, "sglang": _sglang, "verl": _verl, "openrlhf": _open
 
 
 def _slots(plan: IterationPlan) -> int:
-    """Return the most requests that a server should run: fewer if the plan holds some back."""
+    """Return the most requests to run at a time."""
     return max(share.held_back or share.limits.sequences for share in plan.shares)
 
 
 def _budget(plan: IterationPlan, option: str) -> list[str]:
-    """Return an option with the least tokens of an iteration that were stated, or nothing."""
+    """Return an option with the least token budget of an iteration, if stated."""
     each = [share.limits.batched_tokens for share in plan.shares]
     return [option, str(min(each))] if plan.proven.batched_tokens == sum(each) else []
 
 
 def _block(plan: IterationPlan, option: str) -> list[str]:
-    """Return an option with the tokens of a block of KV cache where the bound relies on them, or nothing."""
+    """Return an option with the KV block size, if the bound relies on it."""
     size, proven = plan.shares[0].limits.block_tokens, plan.proven
     relied_on = proven.kv_tokens is not None and proven.block_tokens == size
     return [option, str(size)] if relied_on else []

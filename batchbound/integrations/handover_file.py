@@ -1,4 +1,4 @@
-"""Files of a plan for an engine: batches with priorities for servers, an order for trainers."""
+"""Files of a plan: batches with priorities for servers, an order for trainers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .handover import Handover
 
 SERVERS = ("vllm", "sglang")
-"""Engines that are sent requests, each with its priority in the body."""
+"""Engines that take requests with a priority in the body."""
 
 ENGINES = (*SERVERS, "verl", "openrlhf", "trl")
-"""The engines and trainers a plan can be made for."""
+"""Engines and trainers that a plan can be made for."""
 
 
 def handover_paths(plan_path: str | os.PathLike[str], engine: str, replicas: int) -> tuple[Path, ...]:
-    """Return the files of a plan for its engine, next to the plan and named after both."""
+    """Return the paths of an engine's files, next to the plan."""
     stem = Path(plan_path).with_suffix("")
     if engine not in SERVERS:
         return (stem.with_name(f"{stem.name}.{engine}.json"),)
@@ -42,10 +42,10 @@ def write_handover(
     """
     Write a handover, and return its files.
 
-    A server's are batch files in the order of the priorities: the lines of the batch that was planned with
-    ``priority`` in their bodies, or ids and priorities alone for a job of lengths. A trainer's is one object.
+    A server gets a batch file per replica, in order of priority, with ``priority`` in each body. A job of
+    lengths has only ids and priorities. A trainer gets one JSON object.
 
-    ``batch``: the requests or their file, or None for a job of lengths.
+    ``batch``: the requests or their file; None for a job of lengths.
     """
     ids = plan.workload.ids.tolist()
     if handover.engine not in SERVERS:
@@ -56,7 +56,7 @@ def write_handover(
     requests = batch if isinstance(batch, ServerBatch | None) else read_server_batch(batch)
     of = np.arange(len(ids))
     if requests is not None:
-        # The completions of a request stand side by side.
+        # The completions of a request are adjacent.
         of = np.repeat(np.arange(len(requests)), requests.choices)
     paths = handover_paths(plan_path, handover.engine, len(plan.shares))
     for path, share in zip(paths, plan.shares, strict=True):
@@ -64,7 +64,7 @@ def write_handover(
         with atomic_write(path) as stream:
             for i in share.requests.tolist():
                 if written[of[i]]:
-                    # One more of the completions that a request asks for.
+                    # The request is already written: this is another of its completions.
                     continue
                 written[of[i]] = True
                 priority = int(handover.priority[i])

@@ -1,9 +1,9 @@
 """
-Longest first in transformers' continuous batching.
+Longest-first scheduler for transformers' continuous batching.
 
 >>> ContinuousBatchingConfig(scheduler_type=register_longest_first(expected))  # doctest: +SKIP
 
-transformers is imported when the scheduler is asked for; this is tested with transformers 5.23.
+The module imports transformers only when the scheduler is registered. Tested with transformers 5.23.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NAME = "longest_first"
 
 def register_longest_first(expected: Mapping[str, int] | Callable[[Any], int] | None = None) -> str:
     """
-    Add a scheduler to transformers' own, and return its name for ``scheduler_type``.
+    Register a longest-first scheduler, and return its name for ``scheduler_type``.
 
-    Waiting requests begin longest first, equals in the order they came; those whose keys and values were
-    moved to the host's memory come first, as in transformers' own schedulers.
+    Requests of equal length begin in order of arrival. Requests whose KV cache was offloaded to the host come
+    first, as in transformers' own schedulers.
     """
     from transformers.generation.continuous_batching import scheduler
 

@@ -1,8 +1,8 @@
 """
-A plan in verl: the column of priorities, and the replica of each prompt.
+Plans in verl: a column of priorities, and a replica for each prompt.
 
-verl is imported when one of its classes is needed. Tested with the classes of verl 0.9.1. The engine as a
-rollout of verl is ``examples/verl_rollout.py``.
+The module imports verl only when it needs a class. Tested with the classes of verl 0.9.1. The example
+``examples/verl_rollout.py`` runs batchbound's engine as a rollout of verl.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _BALANCERS = (
     ("verl.workers.rollout.llm_server", "GlobalRequestLoadBalancer"),
     ("verl.experimental.agent_loop.agent_loop", "GlobalRequestLoadBalancer"),
 )
-"""Modules that hold the class, by version of verl."""
+"""Modules and names of verl's load balancer, newest version first."""
 
 
 def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
     """
-    Return priorities that begin the longest completion first, counted from one: verl drops a zero.
+    Return priorities that begin the longest completion first, shape (rows,).
 
-    ``lengths``: tokens that each row's completion is expected to have, shape (rows,). Returns lowest first,
-    as vLLM has them, shape (rows,).
+    The lowest begins first, as in vLLM. They count from one, as verl drops a zero. ``lengths``: expected
+    tokens of each row's completion, shape (rows,).
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
@@ -40,20 +40,20 @@ def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
 
 
 def set_priorities(batch: Any, values: Sequence[int] | IntArray) -> None:
-    """Set a batch's column of priorities; do so before ``generate_sequences``."""
+    """Set a batch's column of priorities, before ``generate_sequences``."""
     column = np.asarray(values, dtype=np.int64)
     if column.shape != (len(batch),):
         raise ValueError(f"{column.size} priorities for {len(batch)} rows")
     if (column < 1).any():
-        raise ValueError(f"priority {int(column.min())} is not passed on: count from one")
+        raise ValueError(f"verl drops priority {int(column.min())}: count from one")
     batch.non_tensor_batch[PRIORITY] = column
 
 
 class Placement:
     """
-    Which replica each completion of a prompt goes to.
+    Replicas of the completions of each prompt.
 
-    prompts: Token ids of each row's prompt; rows with the same prompt are completions of it.
+    prompts: Token ids of each row's prompt; rows with equal prompts are completions of one prompt.
     replica_of: Replica of each row, shape (rows,).
     """
 
@@ -63,20 +63,20 @@ class Placement:
             self._left.setdefault(tuple(prompt), deque()).append(replica)
 
     def take(self, prompt: Sequence[int] | None) -> int | None:
-        """Return the replica of a prompt's next completion; None for one that was not planned."""
+        """Return the replica of a prompt's next completion; None if it was not planned."""
         left = self._left.get(tuple(prompt or ()))
         return left.popleft() if left else None
 
 
 def planned_load_balancer(placement: Placement, base: type | None = None) -> type:
     """
-    Return a load balancer for ``LLMServerManager(load_balancer_cls=...)`` that keeps to a placement.
+    Return a load balancer class that keeps to a placement.
 
-    Replica ``k`` is the ``k``-th server by its name. A prompt that was not planned, a server that is gone,
-    and verl's own sticky sessions go where verl sends them.
+    Pass it as ``LLMServerManager(load_balancer_cls=...)``. Replica ``k`` is the ``k``-th server by name. verl
+    itself places prompts that were not planned, requests to lost servers, and its sticky sessions.
     """
 
-    class PlannedLoadBalancer(base or _balancer()):  # type: ignore[misc]  # whichever verl has
+    class PlannedLoadBalancer(base or _balancer()):  # type: ignore[misc]  # depends on verl's version
         def acquire_server(self, request_id: str, **extra: Any) -> Any:
             prompt = extra.pop("prompt_ids", None)
             if request_id not in self._request_id_to_server:
@@ -86,7 +86,7 @@ def planned_load_balancer(placement: Placement, base: type | None = None) -> typ
             return super().acquire_server(request_id, **extra)
 
         def require_acquire_fields(self) -> list[str]:
-            """Return the fields of a request that a server is chosen by."""
+            """Return the request fields that choose a server."""
             return ["prompt_ids"]
 
     return PlannedLoadBalancer
@@ -102,4 +102,4 @@ def _balancer() -> type:
             continue
         if isinstance(found.get(name), type):
             return found[name]  # type: ignore[no-any-return]
-    raise ImportError("no GlobalRequestLoadBalancer is found in verl: hand it over as base")
+    raise ImportError("verl has no GlobalRequestLoadBalancer: pass its load balancer as base")

@@ -1,10 +1,10 @@
 """
-Longest first inside vLLM: ``vllm serve MODEL --scheduler-cls batchbound.integrations.vllm.LongestFirst``.
+Longest-first scheduler for vLLM.
 
-The server then needs no client that knows the order, and no priorities. A request's expected tokens are
-taken from ``vllm_xargs: {"expected_tokens": N}`` in its body (``SamplingParams.extra_args`` in Python), else
-from its ``max_tokens``. vLLM is imported when the class is asked for. It calls its scheduler interface not
-public; this is tested with vLLM 0.32.
+Start it with ``vllm serve MODEL --scheduler-cls batchbound.integrations.vllm.LongestFirst``. Clients then
+need not order their requests or send priorities. The expected tokens are ``vllm_xargs: {"expected_tokens":
+N}`` of the body (``SamplingParams.extra_args`` in Python), else ``max_tokens``. The module imports vLLM only
+when the class is used. vLLM's scheduler interface is not public; tested with vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cache
 from typing import Any
 
 EXPECTED = "expected_tokens"
-"""Name of the extra argument that states how many tokens a completion is expected to have."""
+"""Name of the extra argument with the expected tokens of a completion."""
 
 
 def expected_tokens(request: Any) -> int:
-    """Return how many tokens the completion of a vLLM request is expected to have."""
+    """Return the expected tokens of a vLLM request's completion."""
     extra = getattr(request.sampling_params, "extra_args", None) or {}
     stated = extra.get(EXPECTED)
     most = int(request.max_tokens)
@@ -29,7 +29,7 @@ def expected_tokens(request: Any) -> int:
 
 class LongestFirstQueue:
     """
-    Waiting requests: evicted ones first, then the longest first, ties in order of arrival.
+    Queue of waiting requests: evicted ones, then longest first, ties by arrival.
 
     It has the methods of vLLM's ``RequestQueue``.
     """
@@ -40,12 +40,12 @@ class LongestFirstQueue:
         self._came = 0
 
     def add_request(self, request: Any) -> None:
-        """Add a request that came."""
+        """Add a request."""
         heapq.heappush(self._heap, (-expected_tokens(request), self._came, request))
         self._came += 1
 
     def pop_request(self) -> Any:
-        """Return the next request and take it out; IndexError if there is none."""
+        """Remove and return the next request; IndexError if there is none."""
         return self._front.popleft() if self._front else heapq.heappop(self._heap)[2]
 
     def peek_request(self) -> Any:
@@ -57,15 +57,15 @@ class LongestFirstQueue:
         self._front.appendleft(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
-        """Insert evicted requests, the last one first, as vLLM's own queue does."""
+        """Insert evicted requests in reverse order, as in vLLM's own queue."""
         self._front.extendleft(requests)
 
     def remove_request(self, request: Any) -> None:
-        """Take out a request."""
+        """Remove a request."""
         self.remove_requests([request])
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
-        """Take out requests."""
+        """Remove requests."""
         gone = {id(request) for request in requests}
         self._front = deque(one for one in self._front if id(one) not in gone)
         self._heap = [entry for entry in self._heap if id(entry[2]) not in gone]
@@ -91,11 +91,11 @@ def longest_first() -> type:
 
     RequestQueue.register(LongestFirstQueue)
 
-    class LongestFirst(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there to be checked
+    class LongestFirst(AsyncScheduler):  # type: ignore[misc]  # mypy runs without vLLM
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if self.policy.value != "fcfs":
-                raise ValueError("LongestFirst has an order of its own: leave --scheduling-policy out")
+                raise ValueError("LongestFirst has an order of its own: leave out --scheduling-policy")
             self.waiting = LongestFirstQueue()
 
     return LongestFirst

@@ -1,4 +1,4 @@
-"""Policies that evict requests and take less than the best schedule found, which evicts none."""
+"""Plans that follow an evicting policy where it beats the best schedule found."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..solvers.result import Status
 
 def following_plan(plan: Plan, *, most_requests: int = 20_000, most_compared: int = 2_000) -> Plan:
     """
-    Return the plan, following a policy that evicts requests if one takes less than the schedule.
+    Follow a policy that evicts requests, if one takes less than the schedule.
 
-    plan: Of one replica; without a KV capacity nothing is evicted.
-    most_requests: Larger jobs keep their schedule.
-    most_compared: Up to as many requests every policy that evicts is simulated, else the first alone.
+    plan: Plan of one replica; without a KV capacity it is returned unchanged.
+    most_requests: Most requests for which policies are simulated.
+    most_compared: Most requests for which every evicting policy is simulated; beyond, only the first.
     """
     problem = plan.problem
     if problem.kv_capacity is None or len(problem) > most_requests:
@@ -26,7 +26,7 @@ def following_plan(plan: Plan, *, most_requests: int = 20_000, most_compared: in
     names = [name for name, entry in POLICIES.items() if entry.evicts]
     first = _run(problem, names[0])
     if first is None:
-        # What fits without evictions under the policy that admits most needs none.
+        # The first policy admits most requests: if it evicts none, no policy needs to.
         return plan
     grouped = bool((problem.workload.group >= 0).any())
     others = names[1:] if grouped else names[1:2]

@@ -1,4 +1,4 @@
-"""From a job and its replicas to one plan: share out, schedule, check, bound."""
+"""Plans for a fleet of replicas: dispatch, schedule, check and bound."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from .plan import PlanningError, make_plan
 from .uncertain import COVERAGE
 
 COMPARED, COMPARED_OF_MANY = 5, 2
-"""Sampled sets of lengths on which a fleet's policies are compared, and for 5,000 requests or more."""
+"""Sampled sets of lengths that compare a fleet's policies, below and from 5,000 requests."""
 
 SAMPLES = 19
-"""Sampled sets of lengths for the interval: the first and the last are its limits."""
+"""Sampled sets of lengths for the interval; the least and the largest makespan are its limits."""
 
 MOST_REPLICAS = 100_000
-"""Most replicas of a fleet; more is a mistake, or takes all memory."""
+"""Most replicas of a fleet; a larger number is probably a mistake."""
 
-_MEND = "Give a number of replicas, or a JSON file like the documentation's."
+_HINT = "Give a number of replicas, or a JSON file like the documentation's."
 
 
 def make_fleet_plan(
@@ -52,9 +52,9 @@ def make_fleet_plan(
     provenance: Provenance | None = None,
 ) -> Plan:
     """
-    Return one plan for all replicas: each one's requests and schedule, and the bound of the fleet.
+    Return one plan for all replicas of a fleet, with the fleet's bound.
 
-    A fleet of one that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
+    A single replica that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
@@ -88,9 +88,8 @@ def make_robust_fleet_plan(
     """
     Return a fleet's plan made from predicted lengths with a stated error.
 
-    Each replica follows a queue: its order, its patience, and whether requests with little left give way near
-    the end to those that may have much, are chosen over sampled lengths, with backoff. The schedules are what
-    the queues do at the expected lengths.
+    Each replica follows a queue, with backoff. Sampled lengths choose its order, its patience, and whether
+    nearly finished requests give way near the end. The schedules are the queues' at the expected lengths.
 
     ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
@@ -157,7 +156,7 @@ def _dispatched(fleet: Fleet, rule: str, groups: Groups) -> IntArray:
 
 
 def shared_out(plan: Plan, replicas: int) -> Plan:
-    """Share out one machine's plan over several replicas of its kind."""
+    """Return a plan of the same job on several equal replicas."""
     return make_fleet_plan(Fleet.of(plan.problem, replicas), provenance=plan.provenance)
 
 
@@ -165,9 +164,9 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
     """
     Return the fleet that a command line describes.
 
-    ``spec``: a number of replicas, or a JSON file ``{"replicas": [{...}, ...]}`` that says of each what
-    differs from the problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``,
-    ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several equal ones.
+    ``spec`` is a number of replicas, or a JSON file ``{"replicas": [{...}, ...]}``. Each entry overrides the
+    problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``, ``prefill_token_cap``, ``busy``
+    (seconds), and ``count`` for several equal replicas.
     """
     workload = problem.workload
     if prompts and (workload.group < 0).all():
@@ -184,12 +183,12 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
 
 def _read_replicas(spec: str, one: Replica) -> list[Replica]:
     if re.fullmatch(r"-?0*", spec):
-        raise InputError(f"{spec} replicas serve nothing", where="--replicas", hint=_MEND)
+        raise InputError(f"{spec} replicas serve nothing", where="--replicas", hint=_HINT)
     if not Path(spec).is_file():
-        raise InputError(f"{spec!r} is neither a number of replicas nor a file", hint=_MEND)
+        raise InputError(f"{spec!r} is neither a number of replicas nor a file", hint=_HINT)
     entries = read_json_object(spec).get("replicas")
     if not isinstance(entries, list) or not entries:
-        raise InputError("lists no replicas", file=spec, where="field 'replicas'", hint=_MEND)
+        raise InputError("lists no replicas", file=spec, where="field 'replicas'", hint=_HINT)
     replicas: list[Replica] = []
     for number, entry in enumerate(entries):
         within, hint = f"replicas.{number}", "Correct it there."
@@ -208,7 +207,7 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
 
 @dataclass(frozen=True, slots=True)
 class _Differing:
-    """Overrides of the problem for a replica, or for several equal ones."""
+    """One entry of a fleet file: overrides of the problem, and a count."""
 
     speed: float = 1.0
     count: Positive = 1

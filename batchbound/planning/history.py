@@ -1,4 +1,4 @@
-"""Earlier completions, and their evidence about the lengths of a job."""
+"""Length predictions for a job from earlier completions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
-"""Least share of a job's groups named in earlier files, for these to be predictions of its lengths."""
+"""Least share of a job's groups that earlier files must name to predict its lengths."""
 
 BEYOND = 2.0
-"""Largest expected length over the largest seen, if no cap is known."""
+"""Ratio of the largest expected length to the largest seen, if no cap is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,22 +40,21 @@ class History:
     """
     Completions of earlier steps, of earlier epochs, or of other models.
 
-    workloads: Lengths and groups, one workload a step; none is of the job.
+    workloads: Lengths and groups, one workload per earlier step; the job's own step is not among them.
     """
 
     workloads: tuple[Workload, ...]
 
     def names(self, problem: Problem) -> bool:
-        """Return whether most groups of a job have earlier completions under their requests' names."""
+        """Return whether earlier completions name most of a job's groups."""
         return bool((~np.isnan(self._predicted(problem))).mean() >= MATCHED) if self.workloads else False
 
     def known(self, problem: Problem, longest: int | None = None) -> Known:
         """
-        Return the prior knowledge about a job, whose lengths are not read.
+        Return the prior knowledge about a job, without reading its lengths.
 
-        If most of its groups bear the names of earlier ones, these predict their lengths; else the earlier
-        ones give the distribution of lengths and the correlation within groups. ``longest`` is the cap in
-        decode steps, None for no limit.
+        If earlier completions name most of its groups, they predict each group's lengths. Otherwise they give
+        the distribution of lengths and the correlation within groups. ``longest`` is the cap in decode steps.
         """
         if not self.workloads:
             return Known(longest)
@@ -82,7 +81,7 @@ class History:
         predicted = self._predicted(problem)
         score = np.nan_to_num(normal_scores(predicted))
         if len(group) == int(group.max()) + 1:
-            # No two completions share a prompt: the whole effect of one is its own.
+            # No two completions share a prompt: the correlation within groups is zero.
             share = np.where(SHARES == 0, 1.0, 0.0)
         worth = self._worth(problem, float(share @ SHARES))
         sources = [
@@ -108,7 +107,7 @@ class History:
         return largest if int((lengths == largest).sum()) >= SHARED_LONGEST else BEYOND * largest
 
     def _logarithms(self, problem: Problem) -> FloatArray:
-        """Return each file's log length of each of the job's requests, (files, requests)."""
+        """Return the logarithms of lengths by file and request, shape (files, requests)."""
         place = {name: at for at, name in enumerate(problem.workload.ids.tolist())}
         found = np.full((len(self.workloads), len(problem)), np.nan)
         for row, workload in zip(found, self.workloads, strict=True):
@@ -117,15 +116,15 @@ class History:
         return found
 
     def _predicted(self, problem: Problem) -> FloatArray:
-        """Return the prediction of each group by earlier completions, NaN without one, shape (groups,)."""
+        """Return each group's predicted log length, NaN if unknown, shape (groups,)."""
         return _agreed(problem, self._logarithms(problem))
 
     def _worth(self, problem: Problem, share: float) -> list[list[float]]:
         """
         Return the possible correlations of each file's scores with the prediction by the others.
 
-        For one file alone the correlation is unknown. If a prompt has several completions, their common part
-        estimates it; else it is any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS`.
+        A single file leaves the correlation unknown. Several completions of a prompt estimate it from their
+        shared variance; else it is any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS`.
         """
         logarithms = self._logarithms(problem)
         numbers, groups = group_numbers(problem)
@@ -145,7 +144,7 @@ def known_lengths(
     problem: Problem, history: Iterable[str | os.PathLike[str]], longest: int | None = None
 ) -> Known:
     """
-    Return what earlier completions tell about the lengths of a job, for a policy that sees none.
+    Return a prior for the lengths of a job from earlier completions.
 
     Parameters
     ----------
@@ -159,8 +158,8 @@ def known_lengths(
     Returns
     -------
     Known
-        A prediction for each group whose request names stand in ``history``; else the distribution of
-        lengths, and their correlation within groups.
+        A prediction for each group that ``history`` names; else the distribution of lengths and their
+        correlation within groups.
 
     Raises
     ------
@@ -172,10 +171,10 @@ def known_lengths(
 
 def earlier_completions(path: str | os.PathLike[str]) -> Workload:
     """
-    Return the lengths and groups of earlier completions; prompts count as one token unless a table has them.
+    Return the lengths and groups of earlier completions.
 
-    ``path`` is a table of lengths, the trace of a run or its output. In the last two, completions named
-    ``a#0``, ``a#1`` and so on are those of request ``a``, as a run names them.
+    ``path`` is a table of lengths, the trace of a run or its output. A run names the completions of request
+    ``a`` ``a#0``, ``a#1`` and so on. Prompts count as one token unless a table has them.
     """
     if not is_output(path):
         return read_lengths(path)
@@ -196,7 +195,7 @@ def _correlation(one: FloatArray, other: FloatArray) -> float:
 
 
 def _agreed(problem: Problem, logarithms: FloatArray) -> FloatArray:
-    """Return the mean prediction of files of lengths for each group, NaN without one."""
+    """Return the mean log length of each group over all files, NaN if unknown."""
     numbers, groups = group_numbers(problem)
     mean = np.full((len(logarithms), groups), np.nan)
     for row, file in zip(mean, logarithms, strict=True):

@@ -1,4 +1,4 @@
-"""From requests to a plan for engines that mix prompts with generated tokens: share out, order, bound."""
+"""Plans for engines with mixed iterations: dispatch, order and bound."""
 
 from __future__ import annotations
 
@@ -42,25 +42,23 @@ ROOMY = "no KV capacity is stated: the engine is taken to hold all requests in p
 @dataclass(frozen=True, slots=True)
 class Engines:
     """
-    The engines of a job: their limits, and what is known of them.
+    Engines of a job: limits, and costs if known.
 
     Parameters
     ----------
     limits
-        Of each engine, to simulate it.
+        Limits of each engine.
     name
-        What they are, as ``--for`` names it.
+        Kind of engine, as in ``--for``.
     budget_stated, blocks_stated
-        Whether the tokens of an iteration, and those of a block, are the engines' own: else the bound does
-        without.
+        True if the user stated the tokens of an iteration, or of a block. The bound ignores a guessed one.
     rates, profile
-        What an iteration costs, either of them; None for a plan in iterations.
+        Cost of an iteration, as either of them; without one the plan counts iterations.
 
     Raises
     ------
     ValueError
-        If there is no engine, both costs are given, or the seconds of a profile are asked for without a
-        stated budget, on which they depend.
+        If there is no engine, if both costs are given, or if a profile comes without a stated budget.
     """
 
     limits: tuple[EngineLimits, ...]
@@ -81,7 +79,7 @@ class Engines:
             raise ValueError("seconds are of one kind of engine: these differ in their limits")
 
     def proven(self, engines: Sequence[EngineLimits]) -> EngineLimits:
-        """Return the limits that a bound on some of the engines, all together, may rely on."""
+        """Return the joint limits of some engines that a bound may rely on."""
         held = [limits.kv_tokens for limits in engines]
         sizes = {limits.block_tokens for limits in engines}
         return EngineLimits(
@@ -92,14 +90,14 @@ class Engines:
         )
 
     def prices(self) -> PricedDevice | ComposedDevice | None:
-        """Return what tells the seconds of iterations, or None."""
+        """Return the device that prices iterations, or None without costs."""
         return iteration_prices(self.rates, self.profile)
 
 
 def iteration_prices(
     rates: IterationRates | None, profile: LayerProfile | None
 ) -> PricedDevice | ComposedDevice | None:
-    """Return what tells the seconds of iterations at one of two costs; None without any."""
+    """Return the device that prices iterations by rates or a profile, or None."""
     if rates is not None:
         return PricedDevice(_minorant(rates))
     return None if profile is None else ComposedDevice(LayerCost(profile))
@@ -117,25 +115,25 @@ def make_iteration_plan(
     """
     Return a plan for engines that mix prompts with generated tokens.
 
-    It has the order in which requests are to begin, how many completions to keep under way, the iterations
-    (and seconds) that the engines are predicted to take, and the fewest that any order takes.
+    The plan states the order of requests, the completions to keep in flight, the predicted iterations (and
+    seconds), and a lower bound for any order.
 
     Parameters
     ----------
     job
-        What is to be computed.
+        Completions to compute.
     engines
-        By which, under which limits.
+        Engines that compute them, and their limits.
     groups
-        Where completions of one prompt may go: to any engine, to one, or to as many as there are. Those of
-        one request go to one.
+        Placement of a prompt's completions: "any" engine, "together" on one, or "spread" over as many engines
+        as possible. The completions of one request always go to one engine.
     rule
-        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares requests out; by default the one
-        that leaves the engine with most to do the least, in the best of the simple orders.
+        Dispatching rule, a key of :data:`~batchbound.heuristics.dispatch.RULES`; by default the rule whose
+        busiest engine finishes first.
     limits
-        When to stop; after ``DEFAULT_SECONDS`` by default.
+        Stopping criteria; ``DEFAULT_SECONDS`` by default.
     provenance
-        Where the numbers come from, which the plan records.
+        Sources of the numbers, for the plan's record.
 
     Raises
     ------
@@ -151,10 +149,10 @@ def make_iteration_plan(
         if not fits(job.rows(), each):
             most = int((job.workload.input_tokens + job.workload.output_tokens).max())
             blocks = "" if each.block_tokens == 1 else f" in blocks of {each.block_tokens:,}"
-            what = f"needs {most:,} tokens of KV cache{blocks}, an engine has {each.kv_tokens:,}"
-            raise ValueError(f"a request {what}")
+            need = f"needs {most:,} tokens of KV cache{blocks}, an engine has {each.kv_tokens:,}"
+            raise ValueError(f"a request {need}")
     least = job.least(proven)
-    # An engine may evict though all of them together have room.
+    # One engine may evict although the engines together have room.
     roomy = not any(map(least.may_run_short, set(engines.limits)))
     bound = iteration_bound(least, proven, kinds=KINDS if roomy else without("packing"))
     seconds = _least_seconds(job, engines)
@@ -201,7 +199,7 @@ def make_iteration_plan(
 
 
 def _part(limits: Limits, begun: float, engine: int, engines: int) -> Limits:
-    """Return an engine's part of the work of all, and of the time that is left."""
+    """Return the limits of one engine's search: its part of the work and remaining time."""
     seconds = None
     if limits.seconds is not None:
         left = limits.seconds - (time.perf_counter() - begun)
@@ -238,7 +236,7 @@ def _shared_out(
     proven: SecondsBound | None,
     end: float,
 ) -> IntArray:
-    """Return the engine of each completion, shape (completions,); no further rule is tried after the end."""
+    """Return the engine of each completion, shape (completions,), trying rules until ``end``."""
     count, work = len(engines.limits), job.workload
     if count == 1:
         return np.zeros(len(work), dtype=np.int64)
@@ -246,18 +244,18 @@ def _shared_out(
     if together and groups == "spread":
         raise ValueError("the completions of one request go to one engine: they cannot be spread")
     if together and groups == "any":
-        # The completions of a request come of one body: they stay together.
+        # One request has one body: its completions stay together.
         work, groups = (
             replace(work, group=job.requests(), shared_tokens=np.zeros_like(work.group)),
             "together",
         )
     replicas = tuple(
-        # A slot for an iteration, and a prompt's tokens of those of one.
+        # A decoded token holds a slot for an iteration; a prompt takes a share of its token budget.
         Replica(CostModel(0.0, 1 / limits.batched_tokens, 1.0, 0.0), limits.sequences)
         for limits in engines.limits
     )
     fleet = Fleet(work, replicas)
-    # Only Graham's rule knows of replicas that differ, and of groups to be spread.
+    # Only Graham's rule handles differing replicas and spread groups.
     even = groups != "spread" and len(set(engines.limits)) == 1 and len(work) <= _FEW
     rules = [rule] if rule else RULES if even else ["lpt"]
     found = [dispatch(fleet, name, groups) for name in rules]
@@ -269,7 +267,7 @@ def _shared_out(
         return best
     for k in np.argsort(least, kind="stable").tolist():
         if least[k] >= fewest or (fewest < math.inf and time.perf_counter() > end):
-            break  # whatever the order, or for want of time
+            break  # no order is better, or time is up
         most = _most(job, engines, found[k])
         if most < fewest:
             best, fewest = found[k], most
@@ -277,7 +275,7 @@ def _shared_out(
 
 
 def _least(job: MixedJob, engines: Engines, replica_of: IntArray, proven: SecondsBound | None) -> float:
-    """Return the fewest iterations of the engine that has most to do, seconds where those are proven."""
+    """Return a lower bound of the busiest engine's iterations, or seconds if proven."""
     return max(
         _least_of(job.rows(members), limits, proven) for members, limits in _members(engines, replica_of)
     )
@@ -292,25 +290,21 @@ def _least_of(rows: Sequences, limits: EngineLimits, proven: SecondsBound | None
 
 
 def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
-    """
-    Return the iterations of the engine that has most to do, each in the best of the simple orders.
-
-    Where an iteration's cost is known it is seconds.
-    """
+    """Return the busiest engine's iterations, or seconds, in its best simple order."""
     each, prices = list[float](), engines.prices()
     for members, limits in _members(engines, replica_of):
         work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
         sequences, orders = work.sequences(), named_orders(work, None).values()
         runs = [predict(sequences, limits, work.expanded(order), lag=1, prices=prices) for order in orders]
         known = [run.iterations if run.seconds is None else run.seconds for run in runs if run is not None]
-        # A job too large to simulate has no seconds by order.
+        # Jobs too large to simulate are compared by their bounds.
         unknown = iteration_bound(sequences, limits, summed=True).iterations if prices is None else math.inf
         each.append(min(known, default=unknown))
     return max(each)
 
 
 def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray, EngineLimits]]:
-    """Yield the completions of each engine that has any, and its limits."""
+    """Yield the completions and limits of each engine that has any."""
     for k, limits in enumerate(engines.limits):
         members = np.flatnonzero(replica_of == k)
         if members.size:
@@ -336,16 +330,16 @@ def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
 
 
 _FEW = 50_000
-"""Completions up to which every rule shares them out; more even out by Graham's alone."""
+"""Most completions for which all dispatching rules are tried; beyond, only Graham's."""
 
 _SIMULATED = 2000
-"""Completions up to which the rules' shares are simulated; larger ones are compared by their bounds."""
+"""Most completions for which dispatching rules are simulated; beyond, bounds compare them."""
 
 _SHARING = 0.4
-"""The share of the time after which no further rule is simulated."""
+"""Fraction of the time limit after which no further rule is simulated."""
 
 _ROUNDING = 1e-12
-"""Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""
+"""Fraction subtracted from proven seconds, against rounding in long sums."""
 
 
 def _minorant(rates: IterationRates) -> Minorant:

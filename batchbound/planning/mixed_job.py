@@ -1,4 +1,4 @@
-"""The completions of a job for engines that mix prompts with generated tokens, from a file to columns."""
+"""Jobs for engines that mix prompts with generated tokens, read from files."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and th
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedJob:
     """
-    Completions that mixing engines are to draw.
+    Completions for engines that mix prefill and decode in an iteration.
 
     Parameters
     ----------
     workload
-        A row per completion; arrivals are ignored, as a batch job has everything at the start.
+        A row per completion; arrivals are ignored, as all requests of a batch job are there at the start.
     request
-        A number for each completion's request, equal for those of one request, which stand side by side and
-        are sent together, shape (completions,); None where each is its own.
+        Number of each completion's request, shape (completions,); None if each has its own. The completions
+        of a request are adjacent and sent together.
     exact
-        Whether the lengths are known, and not predictions: else the order is not fitted to them.
+        True if lengths are known, False if predicted. The order is fitted only to known lengths.
     counted
-        Whether the prompts' tokens are the engine's own count; else the bound takes one token of each.
+        True if the engine's tokenizer counted the prompts; otherwise the bound counts one token of each.
     cached, shared
-        Prompt tokens that an engine which keeps prompts may find computed, as of :class:`.Sequences`, shape
-        (completions,); None for engines that keep none.
+        Prompt tokens that prefix caching may save, as in :class:`.Sequences`, shape (completions,); None
+        without prefix caching.
     assumptions
-        Assumptions of the bound on the prompts.
+        Assumptions of the bound about prompts.
     """
 
     workload: Workload
@@ -71,31 +71,31 @@ class MixedJob:
     assumptions: tuple[Assumption, ...] = ()
 
     def rows(self, members: IntArray | None = None) -> Sequences:
-        """Return what the engine is simulated to compute, for some completions or all."""
+        """Return the sequences to simulate, for some completions or all."""
         at = np.arange(len(self.workload)) if members is None else members
         cached, shared = (None if column is None else column[at] for column in (self.cached, self.shared))
         work = self.workload
         return sequences_of(work.input_tokens[at], work.output_tokens[at], cached, shared)
 
     def least(self, limits: EngineLimits) -> Sequences:
-        """Return what engines of some limits, all together, compute at least."""
+        """Return the least work of engines with some limits, for a bound."""
         return self.rows() if self.counted else least_known(self.workload.output_tokens, limits)
 
     def requests(self) -> IntArray:
-        """Return a number for each completion's request, shape (completions,)."""
+        """Return the number of each completion's request, shape (completions,)."""
         return np.arange(len(self.workload)) if self.request is None else self.request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
     """
-    A job, and where it was read.
+    A job and its source.
 
-    job: The completions.
-    source: The file, or the generator with its seed, as it was named.
-    lengths: Where the completions' lengths come from.
-    digest: The file's SHA-256, for requests that can be sent; None for lengths alone.
-    requests: The requests, None for lengths alone.
+    job: Completions of the job.
+    source: Name of the file, or of the generator with its seed.
+    lengths: Source of the completions' lengths.
+    digest: SHA-256 of the file; None for a job of lengths, which cannot be sent.
+    requests: Requests to send; None for a job of lengths.
     """
 
     job: MixedJob
@@ -116,26 +116,26 @@ def read_mixed_job(
     prefix_caching: bool = True,
 ) -> ReadJob:
     """
-    Return the completions that a batch file, a table or a generator asks of a server.
+    Read a job for a server from a batch file, a table or a generator.
 
-    Bodies are left to the server: nothing of them is refused. Of a request that asks for several completions
-    (``n``) each is a row.
+    Each completion is a row, also where a request asks for several (``n``). Request bodies are not checked:
+    the server does that.
 
     Parameters
     ----------
     spec
-        A batch file, a table of prompts or of lengths, or ``NAME:SEED[:COUNT]`` of a generator.
+        A batch file, a table of prompts or of lengths, or a generator as ``NAME:SEED[:COUNT]``.
     tokenizer
-        The engine's, that counts prompts of text; without one they are estimated at four bytes a token.
+        Tokenizer of the engine; without one, text prompts count as one token per four bytes.
     lengths, longest, columns, drop_unanswered
-        As of :func:`~batchbound.data.readers.requests.read_workload`.
+        As in :func:`~batchbound.data.readers.requests.read_workload`.
     prefix_caching
-        Whether the engine keeps prompts, so that what several begin alike with is computed once.
+        True if the engine computes shared beginnings of prompts only once.
 
     Raises
     ------
     InputError
-        If the file cannot be read, or states no length where one is asked for.
+        If the file cannot be read or states no required length.
     """
     name = os.fspath(spec)
     refuse_other_kinds(name, "no requests")
@@ -205,7 +205,7 @@ def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> S
         return tokenizer.encode(prompt)
     template = request.body.get("chat_template_kwargs")
     if not _is_plain_chat(prompt):
-        # Pictures, calls of tools: what the server's template makes of them is the server's to know.
+        # Only the server knows its template for images and tool calls.
         return None
     try:
         return tokenizer.encode_chat(prompt, **(template if isinstance(template, Mapping) else {}))

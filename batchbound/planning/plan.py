@@ -1,4 +1,4 @@
-"""From a problem to a plan: solve, check, bound."""
+"""Plans for one replica: solve, check and bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .evicting import following_plan
 
 
 class PlanningError(RuntimeError):
-    """No plan came out: the solver found no schedule, or what it found breaks a rule."""
+    """Error of a solver that finds no schedule, or one that breaks a rule."""
 
 
 def make_plan(
@@ -27,33 +27,33 @@ def make_plan(
     evicting: bool = True,
 ) -> Plan:
     """
-    Return a plan for a problem: a checked schedule, its predicted makespan, and the best bound proven.
+    Return a plan: a checked schedule, its makespan and a lower bound.
 
-    Under a KV capacity it follows a policy that evicts requests, if one takes less than the schedule.
+    Under a KV capacity the plan follows a policy that evicts requests, if one takes less than the schedule.
 
-    problem: Requests, costs and limits; arrivals are ignored, as a batch job has everything at the start.
-    solver: A name that :func:`~batchbound.solvers.solve.solve` knows.
-    limits: When to stop; after :data:`DEFAULT_SECONDS` by default.
-    start: A schedule to improve on, for solvers that can.
+    problem: Requests, costs and limits; arrivals are ignored.
+    solver: Name of the solver, see :func:`~batchbound.solvers.solve.solve`.
+    limits: Stopping criteria; :data:`DEFAULT_SECONDS` by default.
+    start: Schedule to improve on, for solvers that can.
     params: Parameters of the default solver.
-    provenance: Where the numbers come from, which the plan records.
-    evicting: Whether the plan may follow a policy that evicts requests.
-    Raises PlanningError if the solver found no schedule, or one that the referee rejects.
+    provenance: Sources of the numbers, for the plan's record.
+    evicting: True if the plan may follow a policy that evicts requests.
+    Raises PlanningError if the solver finds no schedule, or one that breaks a rule.
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     result = solve(problem, solver, limits=limits, initial=start, params=params)
     if result.schedule is None:
-        said = f": {result.message}" if result.message else ""
+        why = f": {result.message}" if result.message else ""
         raise PlanningError(
             f"the solver {result.solver!r} found no schedule"
-            f" ({result.status}, stopped by {result.stopped_by}{said})."
+            f" ({result.status}, stopped by {result.stopped_by}{why})."
             " Give it more time or choose another solver."
         )
     violation = result.schedule.check(problem)
     if violation is not None:
         raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
-    # A plan's bound is one that `verify` can derive again without the solver.
+    # `verify` must derive the bound again without the solver.
     bound = proven_bound(problem) if result.repeatable is None else result.repeatable
     optimal = bound.proves(result.schedule.makespan(problem))
     maker = Maker(

@@ -1,4 +1,4 @@
-"""Sampled lengths of a job, drawn from the posterior given earlier completions."""
+"""Lengths of a job, sampled from the posterior given earlier completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..data.arrays import FloatArray, IntArray
 from ..heuristics.unknown_lengths.lengths import SHARES
 
 STEP_SCALE = 0.25
-"""Scale of the half-Cauchy prior of the steps' deviation, in standard deviations of a length's score."""
+"""Scale of the half-Cauchy prior of the steps' standard deviation, in units of a length's score."""
 
 STEP_DEVIATIONS = np.linspace(0.0, 1.0, 41)
 """Grid of the standard deviation of the steps' effects."""
@@ -26,7 +26,7 @@ SCALES = np.geomspace(0.03, 30.0, 41)
 """Grid of the scale over the mean excess; the prior is uniform in the logarithm."""
 
 FEWEST_EXCESSES = 5
-"""Fewest lengths beyond the threshold for which a tail is fitted."""
+"""Fewest lengths above the threshold for fitting a tail."""
 
 LEAST_VARIANCE = 0.01
 """Least variance of the groups' means, and of the requests' own effects."""
@@ -40,12 +40,12 @@ class Tail:
     """
     Posterior of a generalised Pareto distribution of the lengths beyond a threshold.
 
-    Of n lengths, the square root of n uncut ones exceed the threshold; those cut at the cap count as longer
-    than the cap. The prior is uniform in the shape and in the logarithm of the scale.
+    Of n lengths, the square root of n uncut ones exceed the threshold. Cut lengths count as above the cap.
+    The prior is uniform in the shape and in the logarithm of the scale.
 
-    threshold: Tokens.
-    shape, scale: Points of the grid, shape (points,).
-    weight: Posterior probability of each, shape (points,).
+    threshold: Least length of the tail, tokens.
+    shape, scale: Parameters at the points of the grid, shape (points,).
+    weight: Posterior probability of each point, shape (points,).
     """
 
     threshold: float
@@ -55,7 +55,7 @@ class Tail:
 
     @classmethod
     def fitted(cls, lengths: IntArray, cap: float) -> Self | None:
-        """Return the tail of lengths, those at the cap being cut; None if too few exceed the threshold."""
+        """Fit the tail of lengths cut at a cap; None if too few exceed the threshold."""
         free = np.sort(lengths[lengths < cap])
         count = math.ceil(math.sqrt(len(lengths)))
         if count < FEWEST_EXCESSES or len(free) <= count:
@@ -76,7 +76,7 @@ class Tail:
 def _log_survival(
     excess: FloatArray, shape: FloatArray, scale: FloatArray, *, density: bool = False
 ) -> FloatArray:
-    """Return the logarithm of an excess's survival, or density but for the scale, (points, excesses)."""
+    """Return log survival, or log density without the scale's term, shape (points, excesses)."""
     flat = np.abs(shape) < 1e-9
     bend = np.where(flat, 1.0, shape)[:, None]
     ratio = excess / scale[:, None]
@@ -91,12 +91,11 @@ def _log_survival(
 @dataclass(frozen=True, slots=True, eq=False)
 class Margin:
     """
-    One distribution of lengths: drawn weights between the lengths seen, and a drawn tail beyond.
+    Distribution of lengths: sampled weights between the lengths seen, a sampled tail beyond.
 
-    atoms, below: Zero and the lengths seen, ascending, and the probability of a length up to each, shape (1 +
-        seen,).
-    shape, scale: Parameters of the generalised Pareto distribution beyond all seen; a scale of 0 means no
-        tail.
+    atoms: Zero and the lengths seen, ascending, shape (1 + seen,).
+    below: Probability of a length up to each atom, same shape.
+    shape, scale: Parameters of the generalised Pareto tail; a scale of 0 means no tail.
     cap: Largest length.
     """
 
@@ -111,12 +110,12 @@ class Margin:
         cls, lengths: IntArray, group: IntArray, cap: float, tail: Tail | None, rng: np.random.Generator
     ) -> Self:
         """
-        Return a distribution drawn from its posterior.
+        Return a distribution sampled from its posterior.
 
-        The smoothed Bayesian bootstrap (Rubin 1981; Banks 1988): the gap between two neighbouring lengths,
-        and that beyond the largest, has a standard exponential weight, the same one for all lengths of a
-        group. So the next length is the largest with a probability of one in one more than were seen.
-        ``lengths`` and ``group`` are those of completions, ``cap`` is infinite for none.
+        This is the smoothed Bayesian bootstrap (Rubin 1981; Banks 1988). Each gap between neighbouring
+        lengths, and the gap beyond the largest, has a standard exponential weight. The lengths of a group
+        share one. After n lengths, the next is the largest with probability 1 / (n + 1). An infinite ``cap``
+        means none.
         """
         weight = rng.exponential(size=int(group.max()) + 1)[group]
         order = np.argsort(lengths, kind="stable")
@@ -147,11 +146,11 @@ class Margin:
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
     """
-    Completions with the distribution of lengths: of all earlier steps, or of one other model.
+    Completions that give a distribution of lengths: all earlier steps, or one other model.
 
-    lengths, group: Tokens of its completions, and their groups counted from zero.
+    lengths, group: Tokens of the completions, and their groups counted from zero.
     tail: Tail of the lengths.
-    predicted: Correlation of a group's mean score with the other sources' prediction of it; 0 without one.
+    predicted: Correlation of a group's mean score with its prediction by other sources; 0 without one.
     """
 
     lengths: IntArray
@@ -163,17 +162,16 @@ class Source:
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictive:
     r"""
-    Sampled lengths of a job.
+    Posterior predictive distribution of a job's lengths.
 
-    The normal score of a length under the earlier completions' distribution is the sum of the effects of its
-    step, its group and its own, a Gaussian copula of three levels (the model of
-    :class:`~batchbound.heuristics.unknown_lengths.lengths.LengthModel` with a step's effect before it):
-    :math:`z_{sij} = d_s + g_{si} + e_{sij}`. Every parameter is drawn from its posterior: the distribution by
-    the Bayesian bootstrap of groups with a generalised Pareto tail (:class:`Margin`, :class:`Tail`), the
-    groups' share of the variance, and the steps' deviation with a half-Cauchy prior (Gelman 2006). So few
-    earlier steps make a wide interval.
+    This is a Gaussian copula of three levels. The normal score of a length under the earlier distribution is
+    a sum of effects of its step, its group and its own: :math:`z_{sij} = d_s + g_{si} + e_{sij}`. The step's
+    effect is an addition to :class:`~batchbound.heuristics.unknown_lengths.lengths.LengthModel`. Every
+    parameter is sampled from its posterior: the distribution (:class:`Margin`, :class:`Tail`), the groups'
+    share of the variance, and the steps' deviation with a half-Cauchy prior (Gelman 2006). Few earlier steps
+    therefore make a wide interval.
 
-    sources: Each draw takes one of them.
+    sources: Sources of the distribution; each draw takes one at random.
     group: Group of each of the job's requests, counted from zero, shape (requests,).
     steps: Number of steps, or models, in the sources.
     score: Normal score of the prediction of each group, 0 without one, shape (groups,).
@@ -181,7 +179,7 @@ class Predictive:
     share: Posterior probability of each intraclass correlation in
         :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
     cap: Largest length, tokens.
-    apart: Whether each source is one step or model alone, so that drawing the source draws its effect.
+    apart: True if each source is a single step or model, so that the choice of source is its effect.
     """
 
     sources: tuple[Source, ...]
@@ -194,7 +192,7 @@ class Predictive:
     apart: bool = False
 
     def draw(self, rng: np.random.Generator) -> IntArray:
-        """Return one set of lengths (tokens), shape (requests,)."""
+        """Sample one set of lengths (tokens), shape (requests,)."""
         from scipy.special import ndtri
 
         source = self.sources[int(rng.integers(len(self.sources)))]
@@ -202,8 +200,8 @@ class Predictive:
         deviation = float(rng.choice(STEP_DEVIATIONS, p=self.deviation))
         total = float(rng.choice(SHARES, p=self.share))
         explained = source.predicted**2
-        # An effect varies as the posterior of a new one after ``steps``: the deviation's square, plus that of
-        # their mean. If each source is a step of its own, drawing the source draws the first part.
+        # The variance of a new step's effect is deviation**2, plus deviation**2 / steps for the unknown mean.
+        # If each source is a single step, choosing the source already draws the first part.
         around = deviation * math.sqrt((2.0 if self.apart else self.steps + 1.0) / self.steps)
         between = max(LEAST_VARIANCE, total - explained - (0.0 if self.apart else deviation**2))
         own = math.sqrt(max(LEAST_VARIANCE, 1.0 - max(total, explained)))
@@ -215,7 +213,7 @@ class Predictive:
 
 
 def ranked_scores(values: npt.ArrayLike, among: npt.ArrayLike) -> FloatArray:
-    """Return the normal score of each value's rank among numbers, ties in the middle, same shape."""
+    """Return the normal score of each value's mid-rank in a sample, same shape."""
     from scipy.special import ndtri
 
     ordered = np.sort(np.asarray(among))
@@ -229,10 +227,10 @@ def deviation_of_steps(scores: Sequence[FloatArray], groups: Sequence[IntArray])
     """
     Return the posterior probability of each of :data:`STEP_DEVIATIONS`.
 
-    The marginal posterior of a normal hierarchical model with a flat prior of the mean (Gelman et al.,
-    Bayesian Data Analysis, eq. 5.21) and a half-Cauchy prior of the deviation. The error of a step's mean is
-    estimated from its groups, whose requests are not independent. ``scores`` holds the normal scores of each
-    step's lengths under the distribution of all, ``groups`` their groups counted from zero.
+    This is the marginal posterior of a normal hierarchical model (Gelman et al., Bayesian Data Analysis, eq.
+    5.21) with a flat prior of the mean and a half-Cauchy prior of the deviation. The error of a step's mean
+    comes from its groups, as requests of a group depend on each other. ``scores`` and ``groups`` hold each
+    step's normal scores under the pooled distribution, and its groups counted from zero.
     """
     mean = np.array([float(each.mean()) for each in scores])
     error = np.array([_squared_error(each, group) for each, group in zip(scores, groups, strict=True)])
@@ -247,7 +245,7 @@ def deviation_of_steps(scores: Sequence[FloatArray], groups: Sequence[IntArray])
 
 
 def _squared_error(scores: FloatArray, group: IntArray) -> float:
-    """Return the sampling variance of a mean score, by groups."""
+    """Return the sampling variance of a mean score, clustered by group."""
     size = np.bincount(group)
     if len(size) < 2:
         return 1.0

@@ -1,4 +1,4 @@
-"""The order to release requests to an engine that mixes prompts with generated tokens."""
+"""Orders of release for an engine that mixes prompts with generated tokens."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..models.bounds.iterations import iteration_bound
 LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
 
 _NEAR = 1.003
-"""Iterations over the bound below which an order is not improved further."""
+"""Ratio of iterations to the bound below which an order is not improved further."""
 
 PACKING_SECONDS = 1.0
-"""Largest packing time of requests into slots, in seconds."""
+"""Time limit for packing requests into slots, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Releasable:
     """
-    Requests that an engine of limits is to complete.
+    Requests that an engine is to complete.
 
     prompt: Tokens of each prompt, shape (requests,).
-    output: Tokens of each of its completions, shape (requests,).
-    choices: Completions of each prompt, shape (requests,).
-    exact: Whether the lengths are known, and not predictions.
-    rows: What the engine computes, the completions of each request side by side, where those of one differ in
-        length or prompts begin alike; then ``output`` is the longest of each request. None where they do not.
+    output: Tokens of the longest completion of each request, shape (requests,).
+    choices: Completions of each request, shape (requests,).
+    exact: True if the lengths are known, False if predicted.
+    rows: Sequences of all completions, request by request, if they differ in length within a request or if
+        prompts share a beginning; else None.
     """
 
     prompt: IntArray
@@ -47,7 +47,7 @@ class Releasable:
         """
         Return the requests of some completions.
 
-        ``request``: a number for each one's request, equal where it is the same, shape (completions,).
+        ``request``: number of each completion's request, shape (completions,).
         """
         starts = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
         choices = np.diff(np.append(starts, len(rows)))
@@ -57,7 +57,7 @@ class Releasable:
         return len(self.prompt)
 
     def sequences(self) -> Sequences:
-        """Return what the engine computes, a row per completion, in the requests' order."""
+        """Return the engine's sequences, a row per completion, in the order of the requests."""
         if self.rows is not None:
             return self.rows
         prompt = np.repeat(self.prompt, self.choices)
@@ -68,13 +68,13 @@ class Releasable:
 
     @property
     def tokens(self) -> IntArray:
-        """Tokens of each prompt and its completions, shape (requests,)."""
+        """Tokens of each prompt with its completions, shape (requests,)."""
         if self.rows is None:
             return self.prompt + self.output * self.choices
         return self.prompt + np.add.reduceat(self.rows.output, self._starts())
 
     def expanded(self, order: IntArray) -> IntArray:
-        """Return an order of requests as one of completions."""
+        """Return the order of completions for an order of requests."""
         starts = self._starts()
         return np.concatenate([np.arange(starts[i], starts[i] + self.choices[i]) for i in order])
 
@@ -85,10 +85,9 @@ class Releasable:
 
 def plan_order(plan: Plan) -> IntArray:
     """
-    Return the order in which a plan has its requests begin, shape (requests,).
+    Return the order in which a plan's requests begin, shape (requests,).
 
-    Of one machine, by its prefill stages, and the longest first among those of one stage; of a fleet, the
-    longest first.
+    One replica: by prefill stage, longest first within a stage. A fleet: longest first.
     """
     if len(plan.fleet.replicas) > 1:
         return np.argsort(-plan.fleet.decode_steps, kind="stable")
@@ -96,7 +95,7 @@ def plan_order(plan: Plan) -> IntArray:
 
 
 def named_orders(work: Releasable, planned: IntArray | None) -> dict[str, IntArray]:
-    """Return the orders that have a name; a plan's is the first, where there is one."""
+    """Return the simple orders by name, the plan's first if there is a plan."""
     orders = {
         LONGEST_FIRST: np.argsort(-work.output, kind="stable"),
         "most tokens first": np.argsort(-work.tokens, kind="stable"),
@@ -113,15 +112,13 @@ def best_release(
     in_flight: int | None = None,
 ) -> Release:
     """
-    Return the order of fewest simulated iterations.
+    Return the order with the fewest simulated iterations.
 
-    Where the KV cache can run out, shuffled orders are tried as well; where slots are the limit and no
-    named order comes close to the bound, requests whose lengths are known are packed into slots, and each
-    slot's begin in turn. (Where lengths are predictions, longest first is the better one: what it has left
-    for the end is short, whichever requests turn out longer.)
+    If the KV cache can run out, shuffled orders are tried as well. If slots are the limit and no simple order
+    is close to the bound, requests of known lengths are packed into slots. Predicted lengths are not packed:
+    longest first leaves short requests for the end, whichever turn out longer.
 
-    ``in_flight``: completions that the client keeps in flight; None for as many as keep the queue
-    from running empty.
+    ``in_flight``: completions that the client keeps in flight; None for enough to keep the queue full.
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):
@@ -142,7 +139,7 @@ def packed_order(
     sequences: Sequences, limits: EngineLimits, seed: int = 0, seconds: float = PACKING_SECONDS
 ) -> IntArray:
     """
-    Return sequences by the iteration in which they begin where slots are filled as evenly as is found.
+    Return the order in which sequences begin when packed evenly into slots.
 
     Released in that order, each takes the slot that it was packed into, or one that is free as early.
     """
@@ -165,7 +162,7 @@ def named_release(
     planned: IntArray | None,
     in_flight: int | None = None,
 ) -> Release:
-    """Return the order of that name with what it is predicted to take; KeyError if there is none."""
+    """Return the order of a name and its prediction; KeyError for an unknown name."""
     return _chosen(work, limits, {name: named_orders(work, planned)[name]}, in_flight)
 
 

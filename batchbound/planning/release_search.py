@@ -1,4 +1,4 @@
-"""An order of release improved by simulating its iterations, as long as there is time."""
+"""Local search for an order of release, by simulating iterations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..solvers.result import Limits, StoppedBy
 from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
 
 _HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
-"""Multiples of the mean number running that are tried in flight, as fewer may cause fewer evictions."""
+"""Concurrencies to try, as multiples of the mean running; fewer in flight may evict fewer."""
 
 _LATE = 20
-"""Orders after which one as bad as before is no longer gone on from."""
+"""Steps of late acceptance: a new order is compared with the one so many steps ago."""
 
 _SEGMENT = 16
-"""Most neighbours in an order that change places at a time."""
+"""Most neighbours in an order that one move shifts."""
 
 Rank = tuple[float, ...]
 
@@ -32,12 +32,11 @@ Rank = tuple[float, ...]
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchedRelease:
     """
-    An order and a concurrency that came out of a search.
+    Order and concurrency found by a search.
 
-    release: The order, with what it is predicted to take.
-    held_back: Completions that the client keeps under way, fewer than the engine takes; None to leave that to
-        the engine.
-    stopped_by: What ended the search.
+    release: Order, with its prediction.
+    held_back: Completions that the client keeps in flight, if fewer than the engine takes; else None.
+    stopped_by: Reason for the end of the search.
     """
 
     release: Release
@@ -53,17 +52,15 @@ def search_release(
     enough: int = 0,
 ) -> SearchedRelease:
     """
-    Return an order that no simple rule beats, improved upon in simulation.
+    Search an order that no simple rule beats.
 
-    File order, longest first and most tokens first come before anything else. Then requests are packed into
-    slots where those are the limit, or orders shuffled where the KV cache is; and where lengths are
-    known, requests change places one after another: whatever is no worse is kept.
+    The search begins with file order, longest first and most tokens first. It then packs requests into slots,
+    or shuffles orders if the KV cache is the limit. If lengths are known, it moves requests and keeps every
+    order that is no worse.
 
-    Without prices, an order is better that takes fewer iterations than every simple rule, then the one of
-    least work (iterations and tokens computed again). With them, that takes fewer seconds than every simple
-    rule, then no more iterations than the best of them, then the fewest seconds.
-
-    ``prices``: tell the seconds of iterations.
+    Criteria rank the orders in turn. Without prices: no more iterations than the best simple rule, then least
+    work (iterations and recomputed tokens). With prices: no more seconds than the best simple rule, no more
+    iterations than the best, then fewest seconds.
     """
     search = _Search(work, limits, prices, budget or Limits(), enough)
     try:
@@ -107,7 +104,7 @@ class _Search:
             if found is None:
                 return
             named.append(Release(name, order, found))
-        self._rank = _rank_beside([one.predicted for one in named if one.predicted is not None])
+        self._rank = _ranking([one.predicted for one in named if one.predicted is not None])
         self.best = min(named, key=self._rank_of)
         for name, order in self._candidates():
             if self._over():
@@ -124,13 +121,13 @@ class _Search:
             completions = int(self._sequences.output.sum())
             yield from shuffled_orders(self._work.tokens, completions, self._rng).items()
         elif self._work.exact and (choices == 1).all() and not self._over():
-            # Work is counted, and seconds are not, for the sake of the same order each time.
+            # A limit of work must give the same order each time: packing then gets no seconds.
             left = 0.0 if self._ends is None else self._ends - time.perf_counter()
             seconds = min(PACKING_SECONDS, max(0.0, left))
             yield "packed into slots", packed_order(self._sequences, self._limits, self._seed, seconds)
 
     def _hold_back(self) -> None:
-        """Try fewer completions at a time than the engine takes."""
+        """Try fewer completions in flight than the engine takes."""
         assert self.best is not None
         assert self.best.predicted is not None
         mean = int(self._sequences.output.sum()) / self.best.predicted.iterations
@@ -143,9 +140,9 @@ class _Search:
 
     def _improve(self) -> None:
         """
-        Swap requests; accept an order no worse than the current one, or than that some steps ago.
+        Move requests by late acceptance, which escapes local optima.
 
-        Late acceptance (Burke and Bykov, EJOR 258, 2017): it leaves orders whose neighbours are all worse.
+        It accepts an order no worse than the current one or the one some steps ago (Burke and Bykov, 2017).
         """
         assert self.best is not None
         name, at, rank = self.best.name, self.best.order, self._rank_of(self.best)
@@ -159,7 +156,7 @@ class _Search:
             before.append(rank)
 
     def _try(self, name: str, order: IntArray, held_back: int | None) -> Rank | None:
-        """Keep an order if it is better than all before, and return its rank."""
+        """Simulate an order, keep it if it is the best, and return its rank."""
         assert self.best is not None
         if self._left is not None:
             self._left -= 1
@@ -193,8 +190,8 @@ class _Search:
         return True
 
 
-def _rank_beside(named: list[Predicted]) -> Callable[[Predicted], Rank]:
-    """Return what orders are compared by, the simple rules' own predictions given: less is better."""
+def _ranking(named: list[Predicted]) -> Callable[[Predicted], Rank]:
+    """Return the ranking of orders against the simple rules; less is better."""
     fewest = min(one.iterations for one in named)
     times = [one.seconds for one in named if one.seconds is not None]
     if not times:
@@ -210,7 +207,7 @@ def _rank_beside(named: list[Predicted]) -> Callable[[Predicted], Rank]:
 
 
 def _neighbour(order: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return an order in which two requests, one, or a few neighbours have another place."""
+    """Return an order with two requests swapped, or one or a few neighbours moved."""
     found, count = order.copy(), len(order)
     kind = int(rng.integers(3))
     if kind == 2:

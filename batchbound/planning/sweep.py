@@ -1,4 +1,4 @@
-"""The same job on several numbers of slots and replicas: what each takes, and what it is paid for."""
+"""Plans of one job for several numbers of slots and replicas."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..solvers.result import Limits
 from .fleet import fleet_of, make_fleet_plan
 
 HOUR = 3600.0
-"""Seconds."""
+"""Seconds of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
     """
-    A number of slots and replicas, and the plan found for it.
+    Makespan and bound for a number of slots and replicas.
 
-    slots: Of each replica.
-    replicas: How many, all alike.
-    makespan: Of the plan, seconds.
-    bound: Lower bound of the seconds with these slots and replicas; None if none was proven.
+    slots: Slots of each replica.
+    replicas: Number of equal replicas.
+    makespan: Makespan of the plan, seconds.
+    bound: Lower bound with these slots and replicas, seconds; None if none was proven.
     """
 
     slots: int
@@ -33,12 +33,12 @@ class SweepPoint:
 
 
 def device_hours(replicas: int, seconds: float) -> float:
-    """Return the device-hours of replicas that are held for some seconds, one device each."""
+    """Return the device-hours of replicas for some seconds, one device each."""
     return replicas * seconds / HOUR
 
 
 def slots_to_try(most: int) -> tuple[int, ...]:
-    """Return a number of slots and its halves down to an eighth, the fewest first."""
+    """Return a number of slots, its half, quarter and eighth, the fewest first."""
     return tuple(sorted({max(1, most // part) for part in (1, 2, 4, 8)}))
 
 
@@ -54,7 +54,7 @@ def sweep(
     """
     Plan a job for every number of slots with every number of replicas.
 
-    ``limits``: of all plans together: each gets its part of the seconds.
+    ``limits``: limits of all plans together; each plan gets an equal part of the seconds.
     """
     count = len(slots) * len(replicas)
     part = limits if limits.seconds is None else replace(limits, seconds=limits.seconds / count)

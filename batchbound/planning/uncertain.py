@@ -1,4 +1,4 @@
-"""Planning with predicted lengths: what to follow, by what it reaches over the lengths that may come out."""
+"""Robust plans from predicted lengths, chosen over sampled lengths."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from .plan import make_plan
 
 COVERAGE = 0.9
 PATIENCE = (0.5, 1.0)
-"""Settings of the ski-rental rule that are compared for each queue."""
+"""Patiences of the ski-rental rule, compared for each queue."""
 
 HELD_BACK = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-"""Shares of the slots for which the longest requests are held back, compared."""
+"""Numbers of longest requests to hold back, as shares of the slots, compared."""
 
 SAMPLES = 99
-"""Sampled sets of lengths for the interval; the fifth from either end is its limit."""
+"""Sampled sets of lengths for the interval; the fifth makespan from either end is its limit."""
 
 SAMPLES_SIMULATED = 39
-"""As many where each takes a simulation: under limits of memory or tokens, for very many requests."""
+"""The same if each needs a simulation, under limits of memory or tokens, or for many requests."""
 
 HELD_BACK_SIMULATED = (0.0, 0.5, 0.75)
-"""As many, with one patience, where each takes a simulation."""
+"""Held-back shares if each needs a simulation; they are compared with one patience."""
 
 LOOKS = (10, 32)
 """Sampled sets of lengths after which candidates are dropped, and after which one is chosen."""
 
 LOOKS_SIMULATED = (5, 15)
-"""As many where each takes a simulation."""
+"""The same if each needs a simulation."""
 
 WORTH_LEAVING = 3e-3
-"""Relative mean makespan by which an order by predictions must beat the given one to be followed."""
+"""Relative gain for which a predicted order replaces the given one."""
 
 MANY = 20_000
-"""Requests from which fewer samples have to do."""
+"""Requests from which fewer sets of lengths are sampled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A way to serve the requests, and its makespan for each of the samples tried so far."""
+    """One way to serve the requests: a queue, or a schedule to follow."""
 
     follow: Follow
     patience: float
@@ -75,16 +75,16 @@ class _Candidate:
         return queue_order(self.problem, self.follow, self.held_back)
 
     def nominal_schedule(self) -> Schedule:
-        """Return the schedule at planned lengths."""
+        """Return the schedule for planned lengths."""
         if self.schedule is not None:
             return self.schedule
         return ski_rental_schedule(self.problem, order=self.order, patience=self.patience)
 
     def makespans(self, truths: Sequence[Problem]) -> FloatArray:
-        """Return the seconds for each problem with true lengths, shape (samples,)."""
+        """Return the makespan for each problem of true lengths, shape (samples,)."""
         problem, order = self.problem, self.order
         if self.schedule is None and not _simulated(problem):
-            # Nothing here depends on the lengths but when a slot is freed: one pass instead of a simulation.
+            # Lengths only decide when a slot is freed: one pass replaces the simulation.
             sized = [
                 true if true.slots == problem.slots else replace(true, slots=problem.slots) for true in truths
             ]
@@ -103,7 +103,7 @@ class _Candidate:
     def expectation(
         self, seconds: FloatArray, error: Mapping[str, object], compared: Mapping[str, float]
     ) -> Expectation:
-        """Return what to expect of makespans distributed like these."""
+        """Return the mean and interval of sampled makespans."""
         tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
         low, high = np.quantile(seconds, tails, method="weibull").tolist()
         return Expectation(
@@ -133,10 +133,10 @@ def make_robust_plan(
     """
     Return a plan made from predicted lengths with a stated error.
 
-    The planned lengths are the means of the true ones given the predictions. A searched schedule, replayed
-    and repaired as lengths come out, is compared to queues in longest-first and in the given order, with
-    several patiences of the ski-rental rule, over sets of lengths sampled from the error; the plan follows
-    the least mean makespan and states the interval it lies in.
+    The planned lengths are the means of the true ones given the predictions. Over sampled lengths a searched
+    schedule, repaired as completions end, is compared with queues. The queues are longest first or in the
+    given order, with several patiences of the ski-rental rule. The plan follows the least mean makespan, and
+    states its interval.
 
     ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
@@ -171,12 +171,12 @@ def _queues(problem: Problem) -> list[_Candidate]:
 
 
 def _simulated(problem: Problem) -> bool:
-    """Return whether limits make what a queue takes depend on the planned lengths."""
+    """Return whether memory or token limits make each makespan need a simulation."""
     return problem.kv_capacity is not None or problem.prefill_token_cap is not None
 
 
 def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
-    """Return the most tokens of each completion under the problem's limits too."""
+    """Return the most tokens of each completion, with the problem's limits."""
     limits = [problem.max_position, problem.kv_capacity]
     rooms = [limit - problem.prompt_tokens for limit in limits if limit is not None]
     if longest is not None:
@@ -190,8 +190,8 @@ def _choose(
     """
     Return the candidate of the least mean makespan, its makespans, and the means of all.
 
-    All are compared over the same samples, whose totals differ more than the candidates do. So the mean of
-    one that is dropped early is what it takes beside the one chosen over the samples that both have seen.
+    Makespans differ more between samples than between candidates. So the mean of a candidate dropped early is
+    estimated from its ratio to the chosen one over the samples of both.
     """
     first, second = LOOKS_SIMULATED if _simulated(truths[0]) else LOOKS
     found = {candidate.name: candidate.makespans(truths[:first]) for candidate in candidates}
@@ -212,12 +212,12 @@ def _choose(
     chosen = min(left, key=lambda candidate: float(charged(candidate).mean()))
     rest = truths[len(found[chosen.name]) :]
     seconds = np.concatenate((found[chosen.name], chosen.makespans(rest)))
-    beside = {name: float(each.mean() / seconds[: len(each)].mean()) for name, each in found.items()}
-    return chosen, seconds, {name: ratio * float(seconds.mean()) for name, ratio in beside.items()}
+    ratios = {name: float(each.mean() / seconds[: len(each)].mean()) for name, each in found.items()}
+    return chosen, seconds, {name: ratio * float(seconds.mean()) for name, ratio in ratios.items()}
 
 
 def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
-    """Return the plan that follows a queue; its schedule is the queue's at planned lengths."""
+    """Return a plan that follows a queue, with its schedule for planned lengths."""
     schedule = chosen.nominal_schedule()
     other = chosen.problem.slots != plan.problem.slots
     return replace(

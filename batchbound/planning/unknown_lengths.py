@@ -1,4 +1,4 @@
-"""Jobs of unknown lengths: their expected makespan, and simulations of policies that see no length."""
+"""Simulations of jobs under policies that see no length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ..models.bounds.prove import proven_bound
 from .history import History
 
 SAMPLES = 99
-"""Sampled sets of lengths for the interval; the fifth from either end is its limit."""
+"""Sampled sets of lengths for the interval; the fifth makespan from either end is its limit."""
 
 SAMPLES_OF_MANY = 39
-"""The same for jobs of more than :data:`MANY` requests; the second from either end is the limit."""
+"""The same for more than :data:`MANY` requests; the second from either end is the limit."""
 
 MANY = 1000
 """Requests above which fewer sets of lengths are sampled."""
@@ -42,12 +42,11 @@ def drawn_makespans(
     seed: int = 0,
 ) -> list[float]:
     """
-    Return the job's makespan over sampled sets of lengths, exchangeable with the true one.
+    Return the job's makespan for each of many sampled sets of lengths, in seconds.
 
-    Each set is longer or shorter by an effect of its own, as steps differ. ``history`` holds at least one
-    workload, ``policy`` is a key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`,
-    ``longest`` the cap in decode steps, and ``swap`` the seconds a KV token takes to the host or back (None:
-    it cannot be moved).
+    As steps differ, each set has an effect of its own. ``history`` holds at least one workload. ``policy`` is
+    a key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`. ``longest`` is the cap
+    in decode steps. ``swap`` is the seconds to move a KV token to the host or back, None if impossible.
     """
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
@@ -65,7 +64,7 @@ def simulate_hidden(
     known: Known | None = None,
     swap: float | None = None,
 ) -> Trace:
-    """Return the trace of a job with true lengths under a policy that sees none; ``swap`` as above."""
+    """Return the trace of a job under a policy that sees no length; ``swap`` as above."""
     blind = without_lengths(problem)
     made = hidden_policy(policy, blind, Known() if known is None else known, swap)
     return simulate(blind, made, problem.workload.output_tokens, swap=swap)
@@ -75,10 +74,10 @@ def simulate_hidden_steps(
     problem: Problem, step: IntArray, way: Way, policy: str = CHOSEN, known: Known | None = None
 ) -> StepsRun:
     """
-    Return the run of several steps under a policy that sees no length.
+    Simulate several steps under a policy that sees no length.
 
-    ``problem`` holds the requests of all steps with their true lengths, step by step; ``step`` has the step
-    of each, shape (requests,).
+    ``problem`` holds the requests of all steps with true lengths, step by step; ``step`` is the step of each
+    request, shape (requests,).
     """
     blind = without_lengths(problem)
     made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
@@ -86,22 +85,22 @@ def simulate_hidden_steps(
 
 
 def simulate_told(problem: Problem) -> Trace:
-    """Return the trace of a job under a policy that knows each group's lengths, but not whose they are."""
+    """Return the trace under a policy that knows each group's set of lengths."""
     blind, truth = without_lengths(problem), problem.workload.output_tokens
     return simulate(blind, told_lengths(blind, truth), truth)
 
 
 def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:
-    """Return a lower bound of the makespan of each run; if one of them evicts, a bound of evicting runs."""
+    """Return a lower bound for all runs, one for evicting runs if any evicts."""
     if not any(run.evictions for run in runs):
         return proven_bound(problem)
-    # Without the capacities: a request of unknown length may outgrow them.
+    # A request of unknown length may outgrow the capacities: they are left out.
     free = replace(problem, kv_capacity=None, prefill_token_cap=None, max_position=None)
     return work_bound(Fleet.of(free, 1))
 
 
 def shared_variance(problem: Problem, trace: Trace) -> float:
-    """Return the intraclass correlation of the lengths of a finished job, from 0 to 1."""
+    """Return the intraclass correlation of a finished job's lengths, from 0 to 1."""
     numbers, groups = group_numbers(problem)
     emitted = int(problem.prefill_emits_first_token)
     ended = np.ones(len(problem), dtype=np.bool_)

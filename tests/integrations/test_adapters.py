@@ -124,7 +124,7 @@ def test_a_batch_of_verl_has_its_column_before_verl_fills_it() -> None:
     assert column.tolist() == [3, 1, 2]
     with pytest.raises(ValueError, match="2 priorities for 3 rows"):
         set_priorities(batch, [1, 2])
-    with pytest.raises(ValueError, match="priority 0 is not passed on"):
+    with pytest.raises(ValueError, match="verl drops priority 0"):
         set_priorities(batch, [0, 1, 2])
 
 

@@ -58,7 +58,7 @@ def test_settings_that_only_hf_knows_are_generated_as_hf_does(
     texts = own.generate_until(asked, disable_tqdm=True)
 
     assert texts == hf.generate_until(asked, disable_tqdm=True)
-    assert "only hf knows" in caplog.text
+    assert "generating with hf" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore")
