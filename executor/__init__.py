@@ -1,1 +1,1 @@
-"""What carries schedules out: engines, the loop, profiling, reports."""
+"""Run schedules: engines, the serving loop, profiling and reports."""

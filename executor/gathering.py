@@ -1,4 +1,4 @@
-"""Single requests of many tasks, gathered into calls of the engine."""
+"""Gather single requests of many tasks into calls of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .models.wrapped import unwrapped
 from .rollout import seed_of_call
 
 QUIET_SECONDS = 0.05
-"""A call begins once no request has come for so long: those of a step come together."""
+"""Seconds without a new request before a call begins; the requests of a step arrive together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +29,9 @@ class _Waiting:
 
 class Gathering:
     """
-    An engine that is asked for one completion at a time, as the servers of verl and OpenRLHF are.
+    Engine for single requests, as from the rollout servers of verl and OpenRLHF.
 
-    Requests that come while a call runs wait for its end. Those of one prompt are put side by side, so that
-    it is computed once.
+    Requests that arrive during a call wait for its end. Requests with the same prompt share its computation.
 
     engine: Engine that serves the calls in turn, in its own thread.
     seed: Seed of the first call; every call draws from its own streams.
@@ -56,7 +55,7 @@ class Gathering:
     async def complete(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> Completion:
         """Return a completion of a prompt."""
         if Sampling(**sampling).n != 1:
-            raise ValueError("n is more than 1: ask once for each completion")
+            raise ValueError("n is more than 1: send a request for each completion")
         loop = asyncio.get_running_loop()
         waiting = _Waiting(tuple(prompt), max_tokens, sampling, loop.create_future())
         self._waiting.append(waiting)
@@ -69,17 +68,17 @@ class Gathering:
             self._unfinished -= 1
 
     async def pause(self) -> None:
-        """Wait for the running call, and begin no other before :meth:`resume`."""
+        """Wait for the running call; start no other before :meth:`resume`."""
         self._open.clear()
         async with self._one_at_a_time:
             pass
 
     def resume(self) -> None:
-        """Go on after :meth:`pause`."""
+        """Resume after :meth:`pause`."""
         self._open.set()
 
     async def load(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Take over weights once no call runs."""
+        """Load weights once no call runs."""
         async with self._one_at_a_time:
             own = unwrapped(self.engine.model).state_dict()
             for name, weight in weights:
@@ -121,7 +120,7 @@ class Gathering:
 
 
 def _settle(answer: asyncio.Future[Completion], outcome: Completion | Exception) -> None:
-    """Settle a future, unless it is done or cancelled."""
+    """Set a future's result unless it is done or cancelled."""
     if answer.done():
         return
     if isinstance(outcome, Exception):

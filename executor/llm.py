@@ -1,4 +1,4 @@
-"""The engine as a library: prompts in, finished completions out, as a sampling loop wants them."""
+"""The engine as a library: takes prompts and yields finished completions."""
 
 from __future__ import annotations
 
@@ -56,16 +56,14 @@ class Completion:
     A finished completion.
 
     index: Position of its prompt.
-    prompt_ids, completion_ids: Tokens read and written; an end-of-sequence token that ended the completion is
-        its last.
-    text: The completion's text, without special tokens.
-    finish_reason: ``stop`` for an end-of-sequence token, ``length`` for the most tokens allowed.
-    log_probabilities: Of each token, None unless asked for.
-    likeliest: Beside each token, the likeliest ones with their log-probabilities; None unless asked for.
-    sample: Which of its prompt's completions it is, from 0.
-    versions: In which calls how many of its tokens were drawn, in their order: the weights are those of the
-        call.
-    given: Ranges of indices of tokens that were not drawn: a tool gave them, their log-probabilities are 0.
+    prompt_ids, completion_ids: Tokens of prompt and completion, with the final end-of-sequence token.
+    text: Text of the completion, without special tokens.
+    finish_reason: ``stop`` for an end-of-sequence token, ``length`` at ``max_tokens``.
+    log_probabilities: Log-probability of each token; None unless requested.
+    likeliest: Likeliest tokens at each position with their log-probabilities; None unless requested.
+    sample: Number among its prompt's completions, from 0.
+    versions: Pairs (number of the call, tokens drawn in it), in order; each call uses its own weights.
+    given: Index ranges of tokens that a tool returned; their log-probabilities are 0.
     """
 
     index: int
@@ -84,44 +82,43 @@ class LLM:
     """
     A model with a running batch of slots, which completions many prompts a call.
 
-    The weights are read where they are: a training loop that changes them in place changes the next call.
-    While the model runs it is in evaluation mode, without dropout and gradient checkpointing; whenever the
-    caller has its turn, between two completions too, the model is as the caller left it. Calls of several
-    threads take turns, on one model or on several.
+    The weights are not copied: a training loop that changes them in place changes the next call. The model
+    runs in evaluation mode, without dropout and gradient checkpointing. Whenever the caller's code runs, also
+    between two completions, the model is in the caller's mode. Calls of several threads run in turn.
 
     Parameters
     ----------
     model
-        A transformers causal language model, in any mode; ``torch.compile``, ``DistributedDataParallel`` and
-        PEFT's wrappers of adapters within the layers are looked through.
+        A transformers causal language model, in any mode. It may be wrapped by ``torch.compile``,
+        ``DistributedDataParallel`` or PEFT.
     tokenizer
-        Turns text into tokens and back: transformers' own, or another of :class:`~.tokenizers.Tokenizer`.
+        Tokenizer of transformers, or another :class:`~.tokenizers.Tokenizer`.
     slots
-        The most requests that decode together.
+        Most requests that decode together.
     tier
         Layout of the KV cache: ``auto``, ``window`` or ``ragged``.
     kv_tokens
         Most tokens of KV cache on the device; None for as many as the slots need.
     share_prompts
-        Whether a prompt that comes several times, or is to be completed several times, is computed once.
-        What of it is kept for later takes as much memory again as the slots at most; on a GPU or with
-        ``kv_tokens`` a quarter of that, or what of ``kv_tokens`` the slots leave, where that is more.
+        Compute a prompt with several completions once. Kept prompts take at most as much memory again as the
+        slots. On a GPU or with ``kv_tokens`` they take a quarter of that, or all that the slots leave of
+        ``kv_tokens`` if this is more.
     cost
-        Costs the scheduling and the report count with; the hybrid paper's by default.
+        Costs for scheduling and for the report; the hybrid paper's by default.
     policy
-        Serves calls whose lengths are not stated: a key of
+        Policy for calls without expected lengths: a key of
         :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`. The default, ``learned``,
-        serves them in the order given. The last ones go by what completions of their prompt have shown of
-        lengths, in this call and in earlier ones of equal ``max_tokens``, as far as prompts differ.
+        serves requests in the given order. It orders the last ones by the lengths of completions of their
+        prompts, in this call and in earlier calls of equal ``max_tokens``.
 
     Raises
     ------
     UnsupportedModelError
-        If the model's completions would be wrong, or its weights are not here as a whole.
+        If the model's completions would be wrong, or this process holds only part of its weights.
     ValueError
-        If there are no slots, or there is no such policy.
+        If there are no slots, or the policy is unknown.
     TypeError
-        If the model or the tokenizer is none.
+        If the model or the tokenizer has another type.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class LLM:
     ) -> None:
         if not (hasattr(model, "modules") and hasattr(unwrapped(model), "config")):
             raise TypeError(
-                f"model is {shown(model)}, no model of transformers; a name is for LLM.from_pretrained"
+                f"model is {shown(model)}, no model of transformers; LLM.from_pretrained loads one by name"
             )
         if not isinstance(cost, CostModel | None):
             raise TypeError(f"cost is {shown(cost)}: give a CostModel")
@@ -158,13 +155,13 @@ class LLM:
 
     @property
     def slots(self) -> int:
-        """The most requests that decode together."""
+        """Most requests that decode together."""
         return self._slots
 
     @property
     def tier(self) -> Tier:
-        """The layout of the KV cache, chosen again after a change of the model's forward."""
-        self._look_again()
+        """Layout of the KV cache, chosen again if the model's forward changes."""
+        self._check_again()
         return self._tier
 
     @property
@@ -174,11 +171,7 @@ class LLM:
 
     @property
     def unfinished(self) -> tuple[Partial, ...]:
-        """
-        What the last call that ended early left undone, by position and sample.
-
-        Given among the prompts of a later call, each is gone on with.
-        """
+        """Unfinished completions of the last call, to pass as prompts of a later one."""
         return self._unfinished
 
     @classmethod
@@ -201,16 +194,16 @@ class LLM:
         name
             Hub name, directory written by ``save_pretrained``, or ``tiny:FAMILY[:SEED]``.
         tokenizer
-            The same for the tokenizer; the model's own by default.
+            Name or directory of the tokenizer; the model's own by default.
         load_format, dtype, device, seed
-            As :func:`~.model_source.load_model` takes them.
+            Arguments of :func:`~.model_source.load_model`.
         **options
-            As :class:`LLM` takes them.
+            Arguments of :class:`LLM`.
 
         Raises
         ------
         ModelLoadError
-            If there is no such model or tokenizer, or it cannot be read or reached.
+            If the model or the tokenizer does not exist, or cannot be read or downloaded.
         """
         spec = os.fspath(name)
         model = load_model(spec, load_format=load_format, dtype=dtype, device=str(device), seed=seed)
@@ -235,41 +228,39 @@ class LLM:
         Parameters
         ----------
         prompts
-            What to complete. The same prompt may come many times; each completion is drawn on its own. A
-            completion that an earlier call left in :attr:`unfinished` is gone on with as it was asked for.
+            Prompts to complete; repeated ones get independent completions. An item of :attr:`unfinished`
+            continues with its own sampling.
         sampling
-            How tokens are chosen and when a completion ends: one for all prompts, or one for each. Without
-            it, what ``fields`` do not say is as the model's ``generation_config`` asks, as transformers'
-            ``generate`` takes it.
+            Choice of tokens and end of completions, for all prompts or for each. By default the model's
+            ``generation_config``, as in transformers' ``generate``, with ``fields`` in place of its values.
         max_tokens
-            Tokens after which a completion ends: one number, or one for each prompt.
+            Most tokens of a completion, for all prompts or for each.
         expected_tokens
-            How long each completion is expected to be, at most its ``max_tokens``: the longest are then
-            served first. Without it the engine's ``policy`` decides.
+            Expected tokens of each completion, at most its ``max_tokens``; the longest are served first.
+            Without it the engine's ``policy`` decides.
         log_probabilities
-            Whether completions carry the log-probability of each token: ``raw`` (or True) for the model's
-            own, ``processed`` for those after penalties, temperature and truncation. By default as
-            ``sampling`` asks.
+            Return the log-probability of each token: ``raw`` (or True) for the model's own, ``processed``
+            after penalties, temperature and truncation. By default as in ``sampling``.
         chat_options
-            What the chat template is told besides the messages, such as ``enable_thinking``.
+            Variables of the chat template, such as ``enable_thinking``.
         on_token
-            Called with the position of the prompt and the token as soon as it is chosen.
+            Called with the position of the prompt and each token as soon as it is chosen.
         until
-            When to end early; what is left is in :attr:`unfinished` then.
+            Condition for an early end; :attr:`unfinished` then holds the other completions.
         **fields
-            Those of :class:`~.sampling.Sampling` in place of ``sampling``:
+            Fields of :class:`~.sampling.Sampling` in place of ``sampling``:
             ``temperature=0.7, stop=("END",)``.
 
         Raises
         ------
         InputError
-            If a prompt is none, is empty or not of this model's vocabulary, or may outgrow its positions.
+            If a prompt is empty, has another type or unknown tokens, or may exceed the model's positions.
         RunStoppedError
             If memory does not hold one request, or the model's logits are not finite.
         ValueError
-            If a parameter is out of its range, or a field has no effect: ``top_p`` where no token is drawn.
+            If a parameter is out of range, or a field has no effect, such as ``top_p`` with greedy decoding.
         TypeError
-            If there is no such field.
+            If a field is unknown.
         """
         if until is not None and not isinstance(until, Until):
             raise TypeError(f"until is {shown(until)}: give Until")
@@ -290,31 +281,30 @@ class LLM:
         chat_options: Mapping[str, Any] | None = None,
     ) -> Iterator[Completion]:
         """
-        Yield completions that may consist of turns, with answers of tools between.
+        Yield completions of several turns, with the results of tools between them.
 
-        The slot of a completion that waits for a tool serves others. Its KV cache is computed again when it
-        continues.
+        A completion that waits for a tool frees its slot. Its KV cache is computed again when it continues.
 
         Parameters
         ----------
         next_turn
-            Called with the position of the prompt and the tokens of a completion that ended, before it is
-            yielded. It returns None, or a future of the tokens to come after these, such as a tool's answer
-            in the chat template; without any, the completion is over. It must leave room for a token drawn.
+            Called with the position of the prompt and the tokens of a completion at the end of each turn. It
+            returns None to end the completion, or a future of the tokens to append, such as a tool's result
+            in the chat template. No tokens end it, too. They must leave room for one drawn token.
         prompts, sampling, expected_tokens, log_probabilities, chat_options
-            As for :meth:`generate`; prompts are whole, not left over from an earlier call.
+            As for :meth:`generate`, without unfinished completions of an earlier call.
         max_tokens
-            Most tokens of all turns and answers together.
+            Most tokens of all turns and tool results together.
 
         Raises
         ------
         ValueError
-            As for :meth:`generate`; or tools gave more tokens than ``max_tokens`` leaves room for.
+            As for :meth:`generate`, or if tools return more tokens than ``max_tokens`` allows.
         """
         asked = sampling, dict[str, Any](), log_probabilities
         call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
         if any(call.partial):
-            raise ValueError("an unfinished completion of an earlier call has no turns: give it to generate")
+            raise ValueError("an unfinished completion of an earlier call has no turns: pass it to generate")
         return self._generate(call, expected_tokens is not None, None, None, next_turn)
 
     def _call(
@@ -325,15 +315,15 @@ class LLM:
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
     ) -> _Call:
-        """Return the completions that a call asks for."""
-        self._look_again()
+        """Return the completions that a call requests."""
+        self._check_again()
         self._calls += 1
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
-            raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
+            raise InputError(f"prompts is {shown(prompts)}", hint="Give a list, also for a single prompt.")
         prompts = list(prompts)
-        sampling, fields, told = how
+        sampling, fields, log_probabilities = how
         declared = declared_sampling(self.model) if sampling is None else {}
-        asked = sampling_per_prompt(sampling, fields, declared, len(prompts), told)
+        asked = sampling_per_prompt(sampling, fields, declared, len(prompts), log_probabilities)
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         vocabulary = vocabulary_of(self.model)
@@ -358,15 +348,15 @@ class LLM:
 
     def report(self) -> Report:
         """
-        Return how far the last call was from the proven bound for the lengths that came out.
+        Return the report of the last call, with its proven bound at the lengths that came out.
 
         Raises
         ------
         RuntimeError
-            If the last call was not finished, or there was none.
+            If there was no call, or the last one is unfinished.
         """
         if self._ran is None:
-            raise RuntimeError("the last call of generate has not been exhausted: there is nothing to report")
+            raise RuntimeError("the last call of generate has not been exhausted: iterate to its end first")
         problem, trace, turns = self._ran
         served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
         bound = best_bound(served) if turns is None else turns_bound(served, turns)
@@ -374,18 +364,18 @@ class LLM:
 
     def one_batch_seconds(self) -> float | None:
         """
-        Return the seconds of the last call's completions as one padded batch, by the call's own stages.
+        Estimate the seconds of the last call as one padded batch, from the call's own stages.
 
-        All rows decode until the longest completion ends, as in a batch without slots. None if its decode
-        steps had too few different numbers of rows to tell.
+        All rows of such a batch decode until the longest completion ends. None if the call's batch sizes
+        varied too little for an estimate.
         """
         if self._ran is None:
             return None
         problem, trace, _ = self._ran
         return one_batch_seconds(problem, trace)
 
-    def _look_again(self) -> None:
-        """Refuse a model sharded since; repeat the self-check if its forward changed."""
+    def _check_again(self) -> None:
+        """Check the model again if its forward changed."""
         forward = vars(unwrapped(self.model)).get("forward")
         if forward is not self._forward:
             self._tier = choose_tier(self.model, self._wanted_tier)
@@ -463,7 +453,7 @@ class LLM:
         return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
 
     def _remember(self, call: _Call, trace: Trace | None) -> None:
-        """Keep the lengths of a finished call for those to come."""
+        """Keep the lengths of a finished call for later calls."""
         if trace is None or any(call.partial):
             return
         group, steps = call.groups(), trace.tokens - 1
@@ -476,7 +466,7 @@ class LLM:
         self._past = longest, Observed(group, steps, np.ones(len(group), dtype=np.bool_))
 
     def _problem(self, call: _Call) -> Problem:
-        """Return what a call's completions need: of one that was begun, its tokens count as prompt."""
+        """Return the scheduling problem of a call; drawn tokens of continued completions count as prompt."""
         lengths = [len(prompt) for prompt in call.prompts]
         begun = np.array([len(one.completion_ids) if one else 0 for one in call.partial])
         workload = Workload.from_lengths(lengths + begun, np.maximum(1, call.expected - begun))
@@ -488,7 +478,7 @@ class LLM:
         slots = min(self._slots, len(call.prompts))
         longest = int((workload.input_tokens + workload.output_tokens).max())
         fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
-        # The host's memory is not what slots run short of: as much again as they can hold.
+        # On the host memory is ample: kept prompts may take as much again as the slots.
         roomy = self._kv_tokens is None and self.model.device.type == "cpu"
         kept = usual_prefix_cache(workload, fitting, 1.0 if roomy else 0.25)
         if kept and self._kv_tokens is not None:
@@ -497,12 +487,12 @@ class LLM:
 
     def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
         """
-        Return the token ids of each prompt, where the chat template is told what ``options`` say.
+        Return the token ids of each prompt; ``options`` are variables of the chat template.
 
         Raises
         ------
         InputError
-            If a prompt is none, or the chat template refuses it.
+            If a prompt has another type, or the chat template refuses it.
         """
         found = []
         for index, prompt in enumerate(prompts):
@@ -518,7 +508,7 @@ class LLM:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
         if isinstance(prompt, bytes | Mapping):
-            raise TypeError("no list")
+            raise TypeError("not a list")
         parts = tuple(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
         kinds = set(map(type, parts))
         if kinds <= {int}:
@@ -526,7 +516,7 @@ class LLM:
         if all(issubclass(kind, Mapping) for kind in kinds):
             return tuple(self.tokenizer.encode_chat(parts, **options))
         if bool in kinds:
-            raise TypeError("true and false are no tokens")
+            raise TypeError("true and false are not token ids")
         return tuple(map(as_integer, parts))
 
     def _check_lengths(
@@ -557,11 +547,11 @@ _PROMPT = "Give a text, a list of token ids or a list of messages."
 
 
 def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
-    """Return the most tokens of each prompt's completion."""
+    """Return ``max_tokens`` for each prompt."""
     most = np.asarray(given)
     whole = most.dtype.kind == "i" or (most.dtype.kind == "u" and bool((most < 2**63).all()))
     if most.dtype.kind == "f":
-        # A column of a table may have its whole numbers as floats.
+        # A table's column may hold whole numbers as floats.
         whole = bool((np.isfinite(most) & (most == np.floor(most))).all())
     if not whole or most.shape not in ((), (prompts,)):
         raise ValueError(
@@ -571,7 +561,7 @@ def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
 
 
 def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return how long completions are expected to be."""
+    """Return the expected tokens of completions as floats."""
     try:
         found = np.atleast_1d(np.asarray(given, dtype=np.float64))
     except (TypeError, ValueError):
@@ -582,7 +572,7 @@ def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
-    """Refuse prompts that are empty or hold a token that the model does not know."""
+    """Refuse prompts that are empty or hold unknown tokens."""
     for index, tokens in enumerate(prompts):
         if not tokens:
             raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
@@ -599,11 +589,11 @@ def sampling_per_prompt(
     fields: Mapping[str, Any],
     declared: Mapping[str, Any],
     prompts: int,
-    told: bool | LogprobsMode,
+    log_probabilities: bool | LogprobsMode,
 ) -> list[Sampling]:
-    """Return what each prompt asks."""
+    """Return the sampling of each prompt."""
     if fields and sampling is not None:
-        raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
+        raise ValueError(f"{', '.join(sorted(fields))} has no effect with sampling: set it in sampling")
     if sampling is None:
         sampling = Sampling(**{**declared, **fields})
         refuse_unused(fields, [sampling])
@@ -613,22 +603,21 @@ def sampling_per_prompt(
     asked = several * prompts if isinstance(sampling, Sampling) else several
     if len(asked) != prompts:
         raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
-    if told is False:
+    if log_probabilities is False:
         return asked
-    mode: LogprobsMode = "raw" if told is True else told
+    mode: LogprobsMode = "raw" if log_probabilities is True else log_probabilities
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     """
-    The completions of one call, several of a prompt each on its own.
+    Completions of one call, an entry for each.
 
-    prompts, asked, most, expected: Of each completion: its prompt, how it is drawn, the most and the expected
-        tokens in all.
-    position: Of its prompt.
-    partial: What an earlier call left of it, or None.
-    version: Number of the call, which says of which weights its tokens are drawn.
+    prompts, asked, most, expected: Prompt, sampling, and the most and the expected tokens.
+    position: Position of the prompt.
+    partial: Unfinished part of an earlier call, or None.
+    version: Number of the call, which names the weights of its tokens.
     """
 
     prompts: list[tuple[int, ...]]
@@ -640,22 +629,22 @@ class _Call:
     version: int
 
     def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """Return what is told of a completion's token, where it is told of the prompt's position."""
+        """Return the callback for a completion's token, from that for a prompt's."""
         position = self.position.tolist()
         return lambda index, token: on_token(position[index], token)
 
     def groups(self) -> IntArray:
-        """Return a number for each completion, equal for equal prompts; a continued one is alone."""
+        """Return a number for each completion, equal for equal prompts; a continued one has its own."""
         group = numbered(self.prompts)
         begun = np.array([one is not None for one in self.partial])
         alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)
         return alone
 
     def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
-        """Return the name of each completion's random stream: what is gone on with keeps its own."""
+        """Name each completion's random stream; a continued completion keeps its name."""
         kept = {one.name for one in self.partial if one}
         if len(kept) < sum(one is not None for one in self.partial):
-            raise ValueError("the same unfinished completion is given twice")
+            raise ValueError("the same unfinished completion is among the prompts twice: leave one out")
         found = []
         for one, name in zip(self.partial, usual, strict=True):
             while one is None and name in kept:
@@ -664,7 +653,7 @@ class _Call:
         return np.array(found, dtype=np.object_)
 
     def sample(self, index: int) -> int:
-        """Return which of its prompt's completions one is."""
+        """Return the number of a completion among those of its prompt."""
         one = self.partial[index]
         return (
             index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
@@ -679,7 +668,7 @@ class _Call:
         told: tuple[TokenLogprob, ...] | None,
         given: tuple[range, ...],
     ) -> Completion:
-        """Return a completion that is over."""
+        """Return a finished completion."""
         most = self.asked[index].logprobs
         return Completion(
             int(self.position[index]),
@@ -702,7 +691,7 @@ class _Call:
         stream: int,
         given: Sequence[range] = (),
     ) -> tuple[TokenLogprob, ...] | None:
-        """Return the log-probabilities of a completion's tokens, those of earlier calls as they were."""
+        """Return the log-probabilities of a completion's tokens, those of earlier calls unchanged."""
         if recorder is None or self.asked[index].logprobs is None:
             return None
         one = self.partial[index]
@@ -710,7 +699,7 @@ class _Call:
         return before + recorder.read(stream, len(tokens), len(before), given)
 
     def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return of which weights how many of a completion's tokens were drawn."""
+        """Return pairs (number of the call, tokens drawn in it) of a completion."""
         one = self.partial[index]
         before = one.versions if one else ()
         new = len(tokens) - sum(count for _, count in before)
@@ -723,7 +712,7 @@ class _Call:
     def unfinished(
         self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int, name: str
     ) -> Partial:
-        """Return what is left to do of a completion."""
+        """Return an unfinished completion for a later call."""
         return Partial(
             int(self.position[index]),
             self.sample(index),

@@ -14,23 +14,23 @@ from .models.recording import TokenLogprob
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
     """
-    End of a call before all completions are finished: as soon as one of these is reached.
+    Condition for the early end of a call; the first limit reached ends it.
 
     Parameters
     ----------
     finished
-        Completions of this call.
+        Finished completions of this call.
     share
-        Of this call's completions, above 0 and at most 1.
+        Finished share of this call's completions, above 0 and at most 1.
     groups
-        Prompts of which every completion of this call is finished.
+        Prompts with all completions of this call finished.
     seconds
-        Since the call began to decode; what is looked at after at most 16 decode steps.
+        Seconds since the call began to decode, checked at least every 16 decode steps.
 
     Raises
     ------
     ValueError
-        If nothing is given, or something is out of its range.
+        If no limit is given, or one is out of range.
     """
 
     finished: int | None = None
@@ -40,7 +40,7 @@ class Until:
 
     def __post_init__(self) -> None:
         if (self.finished, self.share, self.groups, self.seconds) == (None, None, None, None):
-            raise ValueError("say when to end: finished, share, groups or seconds")
+            raise ValueError("no condition for the end is given: set finished, share, groups or seconds")
         for name in ("finished", "groups"):
             value = getattr(self, name)
             if value is not None:
@@ -56,22 +56,11 @@ class Until:
 
     @property
     def most_steps(self) -> int | None:
-        """Decode steps between two looks at the clock, None where it does not matter."""
+        """Decode steps between two looks at the clock; None without a limit of seconds."""
         return None if self.seconds is None else 16
 
     def reached(self, done: Sequence[bool], group: Sequence[int], seconds: float) -> bool:
-        """
-        Return whether the call ends now.
-
-        Parameters
-        ----------
-        done
-            Whether each completion is finished.
-        group
-            The number of its prompt.
-        seconds
-            Since the call began.
-        """
+        """Return whether the call ends now, given finished completions, their prompts, and its seconds."""
         count = sum(done)
         if self.seconds is not None and seconds >= self.seconds:
             return True
@@ -88,27 +77,27 @@ class Until:
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
     """
-    An unfinished completion; as a prompt of a later call it continues with the same sampling.
+    An unfinished completion, which as a prompt of a later call continues with the same sampling.
 
-    Its KV cache is computed again by the current weights. If these have not changed, its tokens are those of
-    a run without a break.
+    Its KV cache is computed again by the current weights. With unchanged weights its tokens are the same as
+    without the break.
 
     Parameters
     ----------
     index
-        Position of its prompt in the call that began it, or went on with it last.
+        Position of its prompt in the last call.
     sample
-        Which of its prompt's completions it is, from 0.
+        Number among its prompt's completions, from 0.
     prompt_ids, completion_ids
-        Tokens read and written so far; of one that had not begun, none are written.
+        Tokens of the prompt and of the completion so far.
     told
-        Log-probabilities of the tokens so far; None unless asked for.
+        Log-probabilities of the tokens so far; None unless requested.
     versions
-        Of which weights how many of its tokens were drawn, in their order.
+        Pairs (number of the call, tokens drawn in it), in order.
     sampling, max_tokens
-        How it is drawn, and after how many tokens in all it ends.
+        Sampling, and the most tokens in all.
     name
-        Of its random stream.
+        Name of its random stream.
     """
 
     index: int

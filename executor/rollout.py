@@ -1,4 +1,4 @@
-"""Rollouts for a reinforcement learning loop, in the form that TRL's trainers ask for."""
+"""Rollouts for reinforcement learning, in the form that TRL's trainers expect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tool_turns import ToolTurns
 
 
 class Rollout(TypedDict):
-    """Token ids and log-probabilities of completions, a list entry for each prompt, in the prompts' order."""
+    """Token ids and log-probabilities of completions, in the order of the prompts."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -30,10 +30,10 @@ class Rollout(TypedDict):
 
 
 _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Settings that TRL's configurations have under the names of :class:`~.sampling.Sampling`."""
+"""Settings with the same name in TRL and in :class:`~.sampling.Sampling`."""
 
 _OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": None, "min_new_tokens": "min_tokens"}
-"""Names of transformers' generation settings that differ here."""
+"""transformers' generation settings with another name here."""
 
 
 def rollout_function(
@@ -48,42 +48,41 @@ def rollout_function(
     **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
     """
-    Return a function for ``GRPOTrainer(rollout_func=...)``, or for a loop of one's own.
+    Return a function for ``GRPOTrainer(rollout_func=...)`` or for your own loop.
 
-    The function takes the prompts, each as often as it is to be completed, and the trainer or None. The
-    engine holds the model that is trained. Each call draws new completions.
+    The function takes a list of prompts, with one entry for each completion, and the trainer or None.
+    Each call draws new completions from the current weights.
 
     Parameters
     ----------
     engine
-        Made with the model that is trained, before or after the trainer wraps it.
+        Engine with the trained model, made before or after the trainer wraps it.
     max_tokens
-        Tokens after which a completion ends; the trainer's ``max_completion_length`` by default.
+        Most tokens of a completion; the trainer's ``max_completion_length`` by default.
     logprobs
-        ``processed``, after temperature and truncation, is what TRL compares with its own; ``raw`` are the
-        model's.
+        ``processed``, after temperature and truncation, as TRL expects; or ``raw``, the model's own.
     expected_tokens
-        Predicts the length of each completion, from those of the step before for example; longest first
-        saves time then. Without it the engine's ``policy`` decides, by what it has seen of lengths.
+        Function that predicts the length of each completion, for example from the previous step; the longest
+        are served first. Without it the engine's ``policy`` decides by the lengths seen.
     on_completion
-        Called with each completion as it finishes: rewards can be computed while others still decode.
+        Called with each completion as it finishes, so that rewards can be computed while others decode.
     history
-        File that keeps the lengths of each prompt's completions: those expected to be longest are served
-        first, and it is written after each call. It need not be there yet; each process of several keeps one
-        of its own (``FILE.1`` and on). ``plan --lengths history:FILE`` reads it, too.
+        File with the lengths of each prompt's completions, created if missing and written after each call.
+        Prompts with the longest expected completions are served first. Further processes use ``FILE.1`` and
+        so on. ``plan --lengths history:FILE`` reads it, too.
     tool_seconds
-        Seconds after which a call of one of the trainer's ``tools``, or of a method of its environments, has
-        failed, which the model reads as an error. Calls of several completions run at a time, each on a
-        thread, while others decode.
+        Time limit of a tool call in seconds; the model reads an error after it. Tools are the trainer's
+        ``tools`` and the methods of its environments. Their calls run on threads while other completions
+        decode.
     **sampling
-        Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of
-        1. ``seed`` is of the first call, and every call and process draws from streams of its own.
+        Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of 1. ``seed``
+        is the seed of the first call; every call and process draws from its own streams.
 
     Returns
     -------
     callable
-        Raises ValueError where a setting given here contradicts the trainer's, the trainer has one that
-        cannot be served, or it trains another model than the engine's.
+        Raises ValueError if a setting contradicts the trainer's, if the trainer has an unsupported setting,
+        or if it trains another model.
 
     Raises
     ------
@@ -92,11 +91,11 @@ def rollout_function(
     """
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
-        raise ValueError("n has no effect here: each prompt comes as often as it is to be completed")
+        raise ValueError("n has no effect here: repeat a prompt for each of its completions")
     if history is not None and expected_tokens is not None:
-        raise ValueError("expected_tokens would have no effect beside history: give one of them")
+        raise ValueError("expected_tokens has no effect with history: give one of them")
     if history is not None:
-        # Before the call: after it, its completions would be lost.
+        # Checked before the call, as a failure after it would lose its completions.
         refuse_outputs([history], True)
     calls = count()
 
@@ -127,7 +126,7 @@ def rollout_function(
         if tools is None:
             found = engine.generate(prompts, chat_options=settings.chat_options, **how)
         else:
-            # Templates, tools and environments are the trainer's, so that its prompts are.
+            # The trainer owns templates, tools and environments, so it also makes the prompts.
             found = engine.converse(tools.next_turn, tools.prompts, **how)
         done: list[Completion | None] = [None] * len(prompts)
         for completion in found:
@@ -153,11 +152,10 @@ def rollout_function(
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
     """
-    What a call of the rollout function goes by.
+    Settings of one call of the rollout function.
 
-    sampling, max_tokens: How completions are drawn, and after how many tokens they end.
-    chat_options: Arguments of the chat template.
-    process, step: Which of the trainer's processes this is, and at which step it is.
+    chat_options: Variables of the chat template.
+    process, step: Number of this process of the trainer, and its training step.
     """
 
     sampling: Sampling
@@ -168,7 +166,7 @@ class RolloutSettings:
 
     @classmethod
     def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> RolloutSettings:
-        """Return the trainer's settings, which what was given may repeat but not contradict."""
+        """Return the trainer's settings; refuse given values that contradict them."""
         args = getattr(trainer, "args", None)
         if args is None:
             sampling = Sampling(**{"temperature": 1.0, **given})
@@ -183,7 +181,7 @@ class RolloutSettings:
                 and Sampling(**{name: theirs[name]}) != Sampling(**{name: value})
             ):
                 raise ValueError(
-                    f"{name} is {value} here and {theirs[name]} in the trainer: say it once, there"
+                    f"{name} is {value} here and {theirs[name]} in the trainer: set it there only"
                 )
         if max_tokens is not None and longest is not None and max_tokens != longest:
             raise ValueError(
@@ -201,13 +199,13 @@ class RolloutSettings:
         )
 
     def with_seed(self, seed: int) -> Sampling:
-        """Return the sampling with the seed of one call."""
+        """Return a copy of the sampling with another seed."""
         values = {each.name: getattr(self.sampling, each.name) for each in fields(Sampling)}
         return Sampling(**{**values, "seed": seed})
 
 
 def _trainers_settings(args: Any) -> dict[str, Any]:
-    """Return what a trainer's arguments ask, by the names of Sampling, and ``max_tokens``."""
+    """Return the sampling fields and ``max_tokens`` in a trainer's arguments."""
     found = {name: getattr(args, name, None) for name in _OF_TRAINER}
     found |= {"seed": getattr(args, "seed", None), "max_tokens": getattr(args, "max_completion_length", None)}
     known = {each.name for each in fields(Sampling)}
@@ -237,6 +235,6 @@ def refuse_other_model(trainer: Any, engine: LLM) -> None:
 
 
 def seed_of_call(seed: int, process: int, step: int, call: int) -> int:
-    """Return a seed of one call's own: neighbouring seeds, steps and processes share no streams."""
+    """Return a call's own seed; neighbouring seeds, steps and processes share no streams."""
     digest = hashlib.blake2b(f"{seed}:{process}:{step}:{call}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")

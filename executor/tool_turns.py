@@ -1,4 +1,4 @@
-"""Tools of TRL's trainer: its prompts, and its loop of tool calls as turns within one batch."""
+"""Tool calls of TRL's trainer, run as turns of completions within one batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from .llm import Completion
 
 _NEEDED = ("_tokenize_prompts", "_get_tool_suffix_ids", "_tool_call_loop", "_sync_tool_dicts")
-"""What this module takes over from the trainer."""
+"""Private members of the trainer that this module uses."""
 
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """Messages after the prompt, tokens before the turn that is drawn, and rounds of tools so far."""
+    """Messages after the prompt, tokens before the current turn, and number of tool calls so far."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     before: int = 0
@@ -29,9 +29,9 @@ class ToolTurns:
     """
     Tool calls of one rollout, as TRL makes and masks them.
 
-    trainer: With tools or environments.
-    prompts: As the trainer hands them over.
-    seconds: Seconds after which a call counts as failed; a larger value tolerates slower tools.
+    trainer: Trainer with tools or environments.
+    prompts: Prompts in the trainer's form.
+    seconds: Time limit of a call in seconds; a larger value tolerates slower tools.
     raises ValueError: This version of TRL runs tools in another way, or a prompt has images.
     """
 
@@ -41,7 +41,7 @@ class ToolTurns:
             import trl
 
             raise ValueError(
-                f"TRL {trl.__version__} runs tools in a way unknown here (no {missing[0]}): train without"
+                f"TRL {trl.__version__} runs tools in an unsupported way (no {missing[0]}): train without"
                 " rollout_func, or with TRL 1.16"
             )
         self._trainer, self._seconds, self._lock = trainer, seconds, Lock()
@@ -53,7 +53,7 @@ class ToolTurns:
         self.calls = self.failures = 0
 
     def next_turn(self, position: int, tokens: tuple[int, ...]) -> Future[Sequence[int]] | None:
-        """Return what the tools answer that a turn calls, in tokens, or None if it calls none."""
+        """Return the future tokens of a turn's tool results, or None if it calls no tool."""
         conversation = self._found[position]
         turn = list(tokens[conversation.before :])
         conversation.first = conversation.first or len(turn)
@@ -67,7 +67,7 @@ class ToolTurns:
         return _in_thread(lambda: self._answers(position, len(tokens), called))
 
     def take_over(self, completions: Sequence[Completion]) -> tuple[list[list[int]], list[list[float]]]:
-        """Give the trainer these completions in place of its loop; return those of the first turns."""
+        """Replace the trainer's tool loop by these completions; return their first turns."""
         masks, ids, values = list[list[int]](), list[list[int]](), list[list[float]]()
         for one in completions:
             mask = [1] * len(one.completion_ids)
@@ -79,7 +79,7 @@ class ToolTurns:
         messages = [conversation.messages for conversation in self._found]
         images: list[list[Any]] = [[] for _ in ids]
         found = masks, messages, ids, values, self.calls, self.failures, images
-        # TRL has no place for a rollout's own turns: its loop would draw them with its own generation.
+        # TRL's own loop would draw the turns with its own generation.
         self._trainer._tool_call_loop = lambda *_: found
         firsts = [conversation.first for conversation in self._found]
         return (
@@ -99,13 +99,13 @@ class ToolTurns:
             return dict(parse_response(trainer._tokenizer, turn, prefix=prefix, tools=tools))
 
     def _answers(self, position: int, written: int, called: Sequence[dict[str, Any]]) -> list[int]:
-        """Call tools one after the other; return their answers in the chat template, none if too long."""
+        """Call tools in sequence; return their results in the chat template, or no tokens if too long."""
         trainer, conversation = self._trainer, self._found[position]
         with self._lock:
             self.calls += len(called)
         at_once = trainer._async_tool_dicts[position]
         names = [self._name(call) for call in called]
-        # TRL waits for coroutines together, and puts their answers last.
+        # TRL awaits coroutines together, and puts their results last.
         later = [
             (name, self._begun(at_once[name], call["function"]["arguments"]))
             for name, call in zip(names, called, strict=True)
@@ -137,7 +137,7 @@ class ToolTurns:
         return str(function.get("name", "unknown"))
 
     def _begun(self, tool: Callable[..., Any], arguments: dict[str, Any]) -> Future[Any]:
-        """Return the future result of a coroutine on the trainer's event loop."""
+        """Run a coroutine on the trainer's event loop; return its future."""
         try:
             return asyncio.run_coroutine_threadsafe(tool(**arguments), self._trainer.async_loop)
         except Exception as error:
@@ -146,7 +146,7 @@ class ToolTurns:
             return failed
 
     def _result(self, position: int, call: dict[str, Any]) -> Any:
-        """Return what a tool returns, or an error that the model reads."""
+        """Return a tool's result, or an error that the model reads."""
         if call["type"] != "function":
             return self._failed(f"Unsupported tool call type: {call['type']}")
         name, tool = self._name(call), self._trainer._sync_tool_dicts[position].get(self._name(call))
@@ -159,7 +159,7 @@ class ToolTurns:
             return future.result(self._seconds)
         except Exception as error:
             if not future.done():
-                # A thread cannot be stopped, a coroutine can.
+                # This stops a coroutine; a thread cannot be stopped.
                 future.cancel()
                 return self._failed(f"no answer within {self._seconds:g} seconds")
             return self._failed(str(error))
@@ -171,7 +171,7 @@ class ToolTurns:
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Return the future result of a function on a thread of its own, which no exit waits for."""
+    """Run a function on a daemon thread; return its future."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 

@@ -1,4 +1,4 @@
-"""Conversations of a call: completions that wait for a tool, and continue after its answer."""
+"""Conversations of a call: completions that wait for a tool and continue after its result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .engines.huggingface import HuggingFaceEngine
 from .partial import Until
 
 NextTurn = Callable[[int, tuple[int, ...]], "Future[Sequence[int]] | None"]
-"""Takes a prompt's position and a completion that ended; returns the tokens to come after it, or None."""
+"""Function of a prompt's position and an ended turn; returns the tokens to append, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn that has ended: its place in the trace, and the tokens before and of it."""
+    """A finished turn: its place in the trace, its tokens, and the number before them."""
 
     request: int
     stage_of: int
@@ -41,10 +41,10 @@ class Conversations:
     """
     Turns of the completions of one call.
 
-    queue: The queue of the execution's policy.
-    next_turn: Says how a completion continues; None if none does.
+    queue: Queue of the execution's policy.
+    next_turn: Function that continues a completion; None if there are no tools.
     positions: Position of each completion's prompt.
-    most: Most tokens of each completion, those given by tools among them.
+    most: Most tokens of each completion, tool results included.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Conversations:
         self._ended: list[_Turn] = []
         self._begins: dict[int, tuple[float, int]] = {}
         self.given: dict[int, tuple[range, ...]] = {}
-        """Tokens of each completion that a tool gave, as ranges of their indices."""
+        """Index ranges of the tool results in each completion."""
 
     @property
     def pending(self) -> bool:
@@ -72,12 +72,12 @@ class Conversations:
         return bool(self._asked)
 
     def ended(self, most: int) -> Iterator[int]:
-        """Run a step of at most ``most`` decode steps; yield completions that are over."""
+        """Run at most ``most`` decode steps; yield finished completions."""
         if not self._execution.idle:
             yield from (request for request in self._execution.step(most) if not self._continues(request))
 
     def _continues(self, request: int) -> bool:
-        """Return whether a completion that ended waits for an answer now."""
+        """Return whether a completion waits for a tool after its turn."""
         if self._next_turn is None:
             return False
         tokens = tuple(self._engine.answers[request])
@@ -91,7 +91,7 @@ class Conversations:
         return True
 
     def answered(self, *, wait: bool) -> list[int]:
-        """Let completions continue whose tools have answered; return those that are over instead."""
+        """Continue completions with finished tool calls; return those that end instead."""
         over, run = [], self._execution
         while self._asked:
             try:
@@ -105,8 +105,8 @@ class Conversations:
             left = self._most[request] - written - len(tokens)
             if left < 0:
                 raise ValueError(
-                    f"completion {request} has {written} of {self._most[request]} tokens and was given"
-                    f" {len(tokens)} more: give at most {self._most[request] - written}"
+                    f"completion {request} has {written} of {self._most[request]} tokens, and a tool returned"
+                    f" {len(tokens)} more: return at most {self._most[request] - written}"
                 )
             if not tokens:
                 over.append(request)
@@ -165,7 +165,7 @@ class Conversations:
         return replace(problem, workload=turns), told, Turns(np.array(after), pause)
 
     def _keep(self, request: int, tokens: int) -> None:
-        """Remember the turn that has just ended."""
+        """Record the turn that has just ended."""
         run = self._execution
         queued, before = self._begins.pop(request, (float(run.arrival[request]), 0))
         self._ended.append(
@@ -184,8 +184,8 @@ class Conversations:
 
 
 def most_steps(until: Until | None, turns: Conversations) -> int:
-    """Return the decode steps to run before clock or tools are looked at again."""
+    """Return the decode steps to run before clock or tools are checked again."""
     if turns.pending:
-        # A tool may answer at any moment, and its turn is to take a free slot then.
+        # A tool may finish at any moment; its completion should then get a free slot.
         return 1
     return UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE

@@ -1,1 +1,1 @@
-"""A job from its plan to its completions: journal, resume, watchdog."""
+"""Jobs from a plan to its completions: journal, resume, watchdog."""

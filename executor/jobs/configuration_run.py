@@ -1,4 +1,4 @@
-"""ExeGPT's XRunner: an execution configuration carried out on a model, or on two copies of it."""
+"""ExeGPT's XRunner: run an execution configuration on a model, or on two copies of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..processes.engine_spec import EngineSpec
 
 MOST_GROWTH = 2
-"""Largest growth of the encoding batch within a run, as a factor."""
+"""Largest growth factor of the encoding batch within a run."""
 
 
 def run_configuration(
@@ -67,7 +67,7 @@ def run_configuration(
 
         with device_failures():
             trace = execute(problem, adapting or policy, engine, on_finish=keep, on_stage=on_stage)
-            # Processes that share layers would all have to take part in a reading.
+            # A reading would need all processes that share layers.
             readings = [*before, *speed.readings()] if alone else []
         return replace(trace, readings=np.array(readings))
 
@@ -84,7 +84,7 @@ def run_configuration(
         with ExitStack() as peers:
             model = job.model
             if worker is not None and not alone:
-                # Each has a sampler of its own.
+                # Each batch has its own sampler.
                 own = {**options, "decoding": replace(job.decoding, sampler=None)}
                 peers.enter_context(
                     TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own)

@@ -1,4 +1,4 @@
-"""A plan for several replicas carried out on Ray actors: each follows its own share of the schedule."""
+"""Run a plan for several replicas on Ray actors; each follows its share of the schedule."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run_on_replicas(
     """
     Serve every request without a completion in the journal, on the planned replicas.
 
-    ``address``: of a running Ray cluster; None for a Ray of this machine that ends with the run.
-    ``patience``: seconds of silence after which a replica is given up if another lives; None for never.
+    address: Address of a running Ray cluster; None starts Ray on this machine for the run.
+    patience: Seconds of silence after which a replica is dropped, if another is alive; None for never.
     """
     from ..processes.ray_fleet import Listener, RayFleet
 
@@ -77,11 +77,7 @@ def run_on_replicas(
 
 
 def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
-    """
-    Return the fleet and the schedule of some of a plan's requests, each where it was planned.
-
-    ``left``: the requests that are left, ascending.
-    """
+    """Return the fleet and the schedule of the remaining requests (ascending), with the planned replicas."""
     schedules: list[Schedule | None] = []
     for k, schedule in enumerate(plan.shares.schedules):
         members = plan.shares.members(k)

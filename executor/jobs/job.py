@@ -1,4 +1,4 @@
-"""A job on disk: from a plan's prompts to its completions, resumable at any moment."""
+"""A resumable job on disk, from a plan's prompts to its completions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..models.sampling import TokenRule
 
 LEARNING_COSTS = ("fcfs-paced", "lpt-paced")
-"""Policies whose prefill rule follows the costs of the run's own stages, as that of a replayed plan does."""
+"""Policies with a prefill rule that follows the costs of the run's own stages, as in a replay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +56,8 @@ class Outcome:
     """
     Outcome of a run of a plan.
 
-    traces: Traces of the served requests, one for each replica; empty if none was left to serve.
-    resumed: Requests without a trace: an earlier run finished them, this run finished them before a request
-        failed, or the model cannot serve them.
+    traces: Traces of the served requests, one for each replica; empty if all were finished before.
+    resumed: Number of requests without a trace: finished in an earlier run or before a failure, or refused.
     """
 
     traces: tuple[Trace, ...]
@@ -71,20 +70,16 @@ class Job:
     A plan with everything needed to run it.
 
     prompts: Prompts of the plan's requests, in its order.
-    model, tokenizer: The model and its tokenizer.
-    sampler: Sampler of the tokens.
-    pinned: Decode every completion to the plan's length, whatever its tokens are; else a completion ends at
-        an end-of-sequence token or at its request's ``max_tokens``.
-    tier: Layout of the KV cache; chosen when the job runs if left out.
+    pinned: Decode every completion to its planned length; else it ends at an end-of-sequence token or at
+        ``max_tokens``.
+    tier: Layout of the KV cache; by default chosen when the job runs.
     kv_tokens: Tokens of KV cache to allocate on the device; None for as many as the slots need.
-    policy: A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
-        instead of the plan's schedule.
-    record_failures: Answer a request that fails, or that the model cannot serve, with an error, and serve the
-        others; else the run stops.
-    refused: Why requests, as positions in the plan, are answered with an error whatever the model says.
-    costs_known: Whether the plan's costs are of this model; else no prefill waits until the run shows some.
+    policy: Key of :data:`~batchbound.heuristics.registry.POLICIES` to use instead of the plan's schedule.
+    record_failures: Write an error for a failed request and continue; else the run stops.
+    refused: Error messages of refused requests, by position in the plan.
+    costs_known: True if the plan's costs are of this model; else no prefill waits until costs are measured.
     repeatable: Keep a digest of each completion's tokens and log-probabilities in its output line.
-    adapters: Adapters of the model, by the name in a request's ``model``; served one after another.
+    adapters: Adapters of the model, by the name in a request's ``model``; served in sequence.
     """
 
     plan: Plan
@@ -106,7 +101,7 @@ class Job:
         workload = self.plan.workload
         if not self.plan.fleet.prefill_emits_first_token:
             raise InputError(
-                "the plan counts a decode step for the first token, which an engine's prefill emits",
+                "the plan counts a decode step for the first token, but prefill emits it",
                 where="field 'fleet.prefill_emits_first_token'",
                 hint="Plan again with --first-token prefill.",
             )
@@ -130,7 +125,7 @@ class Job:
 
     @property
     def most_tokens(self) -> IntArray:
-        """Tokens after which each completion ends, shape (requests,)."""
+        """Most tokens of each completion, shape (requests,)."""
         planned = self.plan.workload.output_tokens
         if self.pinned:
             return planned
@@ -142,7 +137,7 @@ class Job:
 
     @property
     def decoding(self) -> DecodeOptions:
-        """Options of the engine: ends of completions, sampling, KV cache on the device."""
+        """Engine options: end of completions, sampling, KV cache on the device."""
         ends = NO_EOS if self.pinned else self._ends
         return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
@@ -159,7 +154,7 @@ class Job:
             except RequestFailedError as error:
                 in_a_row = 1 if len(journal.finished) > before else in_a_row + 1
                 if not self.record_failures or in_a_row == MOST_FAILURES:
-                    # So many without one completion between: the model is at fault, not a request.
+                    # After that many failures in a row the model is at fault, not a request.
                     raise
                 index = self.plan.workload.ids.tolist().index(error.name)
                 self.fail(journal, index, "model_failed", str(error))
@@ -174,7 +169,7 @@ class Job:
         on_stage: Callable[[Stage, int], None] | None,
         served: int,
     ) -> Trace:
-        """Serve some of the requests: those of the model itself, then those of each adapter."""
+        """Serve requests of the model itself, then those of each adapter."""
         records = self.prompts.records
         named = np.array([records[i].model if records[i].model in self.adapters else "" for i in left])
         traces: list[Trace] = []
@@ -195,7 +190,7 @@ class Job:
         on_stage: Callable[[Stage, int], None] | None,
         served: int,
     ) -> Trace:
-        """Serve some of the requests, as positions in the plan, after others, on an engine of their own."""
+        """Serve requests, as positions in the plan, on a new engine after earlier ones."""
         names = self.plan.workload.ids.tolist()
         if self.policy is None:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
@@ -236,26 +231,26 @@ class Job:
             return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
 
     def _policy(self, name: str, problem: Problem, left: IntArray) -> Policy:
-        """Return a fresh policy for some of the requests; their kinds are told apart as they complete."""
+        """Return a fresh policy for some of the requests, which learns their kinds as they complete."""
         kind = kinds_of([self.prompts.records[i] for i in left.tolist()])
         if name not in LEARNING_COSTS or np.ptp(kind) == 0:
             return policy_named(name, problem)
         return by_kinds(problem, kind, self.most_tokens[left], longest_cap_first=name == "lpt-paced")
 
     def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
-        """Put an error in the place of a request's completion, given the request's position in the plan."""
+        """Record an error in place of a completion, given the request's position in the plan."""
         record = self.prompts.records[index]
         journal.append(record.name, error_line(record, code, why))
 
     def answer_refused(self, journal: Journal) -> None:
-        """Put an error in the place of each completion that the model cannot give."""
+        """Record an error for each request that the model cannot serve."""
         refused = {**self._too_long(), **self.refused}
         for index in self.left(journal).tolist():
             if index in refused:
                 self.fail(journal, index, "invalid_request", refused[index])
 
     def left(self, journal: Journal) -> IntArray:
-        """Return the requests, as positions in the plan, that the journal holds no completion of."""
+        """Return the requests without a completion in the journal, as positions in the plan."""
         names = self.plan.workload.ids.tolist()
         return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
@@ -265,7 +260,7 @@ class Job:
         journal.remove()
 
     def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
-        """Yield each request's output line, all its completions in one, in the plan's order."""
+        """Yield each request's output line with all its completions, in the plan's order."""
         for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
             records = list(answers)
             lines = [journal.finished[record.name] for record in records]
@@ -320,7 +315,7 @@ class Job:
             )
 
     def _too_long(self) -> dict[int, str]:
-        """Return the requests that may take more tokens than the model has positions, and what to say."""
+        """Return error messages of requests that may exceed the model's positions."""
         # A prompt that fills all positions leaves no room for a first token.
         needed = self.prompts.lengths + np.maximum(self.most_tokens, 1)
         return {
@@ -341,7 +336,7 @@ def answer_of(
     told: Sequence[TokenLogprob] | None = None,
     name: str | None = None,
 ) -> dict[str, object]:
-    """Return the output line of a finished request; ``name`` is that of an adapter."""
+    """Return the output line of a finished request; ``name`` names its adapter."""
     ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
     text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(
@@ -357,14 +352,14 @@ def answer_of(
 
 
 def _now() -> int:
-    """Return seconds since 1970; those of SOURCE_DATE_EPOCH, if set, make outputs the same to the byte."""
+    """Return seconds since 1970, or SOURCE_DATE_EPOCH for outputs equal to the byte."""
     return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
 
 
 def _logprobs(
     record: PromptRecord, tokens: Sequence[int], told: Sequence[TokenLogprob], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Return log-probabilities as the request's endpoint gives them."""
+    """Return log-probabilities in the format of the request's endpoint."""
     most = record.sampling().logprobs or 0
     texts = [tokenizer.decode([token]) for token in tokens]
     likeliest = [
@@ -372,7 +367,7 @@ def _logprobs(
     ]
 
     def number(value: float) -> float:
-        # JSON has no infinity: OpenAI's format says this of what cannot come.
+        # JSON has no infinity; OpenAI's format has this value for impossible tokens.
         return max(value, -9999.0)
 
     def entry(text: str, value: float) -> dict[str, object]:
@@ -396,5 +391,5 @@ def _logprobs(
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:
-    """Return where the journal of a run that writes ``output`` stands."""
+    """Return the path of the journal of a run that writes ``output``."""
     return Path(f"{os.fspath(output)}.journal")

@@ -1,4 +1,4 @@
-"""Journal of finished completions, each on disk before the run continues."""
+"""Journal of finished completions, each written before the run continues."""
 
 from __future__ import annotations
 
@@ -24,29 +24,17 @@ _LOG = logging.getLogger(__name__)
 
 class Journal:
     """
-    A file of finished completions, one JSON line each, that survives a kill of the process at any moment.
+    File of finished completions, one JSON line each, which survives a kill at any moment.
 
-    Its first line identifies the run. Each line ends in a checksum: a line cut short by a kill, or damaged by
-    a power cut or the disk, is dropped, and its completion is made again. As a context manager, it deletes a
-    file without completions.
+    Its first line identifies the run. Each line ends in a checksum; a damaged line is dropped, and its
+    completion is generated again. As a context manager, the journal deletes a file without completions.
 
-    Parameters
-    ----------
-    path
-        The file; made if it does not exist, else continued.
-    run
-        Everything that the completions depend on, as plain JSON values: a journal of another run is refused.
-    sync_seconds
-        Seconds between syncs; a larger value is faster and loses more at a power failure.
-
-    Attributes
-    ----------
-    finished
-        Its completions, by request.
-    dropped
-        Damaged lines, counted from one; their completions are not among the finished.
-    ending
-        Whether all was completed and the run had begun to write its other outputs.
+    path: File to create, or to continue.
+    run: Everything that the completions depend on, as JSON values; another run's journal is refused.
+    sync_seconds: Seconds between syncs; a larger value is faster and loses more at a power failure.
+    finished: Completions by request.
+    dropped: Numbers of damaged lines, from one; their completions are not in ``finished``.
+    ending: True if all requests were completed and the run had begun to write its other outputs.
     """
 
     def __init__(
@@ -59,7 +47,7 @@ class Journal:
         self.ending = False
         self._synced = time.monotonic()
         try:
-            # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
+            # Unbuffered, so that `append` hands each line to the system before it returns.
             self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unwritable(error) from error
@@ -80,13 +68,13 @@ class Journal:
             self.remove()
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
-        """Write one finished completion; after an error the earlier ones are still whole."""
+        """Write one finished completion; an error leaves the earlier ones whole."""
         before = self._stream.seek(0, os.SEEK_END)
         try:
             self._write(msgspec.json.encode({"id": name, "answer": answer}))
             self.finished.note(name, before)
         except BaseException:
-            # An interrupt may come right after the write: what is on disk is finished, and nothing else.
+            # After an interrupt, exactly the completions on disk count as finished.
             whole = self._stream.seek(0, os.SEEK_END)
             if whole > before and os.pread(self._stream.fileno(), 1, whole - 1) == b"\n":
                 self.finished.note(name, before)
@@ -95,7 +83,7 @@ class Journal:
             self._sync()
 
     def end(self) -> None:
-        """Record that all is completed: from now on the run may write its outputs again."""
+        """Record that all requests are completed, so a resumed run may rewrite its outputs."""
         if not self.ending:
             self._write(b'{"ending": true}')
             self.ending = True
@@ -113,7 +101,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Lock the file: two runs that append to it would each repeat the other's work."""
+        """Lock the file, so that no second run appends to it."""
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -147,7 +135,7 @@ class Journal:
         self._stream.truncate(whole)
 
     def _begin_again(self, header: Mapping[str, object], second: bytes) -> None:
-        """Start over where another run was killed before its first completion; else refuse its journal."""
+        """Start over if another run was killed before its first completion; else refuse its journal."""
         if not second.endswith(b"\n"):
             self._start()
             return
@@ -216,14 +204,14 @@ class Journal:
 
 
 class Finished(Mapping[str, dict[str, object]]):
-    """Completions of a journal by request, read from it when they are asked for."""
+    """Completions of a journal by request, read from disk on access."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at: dict[str, int] = {}
 
     def note(self, name: str, offset: int) -> None:
-        """Note where the line of a completion begins."""
+        """Note the offset of a completion's line."""
         self._at[name] = offset
 
     def __getitem__(self, name: str) -> dict[str, object]:
@@ -241,13 +229,13 @@ class Finished(Mapping[str, dict[str, object]]):
         return len(self._at)
 
     def lines(self, names: Iterable[str]) -> Iterator[dict[str, object]]:
-        """Yield the completions of requests, in their order."""
+        """Yield the completions of given requests, in the given order."""
         with open(self._path, "rb") as lines:
             for name in names:
                 yield self._read(lines, self._at[name])
 
     def latest(self, count: int) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield the last completions with their requests, the newest first."""
+        """Yield pairs of request and completion, the newest first."""
         for name in itertools.islice(reversed(self._at), count):
             yield name, self[name]
 
@@ -263,7 +251,7 @@ _CHECKSUM = b', "crc32": '
 
 
 def _checked(line: bytes) -> dict[str, object] | None:
-    """Return a line's object, None if its checksum is wrong."""
+    """Return a line's object; None if its checksum is wrong."""
     body, found, checksum = line.rpartition(_CHECKSUM)
     if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
         return None

@@ -12,19 +12,19 @@ from ...data.arrays import IntArray
 from ...data.readers.openai_batch import PromptRecord
 
 LEAST_MEMBERS = 8
-"""Fewest requests of a kind; larger leaves more requests without one."""
+"""Fewest requests of a kind; a larger value leaves more requests without a kind."""
 
 MOST_KINDS = 8
-"""Most kinds of a batch; larger tells finer tasks apart, each from fewer completions."""
+"""Most kinds of a batch; a larger value separates finer tasks, each with fewer completions."""
 
 OTHER = "other"
 
 
 def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
-    """Return the kind of each request, counted from zero, shape (requests,); all equal if none stand out.
+    """Return the kind of each request, numbered from zero, shape (requests,).
 
-    Requests of one kind share system prompt, cap and prefix of the id. If these tell nothing apart, the first
-    two words of the text do, then the first.
+    Requests of one kind share system prompt, cap and prefix of the id. If all requests share these, the first
+    two words of the text separate kinds, or else the first word.
     """
     stated = [(_system(one), one.max_tokens, _id_prefix(one.custom_id)) for one in records]
     labels = _common(stated)
@@ -37,7 +37,7 @@ def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
 
 
 def _common(labels: Sequence[Hashable]) -> list[Hashable]:
-    """Return the labels, with one for all that are rare."""
+    """Return the labels, with one label for all rare ones."""
     frequent = [label for label, count in Counter(labels).most_common(MOST_KINDS) if count >= LEAST_MEMBERS]
     return [label if label in frequent else OTHER for label in labels]
 

@@ -1,4 +1,4 @@
-"""Estimate of the remaining work, from the completions seen so far in a run."""
+"""Estimate of a run's remaining work from its completions so far."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ UNKNOWN = -1
 """Value for an unknown number of tokens."""
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, without their whole parts, are spread evenly, however many there are."""
+"""Inverse golden ratio: the fractional parts of its multiples are spread evenly."""
 
 AS_PLANNED = 0.02
-"""Relative deviation up to which a length counts as planned."""
+"""Largest relative deviation of a length that counts as planned."""
 
 
 class Stretch:
     """
-    The distribution of lengths as multiples of the planned ones: the product-limit estimate (Kaplan-Meier).
+    Kaplan-Meier distribution of lengths, as multiples of the planned lengths.
 
-    Running completions are censored at their current length. Mass beyond every end lies at the planned length
-    or, past that, beyond the longest: twice as far if none ended, less the more did.
+    Running completions are censored at their current length. Mass beyond all ended lengths lies at the
+    planned length, or past it beyond the longest: twice as far if none ended, less if more did.
 
-    ended: Length over planned length of each completion that ended.
-    reached: The same so far for each running one.
+    ended: Length over planned length of each ended completion.
+    reached: Length so far over planned length of each running completion.
     """
 
     def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
@@ -47,7 +47,7 @@ class Stretch:
         self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
 
     def quantile(self, share: FloatArray, reached: FloatArray) -> FloatArray:
-        """Return a quantile of those that are longer than what each has reached; 0 is one not begun."""
+        """Return a quantile of lengths beyond the reached ones; 0 for a request that has not begun."""
         first = np.searchsorted(self._at, reached, side="right")
         first = np.minimum(first, len(self._at) - 1)
         wanted = self._below[first] + share * (self._below[-1] - self._below[first])
@@ -58,9 +58,9 @@ class Stretch:
 
 class LengthEstimator:
     """
-    Requests begun and ended of a plan, and an estimate of the rest from the lengths seen.
+    Estimate of a plan's remaining work, from the lengths seen.
 
-    problem, schedule: The plan; requests are taken to begin in its order.
+    problem, schedule: Plan; requests are assumed to begin in its order.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -89,7 +89,7 @@ class LengthEstimator:
         self._decode_steps += stage.decode_steps
 
     def ended(self, request: int, tokens: int) -> None:
-        """Note a completion and its tokens, UNKNOWN where none are known."""
+        """Note a completion and its tokens, or UNKNOWN."""
         self._ended[request] = True
         self._tokens[request] = tokens
 
@@ -107,12 +107,12 @@ class LengthEstimator:
         return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer
 
     def seconds_left(self) -> float:
-        """Return the model seconds of the remaining work, if lengths stay distributed as seen."""
+        """Estimate the model seconds of the remaining work from the lengths seen."""
         known, running = np.flatnonzero(self._tokens > 0), self._running
         reached = np.zeros(len(self._planned))
         reached[running] = self._reached(running) / self._planned[running]
         stretch = Stretch(self._tokens[known] / self._planned[known], reached[running])
-        # Spread as they are, not the mean for each: the longest of what is left makes the end.
+        # Quantiles, not means: the longest remaining completion decides the end.
         share: FloatArray = np.mod(0.5 + GOLDEN * np.arange(len(reached)), 1.0)
         lengths: FloatArray = self._planned * stretch.quantile(share, reached)
         return self._seconds(lengths)
@@ -131,7 +131,7 @@ class LengthEstimator:
         return reached
 
     def _seconds(self, lengths: FloatArray) -> float:
-        """Return the model seconds of what has not ended, at given lengths, slots taken as they get free."""
+        """Return the model seconds of unfinished requests at given lengths, each in the next free slot."""
         cost, running, waiting = self._problem.cost, self._running, self._waiting
         held = self._problem.kv_at_start.astype(np.float64)
         decoded = np.zeros(len(held))
@@ -141,7 +141,7 @@ class LengthEstimator:
         chosen = np.concatenate((running, waiting))
         each = left[chosen]
         kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
-        # Stages and idle slots as they were so far: off its plan, a run has others than planned.
+        # A run off its plan has other stages and idle slots than planned: use those so far.
         busy = (
             float(self._decoded) / (self._decode_steps * self._problem.slots) if self._decode_steps else 1.0
         )
@@ -151,7 +151,7 @@ class LengthEstimator:
 
 
 def _decode_steps(running: FloatArray, waiting: FloatArray, slots: int) -> float:
-    """Return the decode steps until all have ended, each that waits begun as a slot gets free."""
+    """Return the decode steps until all requests end, each waiting one in the next free slot."""
     ends = sorted(running.tolist())
     last = ends[-1] if ends else 0.0
     ends = [0.0] * max(0, slots - len(ends)) + ends

@@ -17,21 +17,21 @@ TABLE = "run"
 """Name of the table in a TOML file."""
 
 OTHER_TABLES = ("search", "bounds")
-"""Tables of the same file that hold the parameters of planning."""
+"""Tables of the same file with planning parameters."""
 
 _HINT = "Correct it, or leave it out for the default."
 
 
 LARGEST_REPLIES = 2**26
-"""Default bytes of the replies that arrive from a server at a time."""
+"""Default for the most bytes of all replies in transit from a server."""
 
 
 RUNNING_SHARE = 0.25
-"""Default share of a request's completions that are expected to run while it is in flight."""
+"""Default expected share of a request's completions that run while it is in flight."""
 
 
 def running_of(choices: int, share: float = RUNNING_SHARE) -> int:
-    """Return the completions of a request that count as in flight: those expected to run still."""
+    """Return the number of a request's completions that count as in flight."""
     return 1 if choices == 1 else min(choices, math.ceil(choices * share))
 
 
@@ -46,24 +46,24 @@ class Patience:
         Attempts at a request while its server is busy or returns a 5xx. More attempts outlast longer
         overloads.
     timed_out_attempts
-        Attempts at a request that run out of time. More attempts cost that much time each.
+        Attempts at a request that times out. Each further attempt costs ``request_seconds``.
     backoff_seconds
-        Seconds before the second attempt, doubled after each further one; half of it is random. A longer wait
-        spares a busy server and leaves slots empty.
+        Seconds before the second attempt, doubled for each further one; half of the wait is random. A larger
+        value spares a busy server and leaves slots empty.
     longest_backoff_seconds
-        Largest such wait, in seconds.
+        Largest backoff in seconds.
     outage_seconds
-        Seconds without any server that takes requests before the run stops; no server is waited for longer.
-        A larger value outlasts longer restarts and rate limits.
+        Seconds without a server that accepts requests before the run stops. A larger value outlasts longer
+        restarts and rate limits.
     outage_told_seconds
         Seconds without a connection before an outage is reported. A larger value keeps short restarts silent.
     breaks_before_alone
-        Broken connections of a server, with no completion in between, before it gets one request at a time. A
-        larger value costs more attempts until the request that breaks the server is found.
+        Broken connections of a server without a completion between them before it gets one request at a time.
+        A larger value needs more attempts to find a request that crashes the server.
     breaks_alone
         Connections that a request breaks alone on its server before it fails.
     hopeless_requests
-        Failed requests, with no completion before, that stop the run. A larger value tries more of them.
+        Failed requests, without any completion, that stop the run. A larger value tries more requests.
 
     Raises
     ------
@@ -104,33 +104,33 @@ class RunParams:
         Seconds without a finished stage before the command gives up. A larger value tolerates longer stages
         and notices a hung device later.
     request_seconds
-        Seconds that a server may take for a request. A larger value tolerates longer queues and notices a
+        Time limit of a request on a server in seconds. A larger value tolerates longer queues and notices a
         hung server later.
     metrics_seconds
         Seconds between readings of a server's counters. A larger value loads the server less and notices an
         empty queue later.
     queue_iterations
-        Iterations for which a server's queue should last. A larger value keeps more requests in flight and
-        leaves fewer of them to reorder.
+        Iterations that a server's queue should last. A larger value keeps more requests in flight and leaves
+        fewer to reorder.
     most_in_flight
         Largest number of completions in flight on a server, as a multiple of the usual number.
     running_share
-        Share of the completions of a request with several that are expected to run while it is in flight. A
-        smaller value keeps more requests in flight and leaves fewer of them to reorder.
+        Expected share of a request's several completions that run while it is in flight. A smaller value
+        keeps more requests in flight and leaves fewer to reorder.
     largest_replies
-        Most bytes of all replies that arrive from a server at a time. A larger value accepts longer
-        completions, and takes more memory where a server sends without end.
+        Most bytes of all replies in transit from a server. A larger value accepts longer completions, and
+        takes more memory if a server sends without end.
     reorder_share
         Share of the remaining requests that must complete before the order adapts to the lengths seen. A
         larger value adapts less often.
     repeatable
-        Whether a run on a model computes each request as if it were alone, so that it repeats bit by bit, and
-        writes a digest of tokens and log-probabilities. Decode steps with few rows take longer.
+        Compute each request of a run on a model as if it were alone, so that the run repeats bit by bit, and
+        write a digest of tokens and log-probabilities. Decode steps with few rows take longer.
     product_rows
         Rows of each product of a repeatable run. A larger value prefills faster and makes decode steps with
         fewer rows slower. Runs with other values have other bits.
     patience
-        Retries; in a file the table ``[run.patience]``.
+        Retries; the table ``[run.patience]`` in a file.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _names(kind: type) -> str:
 
 
 def _check(params: Any) -> None:
-    """Raise ValueError unless whole numbers are at least one, and others finite and above zero."""
+    """Raise ValueError unless whole numbers are at least one and others finite and positive."""
     for each in fields(params):
         value = getattr(params, each.name)
         if is_dataclass(value):

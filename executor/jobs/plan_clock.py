@@ -1,4 +1,4 @@
-"""Progress of a run in its plan, and its predicted end."""
+"""Progress of a run in its plan, and prediction of its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...heuristics.simulate import remaining_schedule
 from .length_estimator import LengthEstimator
 
 EACH = 1e-4
-"""Seconds a request between two forecasts; larger costs less time and reacts later."""
+"""Seconds between two forecasts for each request; a larger value costs less time and reacts later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,13 @@ class Standing:
     """
     Progress of a run.
 
-    done, planned: Planned seconds done, those of an earlier, interrupted run among them, and of the whole
-        plan.
-    slowdown: Measured seconds for each planned one in this run.
-    left: Seconds that what is left takes at that pace.
-    gap: Expected gap of the run, in model seconds, if the rest goes as planned; None if it has left the plan
-        or has no bound.
+    done, planned: Planned seconds done, including an earlier interrupted run, and of the whole plan.
+    slowdown: Measured seconds per planned second in this run.
+    left: Remaining seconds at that pace.
+    gap: Expected gap in model seconds if the rest follows the plan; None off the plan or without a bound.
     longer: Running completions beyond their planned lengths.
-    finished, requests: Requests finished, those of an earlier run among them, and all.
-    speed: Tokens decoded in a second of this run.
+    finished, requests: Finished requests, including an earlier run's, and all requests.
+    speed: Decoded tokens per second of this run.
     """
 
     done: float
@@ -52,30 +50,29 @@ class Follower:
     Callbacks of a run.
 
     on_stage: Called after each stage with its record and the number of requests finished so far.
-    on_begin: Called with the requests that are prefilled next, as positions in the plan.
+    on_begin: Called with the next requests to prefill, as positions in the plan.
     """
 
     on_stage: Callable[[Stage, int], None]
     on_begin: Callable[[npt.NDArray[np.int64]], None]
 
     def __call__(self, stage: Stage, finished: int) -> None:
-        """Tell of a stage."""
+        """Report a stage."""
         self.on_stage(stage, finished)
 
 
 class PlanClock:
     """
-    Tells planned seconds by the stages that a run ran and the requests it finished.
+    Clock of planned seconds, driven by the stages and finished requests of a run.
 
-    Between two planned ends of requests the clock follows the cost model; a run that finishes requests
-    sooner, as completions end before their caps, is moved on to where the plan would have finished as many.
-    If completions are longer or shorter than planned, the lengths seen so far predict the rest, for ended and
-    running requests.
+    Between two planned ends of requests it follows the cost model. When a run finishes requests early, it
+    moves to the point where the plan would have finished as many. If lengths differ from the plan, the
+    lengths seen so far predict the rest.
 
-    left: Requests that this run serves, ascending; another run has completed the others.
-    bound: Proven model seconds of the whole plan, or None.
-    ended: Returns the requests that ended since its last call, as positions in the plan, and the tokens of
-        each, or UNKNOWN. It may name a request one stage late.
+    left: Requests that this run serves, ascending; an earlier run completed the others.
+    bound: Proven bound of the whole plan in model seconds, or None.
+    ended: Function that returns the requests ended since its last call, as positions in the plan, with their
+        tokens or UNKNOWN. It may name a request one stage late.
     """
 
     def __init__(
@@ -107,11 +104,11 @@ class PlanClock:
         return Standing(self._before, self._planned, 1.0, self._rest, None)
 
     def begun(self, requests: npt.ArrayLike) -> None:
-        """Note requests that are prefilled next, as positions in the plan: what is known of their lengths."""
+        """Note the next requests to prefill, as positions in the plan."""
         self._lengths.begun([self._position[int(request)] for request in np.asarray(requests)])
 
     def after(self, stage: Stage, finished: int) -> Standing:
-        """Return where the run stands after a stage."""
+        """Return the progress of the run after a stage."""
         self._tokens += stage.tokens if stage.kind == "decode" else 0
         before = self._requests - len(self._position)
         speed = self._tokens / stage.end if stage.end else 0.0
@@ -138,7 +135,7 @@ class PlanClock:
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 
     def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
-        """Return the progress of a run with other lengths than planned."""
+        """Return the progress of a run whose lengths differ from the plan."""
         left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
         if longer and stage.end:
@@ -146,11 +143,11 @@ class PlanClock:
         return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
 
     def _learn(self, stage: Stage, slowdown: float) -> None:
-        """Note what ended before a stage, foretell the end by that if it is time to, and note the stage."""
+        """Note ended requests and the stage; update the forecast if it is due."""
         for request, tokens in self._ended():
             self._lengths.ended(self._position[request], tokens)
         if not self._lengths.as_planned and stage.start >= self._due:
-            # Not after each stage: it takes time itself where there are many requests.
+            # Forecasts of many requests take time, so not each stage has one.
             self._foretold = stage.start + slowdown * self._lengths.seconds_left()
             self._due = 1.01 * stage.start + EACH * len(self._position)
         self._lengths.ran(stage)

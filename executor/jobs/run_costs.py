@@ -16,12 +16,11 @@ class RunCosts:
     """
     Cost model of a run, fitted to its own stages while it runs.
 
-    stated: The costs until there are enough stages; None if none are known. Then a stage costs nothing to
-        open, so that no prefill waits.
-    least_stages: Prefill stages before the run's own costs count; more wait for a better fit.
-    most_stages: Latest prefill stages that a fit takes; more smooth the noise and react later.
-    growth: Share of new prefill stages that makes a new fit due; larger saves time.
-    least_base: Least share of the longest decode step that no slot adds; larger waits less for prefill.
+    stated: Costs to use before enough stages ran. With None opening a stage is free, so no prefill waits.
+    least_stages: Prefill stages before the first fit; a larger value waits for a better fit.
+    most_stages: Number of latest prefill stages in a fit; a larger value smooths noise and reacts later.
+    growth: Share of new prefill stages that triggers a fit; a larger value saves time.
+    least_base: Least fixed share of the longest decode step; a larger value waits less for prefill.
     """
 
     stated: CostModel | None
@@ -46,16 +45,16 @@ class RunCosts:
 
     @property
     def cost(self) -> CostModel:
-        """The best costs known now."""
+        """Best costs known now."""
         if len(self._prefills) >= self._due and self._steps:
             self._due = int(len(self._prefills) * (1 + self.growth)) + 1
             self._now = self._fit()
         return self._now
 
     def _fit(self) -> CostModel:
-        """Return robust lines through the medians of the stages seen."""
-        # The first stage is the largest: it tells the price of a token from that of a stage. As it also warms
-        # the engine up, a stage seems cheaper to open than it is, and prefill waits less.
+        """Fit robust lines to the medians of the stages seen."""
+        # The first stage is the largest, so it separates the cost of a token from that of a stage. It also
+        # warms the engine up; a stage then seems cheaper to open than it is, and prefill waits less.
         tokens, seconds = np.array([self._prefills[0], *self._prefills[1:][-self.most_stages :]]).T
         base, per_token = _line(tokens, seconds)
         active = np.array(sorted(self._steps), dtype=np.float64)
@@ -65,7 +64,7 @@ class RunCosts:
 
 
 def _line(sizes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
-    """Return base and slope by the median slope of all pairs, weighted by their distance, none below zero."""
+    """Return non-negative base and slope from the distance-weighted median slope of all pairs."""
     first, second = np.triu_indices(len(sizes), 1)
     apart = sizes[first] != sizes[second]
     if not apart.any():

@@ -1,4 +1,4 @@
-"""Watchdog of a run: a device call that hangs raises nothing by itself."""
+"""Watchdog of a run, for device calls that hang without an error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Self
 
 class Watchdog:
     """
-    Calls ``on_stall`` once after too many seconds without a sign of life.
+    Watchdog that calls ``on_stall`` once after too many seconds without a sign of life.
 
-    The call comes from a thread of its own: the main one may be inside a device call that no exception
-    reaches, so only the end of the process helps.
+    The call comes from another thread. The main thread may hang in a device call that no exception reaches,
+    so ``on_stall`` should end the process.
     """
 
     def __init__(self, seconds: float, on_stall: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class Watchdog:
 
     def alive(self) -> None:
         """Note a sign of life."""
-        # Waking the thread for it would cost more than a short stage may.
+        # Waking the thread here would cost more than a short stage.
         self._alive_at = time.monotonic()
 
     def _watch(self) -> None:

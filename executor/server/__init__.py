@@ -1,1 +1,1 @@
-"""A job run on servers that are already up: client, dispatch, probe and the job itself."""
+"""Jobs on servers that are already running: client, dispatch, probe and the job itself."""

@@ -22,18 +22,18 @@ from .connection import Address, BrokenConnectionError, Connection, ReplyBudget,
 from .reply import Kind, Reply
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-"""Environment variable with the key that servers ask for, if they do."""
+"""Environment variable with the API key of a server that needs one."""
 
 _MODELS = "/v1/models"
 
 _OPENED = 32
-"""Connections opened at a time: fewer than the queue of a listening socket holds."""
+"""Connections opened at once: fewer than the backlog of a listening socket."""
 
 _REMEMBERED = 2**16
-"""Names of responses that are compared with those of later ones."""
+"""Response names kept to recognise a repeated response."""
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Halves of a character, and pairs of them that make one."""
+"""Surrogate code points, escaped or raw."""
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
@@ -42,11 +42,11 @@ class ServerClient:
     """
     Connections to one server, each with one request at a time.
 
-    url: Where it is, with or without ``/v1`` at the end.
-    timeout: Seconds a request may take, from its being sent to the whole response.
-    model: Replaces each body's ``model``; None to leave it. A body without one gets ``default_model``.
+    url: Address of the server, with or without ``/v1`` at the end.
+    timeout: Seconds from sending a request to its whole response.
+    model: Replaces each body's ``model``; None leaves it.
     default_model: Model of bodies that name none.
-    largest: Bytes of all replies that arrive at a time.
+    largest: Most bytes of all replies in transit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ServerClient:
                 return
 
     async def text(self, path: str, timeout: float = 10.0) -> str | None:
-        """Return the text at a path of the server, None if there is none or it does not come in time."""
+        """Return the text at a path of the server; None if it is missing or late."""
         response = await self._get(path, timeout)
         return response.text if response is not None and response.status == 200 else None
 
@@ -90,7 +90,7 @@ class ServerClient:
         """
         Return whether the server responds without an error of its own.
 
-        Offline, ``transformers serve`` fails to list its models, and completes requests all the same.
+        Offline, ``transformers serve`` cannot list its models, but still completes requests.
         """
         for path in (_MODELS, "/health"):
             response = await self._get(path, 10.0)
@@ -99,7 +99,7 @@ class ServerClient:
         return False
 
     async def send(self, request: ServerRequest) -> Reply:
-        """Return the outcome of one attempt at a request; connection errors are replies, too."""
+        """Send a request once; return its reply, also for a connection error."""
         body = request.body
         if self._model is not None:
             body = {**body, "model": self._model}
@@ -121,7 +121,7 @@ class ServerClient:
             return Reply(Kind.BROKEN, message=f"{self.url} broke the connection ({_named(error)})")
 
     async def _get(self, path: str, timeout: float) -> Response | None:
-        # Its own connection: a page that trickles would hold up a request.
+        # A connection of its own, because a slow page would delay a request.
         connection = self._new()
         try:
             return await self._page(path, timeout, connection)
@@ -137,19 +137,19 @@ class ServerClient:
             return None
 
     async def _complete(self, request: ServerRequest, content: bytes) -> Reply:
-        """Return the server's reply to a request, which is no copy of an earlier reply."""
+        """Return the server's reply to a request, never a copy of an earlier reply."""
         connection = self._idle.pop() if self._idle else self._new()
         asked, completed = connection.asked > 0, connection.completed
         try:
             reply = _reply(request, await connection.exchange("POST", request.url, content))
             if asked and self._is_copy(reply, first=completed == 0):
-                # A copy of an earlier response? The first one on a new connection can be none.
+                # The first response on a new connection cannot be a copy.
                 connection.hang_up()
                 reply = _reply(request, await connection.exchange("POST", request.url, content))
             if reply.kind is Kind.ANSWERED and self._remember(reply):
                 connection.completed += 1
             else:
-                # A copy of it could not be told from another response.
+                # A later copy of this response could not be recognised.
                 connection.hang_up()
         finally:
             self._idle.append(connection)
@@ -161,7 +161,7 @@ class ServerClient:
         return connection
 
     def _is_copy(self, reply: Reply, *, first: bool) -> bool:
-        """Return whether a reply may be an earlier one; ``first`` after a page of the server alone."""
+        """Return whether a reply may be a repeated one; ``first`` if the connection completed none yet."""
         name = _name(reply)
         if first:
             return (
@@ -173,7 +173,7 @@ class ServerClient:
         return name in self._seen
 
     def _remember(self, reply: Reply) -> bool:
-        """Note the name that a server gave its response, and return whether it is a new one."""
+        """Note the name of a response; return whether it is new."""
         name = _name(reply)
         if not name or name in self._seen:
             return False
@@ -184,16 +184,15 @@ class ServerClient:
 
 
 def base_url(url: str) -> str:
-    """Return where a server is, without the version at the end of its address."""
+    """Return the address of a server without ``/v1`` at its end."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None:
     """
-    Return the field of a request that its completion shows to have been ignored, or None.
+    Return a request's field that the server ignored, or None.
 
-    Servers take fields they do not know in silence: the number of choices and the log-probabilities can be
-    seen in what comes back.
+    Servers ignore unknown fields silently; a missing choice or log-probability shows in the response.
     """
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -222,25 +221,24 @@ def _reply(request: ServerRequest, response: Response) -> Reply:
         return Reply(Kind.REFUSED, status, body, name, message=f"HTTP {status}: {_message(body)}")
     field = ignored_field(request, body)
     if not _is_completion(request, body):
-        told = f": {_message(body)}" if "error" in body else ""
-        return Reply(Kind.REFUSED, None, body, name, message=f"the response holds no completion{told}")
+        reason = f": {_message(body)}" if "error" in body else ""
+        return Reply(Kind.REFUSED, None, body, name, message=f"the response holds no completion{reason}")
     if field is not None:
         return Reply(Kind.REFUSED, None, body, name, message=f"the server ignored the field {field!r}")
     return Reply(Kind.ANSWERED, status, body, name)
 
 
 def _name(reply: Reply) -> str:
-    """Return the name that a server gave a response itself, or nothing."""
+    """Return the ``id`` that the server gave a response, or an empty text."""
     name = (reply.body or {}).get("id")
     return name if isinstance(name, str) else ""
 
 
 def _parsed(response: Response) -> Any:
     """
-    Return the JSON of a response as a file can hold it, None if it is none.
+    Return the JSON of a response in a form that a file can hold; None if it is not JSON.
 
-    Numbers that JSON has not (a log-probability of minus infinity) become null, halves of a character the
-    replacement character.
+    Infinite numbers become null, lone surrogates the replacement character.
     """
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(response.body)
@@ -267,7 +265,7 @@ def _is_completion(request: ServerRequest, body: Mapping[str, Any]) -> bool:
 
 
 def _says(choice: object, chat: bool) -> bool:
-    """Return whether a choice holds a text, or a message with a member: calls of tools have no content."""
+    """Return whether a choice holds a text or a message; a tool call has no content."""
     if not isinstance(choice, Mapping):
         return False
     said = choice.get("message" if chat else "text")
@@ -285,7 +283,7 @@ def _named(error: Exception) -> str:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Return the seconds a Retry-After header asks for, stated as a number or as a date."""
+    """Return the seconds of a Retry-After header, which holds a number or a date."""
     if value is None:
         return None
     try:

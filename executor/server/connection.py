@@ -13,7 +13,7 @@ import aiohttp
 import yarl
 
 _KEEP_SECONDS = 4.0
-"""Seconds for which an idle connection is kept: servers close theirs after five."""
+"""Seconds to keep an idle connection: servers close theirs after five."""
 
 _CONNECT_SECONDS = 10.0
 
@@ -25,9 +25,9 @@ class BrokenConnectionError(Exception):
 @dataclass(slots=True)
 class ReplyBudget:
     """
-    Memory for the replies that arrive at a time.
+    Memory for all replies in transit.
 
-    most: Bytes of all of them together; a reply that exceeds it is broken.
+    most: Bytes of all replies together; a reply that exceeds it is broken.
     """
 
     most: int
@@ -42,12 +42,7 @@ class ReplyBudget:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """
-    A whole response.
-
-    headers: Values by names, in upper or lower case.
-    body: Its bytes, decompressed.
-    """
+    """A whole response, its body decompressed; header names ignore case."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -62,10 +57,10 @@ class Response:
 @dataclass(frozen=True, slots=True)
 class Address:
     """
-    Where a server is, and what each request to it says.
+    Address of a server, and the headers of each request.
 
-    url: Without a name, a password and the version of the protocol.
-    proxy: URL of the proxy that the environment names for it, or None.
+    url: URL without user name, password and ``/v1``.
+    proxy: URL of the proxy that the environment names for the server, or None.
     """
 
     url: str
@@ -96,7 +91,7 @@ class Address:
 
 
 class _Tied(aiohttp.ClientResponse):
-    """Response that knows its connection, also when it is read to its end."""
+    """Response that keeps its connection after it is read to its end."""
 
     held: _Protocol | None = None
 
@@ -110,14 +105,14 @@ _Protocol = aiohttp.client_proto.ResponseHandler
 
 class Connection:
     """
-    Connection to a server, which is opened when it is needed.
+    Connection to a server, opened on first use.
 
-    asked, completed: Requests sent and completed since it was opened.
+    asked, completed: Requests sent and completed since the connection was opened.
     """
 
     def __init__(self, address: Address, budget: ReplyBudget, timeout: float) -> None:
         self._address, self._budget = address, budget
-        # A session each: responses of one connection never meet requests of another.
+        # One session a connection keeps responses away from requests of other connections.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=_KEEP_SECONDS),
             headers=address.headers,
@@ -166,12 +161,12 @@ class Connection:
         self._held, self.asked, self.completed = None, 0, 0
 
     async def close(self) -> None:
-        """Close it for good."""
+        """Close the connection and its session."""
         self.hang_up()
         await self._session.close()
 
     def _usable(self, now: float) -> bool:
-        """Return whether another request can be sent: bytes that no request asked for must not be there."""
+        """Return whether the connection is open, fresh, and free of unread bytes."""
         held = self._held
         fresh = now <= self._used_at + _KEEP_SECONDS
         return held is not None and fresh and held.is_connected() and not held.should_close
@@ -183,7 +178,7 @@ def _url(text: str) -> yarl.URL:
 
 
 def _plain(error: aiohttp.ClientError) -> OSError | BrokenConnectionError:
-    """Return an error without aiohttp's classes: OSError where no server was reached."""
+    """Translate an error of aiohttp; OSError means that no server was reached."""
     why = str(error) or type(error).__name__
     reached = (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError)
     return OSError(why) if isinstance(error, reached) else BrokenConnectionError(why)

@@ -1,4 +1,4 @@
-"""Dispatch of requests to servers in a plan's order: a state machine without tasks and I/O."""
+"""Dispatch of requests to servers in a plan's order, as a state machine without I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..jobs.params import RunParams, running_of
 from .reply import Kind, Reply
 
 _LONG = 10**6
-"""Tokens of a completion whose length is unknown."""
+"""Assumed tokens of a completion of unknown length."""
 
 
 def queue_of(slots: int, largest: int = 1) -> int:
-    """Return the completions to keep waiting on a server: at least those of one request."""
+    """Return the number of completions to keep queued on a server: at least one request's."""
     return max(4, slots // 8, largest)
 
 
@@ -26,24 +26,16 @@ def in_flight_of(slots: int, largest: int = 1) -> int:
     """
     Return the number of completions to keep in flight on a server.
 
-    As many as there are slots would leave each slot empty from one completion until the next request comes;
-    a few that wait in the server's queue fill it at once.
+    A few more than the slots wait in the server's queue, so that a freed slot is filled at once.
 
-    largest: Completions of one request that are expected to run, at most.
+    largest: Most completions of one request that are expected to run.
     """
     return slots + queue_of(slots, largest)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """
-    Outcome of one request.
-
-    request: Its position.
-    server: The server of the last attempt.
-    reply: The last attempt.
-    sent, finished: Seconds after the start, of the last attempt.
-    """
+    """Outcome of one request: position, and the last attempt's server, reply, start and end (seconds)."""
 
     request: int
     server: int
@@ -53,7 +45,7 @@ class Served:
 
 
 class _Queue:
-    """Requests in flight on a server, in the order they were sent: those beyond the slots wait."""
+    """Requests in flight on a server, in sending order; those beyond the slots wait."""
 
     def __init__(self, slots: int | None) -> None:
         self._slots, self._running_weight = slots, 0
@@ -62,13 +54,13 @@ class _Queue:
         self.waiting_tokens = 0
 
     def add(self, request: int, weight: int, tokens: int) -> None:
-        """Note that a request was sent, with its completions and the tokens of all of them."""
+        """Note that a request was sent, with its number of completions and all their tokens."""
         self._waiting[request] = weight, tokens
         self.waiting_tokens += tokens
         self._admit()
 
     def remove(self, request: int) -> None:
-        """Note that a request has ended; the next ones that wait take its slots."""
+        """Note that a request has ended; waiting requests take its slots."""
         if request in self._running:
             self._running_weight -= self._running.pop(request)
         else:
@@ -98,11 +90,11 @@ class _Server:
 
     @property
     def alone(self) -> bool:
-        """Whether requests go one at a time, to find the one that breaks the server."""
+        """True if requests are sent singly, to find the one that crashes the server."""
         return self.breaks >= self._params.patience.breaks_before_alone
 
     def takes(self, weight: int, now: float) -> bool:
-        """Return whether a request of that many completions can be sent now."""
+        """Return whether a request of ``weight`` completions can be sent now."""
         if self.down or now < self.paused_until:
             return False
         if self.flying == 0:
@@ -111,7 +103,7 @@ class _Server:
         return not self.alone and self.held + weight <= most
 
     def _queue_is_short(self, weight: int) -> bool:
-        """Return whether the queue ends so soon that the way to the client takes longer."""
+        """Return whether the queue would run empty before a new request arrives."""
         if self.slots is None or self.held + weight <= self.most:
             return False
         return self.queue.waiting_tokens < self._params.queue_iterations * self.slots
@@ -119,21 +111,19 @@ class _Server:
 
 class Dispatch:
     """
-    Releases requests in order, the next one wherever there is room, until each has its outcome.
+    Release of requests in order to the least loaded server, until each has its outcome.
 
-    A request that failed goes back to its place in the order. A server that cannot be reached gets no request
-    until it is reachable again; its requests go to the others, or back to it.
+    A failed request returns to its place in the order. An unreachable server gets no request until it
+    responds; its requests go to any server.
 
-    servers: Number of servers: replicas of one another.
-    in_flight: Completions in flight on each; of a request with several those that are expected to run. Where
-        ``slots`` is given the number rises, at most to ``most_in_flight`` times as many, while a server's
-        queue is seen to be empty or is short.
+    servers: Number of replicas.
+    in_flight: Completions in flight on each server, as far as they are expected to run. With ``slots`` it
+        rises while a server's queue is empty or short, up to ``most_in_flight`` times.
     params: Retries, and the length of a server's queue.
-    rng: Of the waits.
-    proven: Whether requests of this job were completed before, so that failures are their own.
-    slots: Completions that each server works on at a time; None to keep to ``in_flight``.
-    on_wait: Called with a server's position, its reply and the seconds it asks to wait, once a wait, where
-        that is longer than any of ours.
+    rng: Random source of the waits.
+    proven: True if the servers completed requests of this job before, so a failure is the request's own.
+    slots: Completions that each server decodes at a time; None keeps ``in_flight`` constant.
+    on_wait: Called with a server's position, its reply and a long wait in seconds, once for each wait.
     """
 
     def __init__(
@@ -168,14 +158,14 @@ class Dispatch:
         self.left = self.retries = 0
 
     def begin(self, order: Sequence[int], now: float) -> None:
-        """Take the requests to release, in order."""
+        """Start with the requests to release, in order."""
         self._begun = self._reached = now
         self._ready = [(rank, request) for rank, request in enumerate(order)]
         self._rank = {request: rank for rank, request in self._ready}
         self.left = len(self._ready)
 
     def due(self, now: float) -> list[tuple[int, int]]:
-        """Return the requests to send now, in order, each with its server."""
+        """Return the pairs (request, server) to send now, in order."""
         while self._later and self._later[0][0] <= now:
             _, rank, request = heapq.heappop(self._later)
             heapq.heappush(self._ready, (rank, request))
@@ -198,7 +188,7 @@ class Dispatch:
         return found
 
     def wakes_at(self, now: float) -> float | None:
-        """Return when something is due without a reply, or None."""
+        """Return the time of the next action that needs no reply, or None."""
         times = [at for at, _, _ in self._later[:1]]
         if self._ready:
             times += [server.paused_until for server in self._servers if server.paused_until > now]
@@ -207,7 +197,7 @@ class Dispatch:
         return min(times, default=None)
 
     def replied(self, request: int, k: int, sent: float, reply: Reply, now: float) -> list[Served]:
-        """Take a reply, and return the outcomes that are certain by it."""
+        """Process a reply; return the outcomes that it makes final."""
         served = self._judge(request, k, sent, reply, now)
         if served is None:
             return []
@@ -220,7 +210,7 @@ class Dispatch:
         return certain
 
     def stopped(self, now: float) -> str | None:
-        """Return why the job ends early, or None."""
+        """Return the reason to end the job early, or None."""
         if len(self._held_back) >= self._patience.hopeless_requests:
             why = self._held_back[-1].reply.message
             return f"the first {len(self._held_back)} requests all failed: {why}"
@@ -233,11 +223,10 @@ class Dispatch:
 
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
         """
-        Keep a few more in flight on a server that was seen without a request waiting.
+        Raise the number in flight on a server whose queue is empty.
 
-        The way to the client and back takes longer than the queue lasts, or fewer completions of a request
-        run than is expected. A reading is trusted if a completion has arrived since the number last
-        changed, or the server has begun all that was sent: otherwise requests are still on the way.
+        A reading counts if a completion arrived since the last change, or if the server has started
+        everything sent to it. Otherwise requests are still in transit.
         """
         server = self._servers[k]
         if not self._step or waiting != 0 or not self._ready or server.down:
@@ -249,7 +238,7 @@ class Dispatch:
             server.most, server.completed = most, server.completed and most == server.most
 
     def down(self, k: int) -> bool:
-        """Return whether a server is taken to be unreachable."""
+        """Return whether a server counts as unreachable."""
         return self._servers[k].down
 
     def revived(self, k: int) -> None:
@@ -266,26 +255,26 @@ class Dispatch:
 
     @property
     def given_up_at(self) -> float | None:
-        """When the job ends if no server takes a request before; None while one does."""
+        """Time at which the job ends if no server accepts a request before; else None."""
         return self._reached + self._patience.outage_seconds if self._out else None
 
     @property
     def in_flight(self) -> int:
-        """Completions kept in flight on a server, at the most so far."""
+        """Largest number of completions kept in flight on a server so far."""
         return max(server.most for server in self._servers)
 
     @property
     def interrupted(self) -> list[bool]:
-        """Whether each server was unreachable at some time, and may have restarted."""
+        """True for each server that was unreachable at some time, and may have restarted."""
         return [server.was_down for server in self._servers]
 
     @property
     def _out(self) -> bool:
-        """Whether no server takes requests."""
+        """True if no server accepts requests."""
         return all(server.down or server.too_long for server in self._servers)
 
     def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:
-        """Return the outcome of a request, or None if it is to be sent again."""
+        """Return the outcome of a request, or None to send it again."""
         server, kind = self._servers[k], reply.kind
         server.held -= self._weight[request]
         server.flying -= 1
@@ -312,7 +301,7 @@ class Dispatch:
         return None
 
     def _wait_of_broken(self, request: int, server: _Server, sent: float, now: float) -> float | None:
-        """Return the seconds until the next attempt; None if the request breaks the server each time."""
+        """Return the seconds until the next attempt; None if the request crashes the server each time."""
         if server.alone and server.flying == 0:
             broke = self._broke[request] = self._broke.get(request, 0) + 1
             if broke >= self._patience.breaks_alone:
@@ -336,14 +325,14 @@ class Dispatch:
         return wait
 
     def _hold(self, server: _Server, reply: Reply, until: float) -> None:
-        """Send a server nothing for a while where its status says so."""
+        """Pause a server, or mark it as down, by the status of its reply."""
         if reply.status in (502, 504) or (reply.status == 503 and reply.wait is None):
-            self._mark_down(server)  # a proxy without its server
+            self._mark_down(server)  # a proxy replied for a server that is gone
         elif reply.status in (429, 503, 529):
             server.paused_until = max(server.paused_until, until)
 
     def _tell_wait(self, k: int, reply: Reply, now: float, wait: float) -> None:
-        """Report a long wait that a server asks for, unless one of about that end was reported."""
+        """Report a long wait once."""
         server, long = self._servers[k], self._patience.longest_backoff_seconds
         if self._on_wait is not None and wait > long and now + wait > server.told_until + long:
             server.told_until = now + wait

@@ -16,12 +16,9 @@ class ServerFacts:
     """
     Facts about a server; None if unknown.
 
-    url: Where it is.
-    reachable: Whether it responds.
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
-    models: Names it serves.
+    models: Names of the models that it serves.
     slots: Requests that it runs at a time.
-    metrics: Its counters.
     """
 
     url: str
@@ -34,7 +31,7 @@ class ServerFacts:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Unknown facts, in words."""
+        """Names of the unknown facts, for a message."""
         metrics = self.metrics or ServerMetrics()
         missing = {
             "which engine it is": None if self.engine == "unknown" else self.engine,
@@ -42,14 +39,14 @@ class ServerFacts:
             "its room for KV cache": metrics.kv_tokens,
             "how many iterations it runs": metrics.iterations,
             "whether others use it": metrics.running,
-            # No engine says which policy its scheduler has, and one without priorities drops the field.
+            # No engine reports its scheduling policy, and one without priorities ignores the field.
             "whether it heeds priority": None,
         }
         return tuple(name for name, known in missing.items() if known is None)
 
 
 async def probe(client: ServerClient) -> ServerFacts:
-    """Return the facts about a server, without sending it a request to complete."""
+    """Return the facts about a server without sending it a completion request."""
     models, metrics, version, props = await asyncio.gather(
         *(client.text(path) for path in ("/v1/models", "/metrics", "/version", "/props"))
     )
@@ -77,10 +74,10 @@ async def probe(client: ServerClient) -> ServerFacts:
 
 class Watch:
     """
-    Reads a server's counters now and then while a job runs.
+    Regular reader of a server's counters during a job.
 
     every: Seconds between two readings.
-    on_read: Called with the counters of each.
+    on_read: Called with the counters of each reading.
     """
 
     def __init__(
@@ -95,7 +92,7 @@ class Watch:
         self.plateau = 0
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read the counters until cancelled."""
         while True:
             await asyncio.sleep(self._every)
             metrics = await self.read()
@@ -103,7 +100,7 @@ class Watch:
                 self._on_read(metrics)
 
     async def read(self) -> ServerMetrics | None:
-        """Return the counters now, None if the server shows none."""
+        """Return the current counters; None if the server has none."""
         text = await self._client.text("/metrics")
         if text is None:
             return None
@@ -111,7 +108,7 @@ class Watch:
         self.most_running = max(self.most_running, metrics.running or 0)
         self.most_waiting = max(self.most_waiting, metrics.waiting or 0)
         if metrics.waiting:
-            # With requests waiting, as many run as the server lets.
+            # While requests wait, the server runs as many as it can.
             self.plateau = max(self.plateau, metrics.running or 0)
         return metrics
 

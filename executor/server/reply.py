@@ -1,4 +1,4 @@
-"""Outcome of one attempt at a request, as a server's client found it."""
+"""Outcome of one attempt at a request."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Reply:
     """
-    One attempt at a request, and what came of it.
+    Reply to one attempt at a request.
 
-    kind: Whether a completion came, the server refused the request for good, was busy or failed for now (429,
-        5xx), lost the connection, could not be reached, or let the time run out.
-    status: HTTP status, or None where no response came.
+    kind: Completed, refused for good, busy or failing for now (429, 5xx), connection lost, unreachable, or
+        timed out.
+    status: HTTP status; None without a response.
     body: The response's JSON object, or a substitute.
     request_id: The server's name of the request, or empty.
-    wait: Seconds the server asks to wait before another attempt, or None.
-    message: What went wrong, in a sentence.
+    wait: Seconds that the server asks to wait before another attempt, or None.
+    message: Error in one sentence.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Sending of requests as the dispatch says: tasks, connections, and trials of dead servers."""
+"""Tasks that send the requests of a dispatch and retry unreachable servers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Outage:
     """
     State of a server that cannot be reached.
 
-    server: Its position.
-    seconds: Since it was last reached.
+    server: Position of the server.
+    seconds: Seconds since the server last responded.
     attempts: Connections tried since then.
-    given_up_in: Seconds until the run stops; None while other servers take requests.
-    over: Whether it is reachable again.
+    given_up_in: Seconds until the run stops; None while other servers accept requests.
+    over: True if the server is reachable again.
     """
 
     server: int
@@ -40,11 +40,11 @@ class Outage:
 
 class Sender:
     """
-    Sends what a dispatch releases, and gives it the replies.
+    Sender of the requests that a dispatch releases.
 
-    clients: The servers.
-    patience: Waits between trials of a dead server.
-    on_outage: Called while a server is unreachable, at first after ``outage_told_seconds``.
+    clients: Clients of the servers.
+    patience: Waits between attempts to reach an unreachable server.
+    on_outage: Called while a server is unreachable, first after ``outage_told_seconds``.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Sender:
         self, order: Sequence[int], on_served: Callable[[Served], None], deadline: float | None = None
     ) -> str | None:
         """
-        Serve requests, and return why it stopped early, or None when each has its outcome.
+        Send requests; return the reason for an early stop, or None.
 
-        ``deadline``: seconds after which it ends; requests without an outcome are then ``expired``.
+        deadline: Seconds after which requests without an outcome are ``expired``.
         """
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         end = math.inf if deadline is None else loop.time() + deadline
@@ -107,7 +107,7 @@ class Sender:
         self._changed.set()
 
     async def _open(self, k: int, first: Sequence[tuple[int, int]]) -> None:
-        # More than these wait in the server's queue anyway.
+        # Requests beyond these wait in the server's queue anyway.
         await self._clients[k].open(min(self._dispatch.in_flight, sum(server == k for _, server in first)))
 
     def _start_all(self, due: Sequence[tuple[int, int]]) -> None:
@@ -122,12 +122,12 @@ class Sender:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # A bug of ours: without this, the run would wait for a reply for ever.
+            # After a bug in a task, the run would otherwise wait for a reply for ever.
             self._mistake = task.exception()
             self._changed.set()
 
     async def _send(self, request: int, k: int) -> None:
-        """Send a request, and after its reply the next one that is due, until none is."""
+        """Send a request, then the next one that is due, until none is."""
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         while True:
             sent = loop.time()
@@ -150,7 +150,7 @@ class Sender:
             self._start(self._revived(k, now))
 
     async def _revived(self, k: int, since: float) -> None:
-        """Try a server until it is reachable, and report the outage at growing distances."""
+        """Retry a server until it is reachable; report the outage at growing intervals."""
         loop, attempts = asyncio.get_running_loop(), 1
         told: asyncio.TimerHandle | None = None
 
@@ -181,19 +181,19 @@ class Sender:
 
 def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     """
-    Return the result of a coroutine; SIGTERM and SIGINT cancel it before their handlers are called.
+    Run a coroutine; SIGTERM and SIGINT cancel it before their handlers run.
 
-    A handler that raises between two steps of a coroutine would leave others that were never awaited.
+    A handler that raises between two steps of a coroutine would leave other coroutines unawaited.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    heard: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
-    async def heeding() -> T:
+    async def cancellable() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
         def stop(number: signal.Signals) -> None:
-            heard.append(number)
+            received.append(number)
             task.cancel()
 
         for number, handler in handlers.items():
@@ -202,18 +202,18 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        result = asyncio.run(heeding())
+        result = asyncio.run(cancellable())
     except asyncio.CancelledError:
-        _heed(handlers, heard)
+        _handle(handlers, received)
         raise
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    _heed(handlers, heard)
+    _handle(handlers, received)
     return result
 
 
-def _heed(handlers: Mapping[signal.Signals, Any], heard: Sequence[signal.Signals]) -> None:
-    for number in heard[:1]:
+def _handle(handlers: Mapping[signal.Signals, Any], received: Sequence[signal.Signals]) -> None:
+    for number in received[:1]:
         handlers[number](number, None)

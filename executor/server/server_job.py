@@ -1,4 +1,4 @@
-"""A batch on existing servers: from request bodies to completions on disk."""
+"""A batch job on existing servers, from request bodies to completions on disk."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ServerOutcome:
     """
     Outcome of a run on servers.
 
-    run: Of the requests this run served.
-    failed: Requests that have no completion, of this run and of an earlier part of it.
-    stopped: Why the run ended early, or None.
+    run: Record of the requests that this run served.
+    failed: Requests without a completion, of this run and of its interrupted part.
+    stopped: Reason for an early end, or None.
     """
 
     run: ServerRun
@@ -49,22 +49,21 @@ class ServerOutcome:
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerJob:
     """
-    A batch, the order to release it in, and the servers.
+    Batch of requests, its sending order, and the servers.
 
-    requests: In the order of their file.
-    order: Positions of all requests, first to be sent first, shape (requests,).
-    urls: The servers: replicas of one another.
-    slots: Requests each of them works on at a time.
-    in_flight: Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to four
-        times as many where a server's queue is seen to run empty.
+    requests: Requests in the order of their file.
+    order: Positions of all requests in sending order, shape (requests,).
+    urls: Addresses of the servers, which are replicas.
+    slots: Requests that each server runs at a time.
+    in_flight: Completions to keep in flight on each server; by default :func:`.in_flight_of`, raised up to
+        fourfold when a server's queue runs empty.
     order_name: Name of the order.
-    model: Goes in the place of every body's ``model``; None to leave them.
+    model: Replaces the ``model`` of every body; None leaves them.
     params: Time limits and retries.
-    seed: Of the random waits between attempts.
-    planned: Tokens each completion is planned to have, shape (requests,): what is left to send is put in
-        order again, longest first, as the lengths of other completions of the same prompts are seen. None to
-        keep to the order.
-    deadline: Seconds after which what has no outcome is marked ``batch_expired``; None for no such limit.
+    seed: Seed of the random waits between attempts.
+    planned: Planned tokens of each completion, shape (requests,). Unsent requests are reordered, longest
+        first, as completions of the same prompts arrive. None keeps the order.
+    deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
     """
 
     requests: Sequence[ServerRequest]
@@ -88,7 +87,7 @@ class ServerJob:
         return in_flight_of(self.slots, running_of(largest, self.params.running_share))
 
     def probe(self) -> tuple[ServerFacts, ...]:
-        """Return what the servers tell of themselves."""
+        """Return the facts about each server."""
 
         async def ask() -> tuple[ServerFacts, ...]:
             async with contextlib.AsyncExitStack() as stack:
@@ -108,7 +107,7 @@ class ServerJob:
         remark: Callable[[str], None] = lambda _: None,
     ) -> ServerOutcome:
         """Send every request that has no outcome in the journal yet."""
-        return run_until_stopped(self._run(journal, facts, on_served, _Voice(facts, remark)))
+        return run_until_stopped(self._run(journal, facts, on_served, _Remarks(facts, remark)))
 
     def _client(self, url: str, default: str | None = None, model: str | None = None) -> ServerClient:
         return ServerClient(
@@ -124,22 +123,22 @@ class ServerJob:
         journal: Journal,
         facts: Sequence[ServerFacts],
         on_served: Callable[[int], None] | None,
-        voice: _Voice,
+        remarks: _Remarks,
     ) -> ServerOutcome:
         batch = ServerBatch.of(self.requests)
         left = [i for i in self.order if batch.names[i] not in journal.finished]
         served = _Log(batch)
-        mending = self._mending(batch, journal)
+        reordering = self._reordering(batch, journal)
         earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
 
         def keep(one: Served) -> None:
             name = batch.names[one.request]
             journal.append(name, output_line(name, one.reply))
             served.add(one)
-            if mending is not None and one.reply.kind is Kind.ANSWERED:
-                mending.saw(one.request, one.reply.body)
-                if mending.due(len(left) - len(served)):
-                    dispatch.reorder(mending.order())
+            if reordering is not None and one.reply.kind is Kind.ANSWERED:
+                reordering.note(one.request, one.reply.body)
+                if reordering.due(len(left) - len(served)):
+                    dispatch.reorder(reordering.order())
             if on_served is not None:
                 on_served(len(served))
 
@@ -159,7 +158,7 @@ class ServerJob:
                 rng,
                 proven=any(earlier),
                 slots=self.slots if self.in_flight is None else None,
-                on_wait=voice.waits,
+                on_wait=remarks.waits,
             )
             sender = Sender(
                 dispatch,
@@ -167,7 +166,7 @@ class ServerJob:
                 clients,
                 patience,
                 lambda failures: patience.wait(failures, rng),
-                voice.outage,
+                remarks.outage,
             )
             watches = [
                 Watch(client, self.params.metrics_seconds, partial(_watched, sender, k))
@@ -196,19 +195,19 @@ class ServerJob:
         ran = served.record(self, counts, dispatch)
         return ServerOutcome(ran, earlier.count(False) + int(ran.failed.sum()), stopped)
 
-    def _mending(self, batch: ServerBatch, journal: Journal) -> _Mending | None:
+    def _reordering(self, batch: ServerBatch, journal: Journal) -> _Reordering | None:
         if self.planned is None:
             return None
-        mending = _Mending(batch, self.order, self.planned, self.params.reorder_share)
+        reordering = _Reordering(batch, self.order, self.planned, self.params.reorder_share)
         for position, name in enumerate(batch.names):
             line = journal.finished.get(name)
             if line is not None and completed(line):
-                mending.saw(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
-        return mending if mending.useful else None
+                reordering.note(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
+        return reordering if reordering.useful else None
 
 
 class _Log:
-    """What is kept in memory of the requests that were served."""
+    """Compact record of the served requests."""
 
     def __init__(self, batch: ServerBatch) -> None:
         self._batch = batch
@@ -232,7 +231,7 @@ class _Log:
         sent, finished = times[order].T
         numbers = np.array(self._numbers, dtype=np.int64).reshape(-1, 5)[order]
         position, server, failed, prompt, completion = numbers.T
-        # The server counts all prompts of a request together; a completion reads at least a token of one.
+        # The server counts all prompts of a request together; count the least, one token, for each.
         several = self._batch.several[position]
         return ServerRun(
             ids=tuple(self._batch.names[i] for i in position.tolist()),
@@ -257,21 +256,21 @@ def _watched(sender: Sender, k: int, metrics: ServerMetrics) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Voice:
-    """Remarks of a run on its servers, passed to ``remark``."""
+class _Remarks:
+    """Remarks about the servers of a run."""
 
     facts: Sequence[ServerFacts]
     remark: Callable[[str], None]
 
     def waits(self, k: int, reply: Reply, wait: float) -> None:
-        """Say that a server asks for a long wait."""
+        """Report that a server asks for a long wait."""
         asked = "" if reply.wait is None or reply.wait <= wait else f" of the {reply.wait:,.0f} s it asks for"
         does = f"the run waits {wait:,.0f} s{asked} (--outage)" if asked else ""
         does = does or f"it asks to wait {wait:,.0f} s, and the run does"
         self.remark(f"{self.facts[k].url}: {reply.message}; {does}")
 
     def outage(self, outage: Outage) -> None:
-        """Say since when a server is unreachable, how often it was tried, and when the run stops."""
+        """Report the start of an outage, its attempts, and when the run stops."""
         url, now = self.facts[outage.server].url, time.time()
         if outage.over:
             self.remark(Alert(f"{url}: reachable again after {outage.seconds:,.0f} s"))
@@ -285,8 +284,8 @@ class _Voice:
         self.remark(Alert(f"{url}: unreachable since {since}, tried {outage.attempts} times; {end}"))
 
 
-class _Mending:
-    """The order of the requests, longest first by what is known of their prompts by now."""
+class _Reordering:
+    """Order of the requests, longest first by the completions of their prompts so far."""
 
     def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
         self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
@@ -295,34 +294,34 @@ class _Mending:
         self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
         first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]
         # One request of each prompt goes first: its length predicts the others.
-        self._scout = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
+        self._first_of_prompt = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
         self._since = 0
 
     @property
     def useful(self) -> bool:
         return self._repair.useful
 
-    def saw(self, position: int, body: Mapping[str, Any] | None) -> None:
-        """Note what a completion of a request shows."""
+    def note(self, position: int, body: Mapping[str, Any] | None) -> None:
+        """Note the lengths of a request's completions."""
         _, tokens = usage_of(body)
         if tokens:
             self._repair.seen(position, tokens / int(self._choices[position]))
             self._since += 1
 
     def due(self, left: int) -> bool:
-        """Return whether enough completions came since the last order of the ``left`` requests."""
+        """Return whether enough completions arrived since the last reordering of ``left`` requests."""
         return self._since >= self._share * left
 
     def order(self) -> list[int]:
-        """Return the order by what is known now."""
+        """Return the order by the lengths seen so far."""
         self._since = 0
         expected = self._repair.expected()
-        found: list[int] = np.lexsort((self._rank, -expected, ~self._scout)).tolist()
+        found: list[int] = np.lexsort((self._rank, -expected, ~self._first_of_prompt)).tolist()
         return found
 
 
 def output_line(custom_id: str, reply: Reply) -> dict[str, object]:
-    """Return the line of the OpenAI batch output format for a request's outcome."""
+    """Return a request's line of the OpenAI batch output format."""
     if reply.status is not None and reply.body is not None:
         response = {"status_code": reply.status, "request_id": reply.request_id, "body": dict(reply.body)}
         return {**_named_line(custom_id), "response": response, "error": None}
@@ -346,14 +345,14 @@ def completed(line: Mapping[str, Any]) -> bool:
 
 
 _EXPIRED = "This request could not be executed before the completion window expired."
-"""Message of OpenAI's batches for such requests."""
+"""OpenAI's message for expired requests of a batch."""
 
 _COUNTED = (("prompt", "input"), ("completion", "output"))
-"""Names of the tokens that are read and written, the second of each in the Responses API."""
+"""Names of prompt and completion tokens; the second of each pair is the Responses API's."""
 
 
 def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Return the tokens of a prompt and of its completions as the server counted them, 0 where it did not."""
+    """Return the server's count of prompt and completion tokens, 0 if missing."""
     usage = (body or {}).get("usage")
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTED]
@@ -373,17 +372,17 @@ def _count(
     if first is None or last is None:
         return known
 
-    # A restarted server counts from zero.
-    anew = interrupted if last.started is None else first.started != last.started
+    # The counters of a restarted server begin at zero.
+    restarted = interrupted if last.started is None else first.started != last.started
 
     def during(name: str) -> int | None:
         start, end = getattr(first, name), getattr(last, name)
-        return None if anew or start is None or end is None or end < start else int(end - start)
+        return None if restarted or start is None or end is None or end < start else int(end - start)
 
     several = (last.engines or 1) > 1
     return replace(
         known,
-        # Engines behind one address add their iterations up: of them no bound speaks.
+        # Engines behind one address sum their iterations; no bound covers the sum.
         iterations=None if several else during("iterations"),
         preemptions=during("preemptions"),
         cached_tokens=during("cached_tokens"),

@@ -370,7 +370,7 @@ def test_every_generation_setting_is_served_or_refused_or_changes_no_token() -> 
 
 
 def test_sampling_and_fields_beside_it_are_refused(engine: LLM) -> None:
-    with pytest.raises(ValueError, match="temperature would have no effect beside sampling"):
+    with pytest.raises(ValueError, match="temperature has no effect with sampling"):
         engine.generate(PROMPTS, Sampling(), temperature=1.0)
     with pytest.raises(ValueError, match="sampling was given for 2 of 5 prompts"):
         engine.generate(PROMPTS, [Sampling()] * 2)
