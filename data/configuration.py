@@ -16,30 +16,17 @@ class PlannedConfiguration:
     """
     The configuration a plan is run with, and the lengths it was chosen for (ExeGPT).
 
-    Parameters
-    ----------
-    strategy
-        One of :data:`STRATEGIES`.
-    encode_batch
-        Prompts of an encoding, :math:`B_E`.
-    decode_steps
-        Decode iterations between two encodings, :math:`N_D`; 1 under WAA.
-    decode_batch
-        Requests a decode iteration starts with, :math:`B_D`; 0 to leave it as it comes.
-    lead
-        Batches that are encoded ahead under WAA; 0 under RRA.
-    input_tokens, input_deviation
-        Mean and standard deviation of prompts, tokens.
-    iterations, iterations_deviation
-        Mean and standard deviation of the decode iterations of a completion.
-    latency_bound
-        Seconds from the start of a request's encoding to its last token; None for no bound.
-    latency
-        Seconds expected, for a completion of the 99th-percentile length.
-    throughput
-        Requests a second expected, in the steady state.
-    reference
-        How fast the machine was that was profiled; None if unknown.
+    strategy: One of :data:`STRATEGIES`.
+    encode_batch: Prompts of an encoding, :math:`B_E`.
+    decode_steps: Decode iterations between two encodings, :math:`N_D`; 1 under WAA.
+    decode_batch: Requests a decode iteration starts with, :math:`B_D`; 0 to leave it as it comes.
+    lead: Batches that are encoded ahead under WAA; 0 under RRA.
+    input_tokens, input_deviation: Mean and standard deviation of prompts, tokens.
+    iterations, iterations_deviation: Mean and standard deviation of the decode iterations of a completion.
+    latency_bound: Seconds from the start of a request's encoding to its last token; None for no bound.
+    latency: Seconds expected, for a completion of the 99th-percentile length.
+    throughput: Requests a second expected, in the steady state.
+    reference: How fast the machine was that was profiled; None if unknown.
     """
 
     strategy: str
@@ -82,19 +69,12 @@ class Reached:
     """
     A configuration's steady state, planned and measured.
 
-    Parameters
-    ----------
-    planned_throughput, throughput
-        Requests a second.
-    planned_latency, latency
-        Seconds from the start of a request's encoding to its last token: planned of the 99th-percentile
-        length, measured as the 99th percentile.
-    latency_bound
-        Seconds; None for no bound.
-    requests
-        That joined in the steady state.
-    slowdown
-        How many times slower the machine was than while it was profiled; None if unknown.
+    planned_throughput, throughput: Requests a second.
+    planned_latency, latency: Seconds from the start of a request's encoding to its last token: planned of the
+        99th-percentile length, measured as the 99th percentile.
+    latency_bound: Seconds; None for no bound.
+    requests: That joined in the steady state.
+    slowdown: How many times slower the machine was than while it was profiled; None if unknown.
     """
 
     planned_throughput: float

@@ -17,14 +17,9 @@ class Tail:
     """
     How a queue ends: requests with little left give way to those that may have much.
 
-    Parameters
-    ----------
-    share
-        The end begins when no more than this many times the slots wait.
-    margin
-        Decode steps by which a waiting request must have more left than a running one, to take its slot.
-    remaining
-        What is left of each request by what it has decoded.
+    share: The end begins when no more than this many times the slots wait.
+    margin: Decode steps by which a waiting request must have more left than a running one, to take its slot.
+    remaining: What is left of each request by what it has decoded.
     """
 
     share: float
@@ -37,29 +32,18 @@ class Expectation:
     """
     The makespan to expect over the lengths that may come out, and the policy that reaches it.
 
-    Parameters
-    ----------
-    mean
-        Seconds by the cost model, over sampled lengths.
-    low, high
-        The interval the makespan lies in with probability ``coverage``, seconds.
-    coverage
-        Between 0 and 1.
-    samples
-        Sampled sets of lengths it was replayed against.
-    follow
-        What the run follows: ``schedule``; or a queue for all slots, ``longest-first`` or ``shortest-first``
-        by planned length or ``as-given``; the plan's schedule is only the picture at planned lengths.
-    patience
-        Of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
-    held_back
-        How many of the longest requests a longest-first queue keeps for its end.
-    tail
-        How a fleet's queues end; None to preempt nothing.
-    error
-        The stated error of the predictions, as plain JSON values.
-    compared
-        Mean seconds of everything that was compared, by name.
+    mean: Seconds by the cost model, over sampled lengths.
+    low, high: The interval the makespan lies in with probability ``coverage``, seconds.
+    coverage: Between 0 and 1.
+    samples: Sampled sets of lengths it was replayed against.
+    follow: What the run follows: ``schedule``; or a queue for all slots, ``longest-first`` or
+        ``shortest-first`` by planned length or ``as-given``; the plan's schedule is only the picture at
+        planned lengths.
+    patience: Of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
+    held_back: How many of the longest requests a longest-first queue keeps for its end.
+    tail: How a fleet's queues end; None to preempt nothing.
+    error: The stated error of the predictions, as plain JSON values.
+    compared: Mean seconds of everything that was compared, by name.
     """
 
     mean: float

@@ -24,16 +24,10 @@ class Replica:
     """
     One engine of a fleet: its costs, its limits, and the time until it is free.
 
-    Parameters
-    ----------
-    cost
-        Seconds of its stages.
-    slots, kv_capacity, prefill_token_cap, max_position
-        As of :class:`~batchbound.data.problem.Problem`.
-    busy
-        Seconds until it is free of what it works on already.
-    prefix_cache
-        As of :class:`~batchbound.data.problem.Problem`.
+    cost: Seconds of its stages.
+    slots, kv_capacity, prefill_token_cap, max_position: As of :class:`~batchbound.data.problem.Problem`.
+    busy: Seconds until it is free of what it works on already.
+    prefix_cache: As of :class:`~batchbound.data.problem.Problem`.
     """
 
     cost: CostModel
@@ -60,14 +54,9 @@ class Fleet:
     """
     One job on several replicas: MICO's queries and clouds.
 
-    Parameters
-    ----------
-    workload
-        The requests, all there at the start.
-    replicas
-        At least one; every request must fit each of them.
-    prefill_emits_first_token
-        As of :class:`~batchbound.data.problem.Problem`.
+    workload: The requests, all there at the start.
+    replicas: At least one; every request must fit each of them.
+    prefill_emits_first_token: As of :class:`~batchbound.data.problem.Problem`.
     """
 
     workload: Workload
@@ -126,12 +115,8 @@ class FleetSchedule:
     """
     Which replica serves each request, and a schedule for each replica.
 
-    Parameters
-    ----------
-    replica_of
-        The replica of each request, shape (requests,).
-    schedules
-        One per replica, of its requests in the workload's order; None for a replica without any.
+    replica_of: The replica of each request, shape (requests,).
+    schedules: One per replica, of its requests in the workload's order; None for a replica without any.
     """
 
     replica_of: IntArray

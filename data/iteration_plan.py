@@ -31,19 +31,12 @@ class PlannedShare:
     """
     What one engine is to do.
 
-    Parameters
-    ----------
-    limits
-        Of the engine, as it was simulated.
-    requests
-        Positions of its requests, first to begin first, shape (requests of the share,).
-    order
-        Origin of the order, in words.
-    in_flight
-        Completions to keep in progress at a time: as many as the engine takes, and a few that wait in its
-        queue; fewer than the engine takes where the KV cache is used better so.
-    predicted
-        What the engine makes of it, or None for a job too large to simulate.
+    limits: Of the engine, as it was simulated.
+    requests: Positions of its requests, first to begin first, shape (requests of the share,).
+    order: Origin of the order, in words.
+    in_flight: Completions to keep in progress at a time: as many as the engine takes, and a few that wait in
+        its queue; fewer than the engine takes where the KV cache is used better so.
+    predicted: What the engine makes of it, or None for a job too large to simulate.
     """
 
     limits: EngineLimits
@@ -63,17 +56,11 @@ class SecondsBound:
     """
     Seconds that no order of the requests can go below, at the prices of the plan's cost.
 
-    Parameters
-    ----------
-    seconds
-        The bound.
-    rates
-        Seconds that an iteration takes at least, and per unit of its work, by the names of
+    seconds: The bound.
+    rates: Seconds that an iteration takes at least, and per unit of its work, by the names of
         :class:`~.costs.iteration_rates.IterationRates`.
-    iterations
-        The least iterations of all engines added up, with what proves them.
-    limits
-        Of each engine, that it holds for.
+    iterations: The least iterations of all engines added up, with what proves them.
+    limits: Of each engine, that it holds for.
     """
 
     seconds: float

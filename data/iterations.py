@@ -63,22 +63,15 @@ class Sequences:
     """
     What is to be computed: one row per completion, a prompt's several completions a row each.
 
-    Parameters
-    ----------
-    prompt
-        Tokens of each prompt, shape (sequences,).
-    output
-        Tokens of each completion, at least one, shape (sequences,).
-    cached
-        Prompt tokens that may be taken from a prefix cache instead of being computed, at most, once all rows
-        before it in some order have computed theirs: fewer than the prompt has, shape (sequences,). By
+    prompt: Tokens of each prompt, shape (sequences,).
+    output: Tokens of each completion, at least one, shape (sequences,).
+    cached: Prompt tokens that may be taken from a prefix cache instead of being computed, at most, once all
+        rows before it in some order have computed theirs: fewer than the prompt has, shape (sequences,). By
         default none.
-    shared
-        Prompt tokens that another row may compute, whichever comes first: no fewer than ``cached``, by
+    shared: Prompt tokens that another row may compute, whichever comes first: no fewer than ``cached``, by
         default those, shape (sequences,).
-    exact
-        Whether each row has the length it had; False where only the sum over a prompt's completions is known,
-        and rows share it evenly.
+    exact: Whether each row has the length it had; False where only the sum over a prompt's completions is
+        known, and rows share it evenly.
     """
 
     prompt: IntArray
@@ -146,14 +139,9 @@ class IterationBound:
     """
     Iterations no order of the requests can go below.
 
-    Parameters
-    ----------
-    iterations
-        The bound.
-    source
-        The argument that gives it, by name.
-    certificate
-        What an independent check needs to derive it again; plain JSON values.
+    iterations: The bound.
+    source: The argument that gives it, by name.
+    certificate: What an independent check needs to derive it again; plain JSON values.
     """
 
     iterations: Count
@@ -178,16 +166,10 @@ class Predicted:
     """
     What an engine makes of an order.
 
-    Parameters
-    ----------
-    iterations
-        Until the last token.
-    preemptions
-        Requests preempted for lack of KV cache.
-    tokens
-        Computed in all, with those computed again after a preemption.
-    seconds
-        Until the last token; None without a cost of an iteration.
+    iterations: Until the last token.
+    preemptions: Requests preempted for lack of KV cache.
+    tokens: Computed in all, with those computed again after a preemption.
+    seconds: Until the last token; None without a cost of an iteration.
     """
 
     iterations: Count

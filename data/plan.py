@@ -36,16 +36,11 @@ class PromptSource:
     """
     Where the prompts of a plan stand.
 
-    Parameters
-    ----------
-    path
-        The file, relative to the plan's folder.
-    sha256
-        Of the file's bytes when it was planned.
-    tokenizer
-        What counted the prompts' tokens: a name, or a folder relative to the plan's, which begins with a dot.
-    columns
-        Of a table; None for a batch file.
+    path: The file, relative to the plan's folder.
+    sha256: Of the file's bytes when it was planned.
+    tokenizer: What counted the prompts' tokens: a name, or a folder relative to the plan's, which begins with
+        a dot.
+    columns: Of a table; None for a batch file.
     """
 
     path: str
@@ -97,14 +92,10 @@ class Provenance:
     """
     Where the numbers of a plan come from.
 
-    Parameters
-    ----------
-    lengths
-        How the completion lengths were chosen, as plain JSON values.
-    cost_source
-        Where the cost model comes from, as plain JSON values: its name, or the calibration with its error.
-    prompts
-        Where the prompts stand, or None for a job of lengths only.
+    lengths: How the completion lengths were chosen, as plain JSON values.
+    cost_source: Where the cost model comes from, as plain JSON values: its name, or the calibration with its
+        error.
+    prompts: Where the prompts stand, or None for a job of lengths only.
     """
 
     lengths: Mapping[str, object] = field(default_factory=dict)
@@ -117,20 +108,12 @@ class Maker:
     """
     Origin of a schedule.
 
-    Parameters
-    ----------
-    solver, version
-        What made it.
-    status
-        ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
-    stopped_by
-        What ended the search.
-    seconds
-        What it took.
-    seed
-        Of its random choices.
-    message
-        What else a person should know of it; empty if nothing.
+    solver, version: What made it.
+    status: ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
+    stopped_by: What ended the search.
+    seconds: What it took.
+    seed: Of its random choices.
+    message: What else a person should know of it; empty if nothing.
     """
 
     solver: str
@@ -147,16 +130,10 @@ class FollowedPolicy:
     """
     A policy that evicts requests and takes less than the plan's schedule, which evicts none.
 
-    Parameters
-    ----------
-    policy
-        Its name.
-    seconds
-        Its makespan by the cost model.
-    prefill_stages, decode_steps, evictions
-        Counted in its run.
-    bound
-        Bound of every schedule, evicting or not.
+    policy: Its name.
+    seconds: Its makespan by the cost model.
+    prefill_stages, decode_steps, evictions: Counted in its run.
+    bound: Bound of every schedule, evicting or not.
     """
 
     policy: str

@@ -22,12 +22,8 @@ class Examples:
     """
     Prompts and the lengths of their completions.
 
-    Parameters
-    ----------
-    prompts
-        The texts; several completions to one prompt are several examples of one text.
-    lengths
-        Tokens of each completion, at least one, shape (examples,).
+    prompts: The texts; several completions to one prompt are several examples of one text.
+    lengths: Tokens of each completion, at least one, shape (examples,).
     """
 
     prompts: tuple[str, ...]
@@ -83,10 +79,7 @@ class Predicted:
     """
     Predicted lengths with intervals meant to hold :data:`COVERAGE` of the completions.
 
-    Parameters
-    ----------
-    tokens, low, high
-        Tokens, at least one, shape (requests,).
+    tokens, low, high: Tokens, at least one, shape (requests,).
     """
 
     tokens: IntArray
@@ -105,20 +98,14 @@ class PredictionQuality:
     r"""
     How good predicted lengths were on completions that were not learnt from.
 
-    Parameters
-    ----------
-    requests
-        How many completions.
-    buckets, longest
-        MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N) \rfloor`.
-    accuracy, neighbour_accuracy
-        Share of predictions with the right label, and with it or one next to it.
-    mean_error
-        Mean absolute error, tokens.
-    log_bias, log_sd
-        Mean and standard deviation of ``log(predicted / true)``; the latter is what ``--length-error`` takes.
-    coverage
-        Share of the completions that the intervals hold.
+    requests: How many completions.
+    buckets, longest: MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N)
+        \rfloor`.
+    accuracy, neighbour_accuracy: Share of predictions with the right label, and with it or one next to it.
+    mean_error: Mean absolute error, tokens.
+    log_bias, log_sd: Mean and standard deviation of ``log(predicted / true)``; the latter is what
+        ``--length-error`` takes.
+    coverage: Share of the completions that the intervals hold.
     """
 
     requests: int

@@ -25,10 +25,7 @@ class PrefixCache:
     group of the workload first). It is dropped when the last of them begins. A prompt that did not fit is
     computed again in the next stage that needs it.
 
-    Parameters
-    ----------
-    problem
-        Its requests and their groups, and the tokens that may be kept (``prefix_cache``).
+    problem: Its requests and their groups, and the tokens that may be kept (``prefix_cache``).
     """
 
     def __init__(self, problem: Problem) -> None:

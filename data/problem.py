@@ -32,16 +32,10 @@ class ProblemError(ValueError):
     """
     Error for a request that exceeds the problem's limits by itself.
 
-    Parameters
-    ----------
-    what
-        What does not fit.
-    request
-        The request's position in the workload.
-    limit
-        The problem's field that is exceeded.
-    allowed
-        Its value, tokens.
+    what: What does not fit.
+    request: The request's position in the workload.
+    limit: The problem's field that is exceeded.
+    allowed: Its value, tokens.
     """
 
     def __init__(self, what: str, *, request: int, limit: str, allowed: int) -> None:

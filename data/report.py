@@ -36,10 +36,7 @@ class Percentiles:
     """
     The median and the 90th and 99th percentile of a quantity over the requests.
 
-    Parameters
-    ----------
-    p50, p90, p99
-        Seconds; linearly interpolated between requests.
+    p50, p90, p99: Seconds; linearly interpolated between requests.
     """
 
     p50: float
@@ -52,14 +49,9 @@ class LengthError:
     """
     Planned against actual completion lengths.
 
-    Parameters
-    ----------
-    mean_absolute
-        Tokens a planned length is off by, on average.
-    bias
-        Mean of planned minus actual tokens: positive if completions were planned too long.
-    wrong
-        Requests with another length than planned.
+    mean_absolute: Tokens a planned length is off by, on average.
+    bias: Mean of planned minus actual tokens: positive if completions were planned too long.
+    wrong: Requests with another length than planned.
     """
 
     mean_absolute: float

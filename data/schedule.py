@@ -21,14 +21,9 @@ class Violation:
     """
     The first rule of the problem that a schedule breaks.
 
-    Parameters
-    ----------
-    rule
-        The rule's short name.
-    message
-        What breaks it, in words.
-    request, slot, bin
-        Where, as far as the rule has such a place.
+    rule: The rule's short name.
+    message: What breaks it, in words.
+    request, slot, bin: Where, as far as the rule has such a place.
     """
 
     rule: str
@@ -376,16 +371,10 @@ class _Runs:
     """
     Runs of decode steps in which the same requests decode.
 
-    Parameters
-    ----------
-    times
-        Decode steps before each run, and in all, ascending, shape (runs + 1,).
-    active
-        Slots that decode, shape (runs,).
-    kv_tokens
-        Mean tokens of KV cache held in a step, shape (runs,).
-    changed
-        Whether a request starts or ends as the run begins, shape (runs,).
+    times: Decode steps before each run, and in all, ascending, shape (runs + 1,).
+    active: Slots that decode, shape (runs,).
+    kv_tokens: Mean tokens of KV cache held in a step, shape (runs,).
+    changed: Whether a request starts or ends as the run begins, shape (runs,).
     """
 
     times: IntArray

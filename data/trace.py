@@ -32,22 +32,14 @@ class Stage:
     """
     One prefill stage, or decode steps in a row over the same slots.
 
-    Parameters
-    ----------
-    kind
-        ``"prefill"`` or ``"decode"``.
-    start, end
-        Seconds after the job's start.
-    decode_steps
-        Decode steps in a row; 0 for a prefill stage.
-    active
-        Slots that were prefilled, or that decoded.
-    tokens
-        Tokens processed: of the prompts, or one per active slot and decode step.
-    kv_tokens
-        Tokens of KV cache held by the active slots, summed over the decode steps.
-    padded_kv_tokens
-        The same with the padding that attention read in these decode steps, averaged over the layers.
+    kind: ``"prefill"`` or ``"decode"``.
+    start, end: Seconds after the job's start.
+    decode_steps: Decode steps in a row; 0 for a prefill stage.
+    active: Slots that were prefilled, or that decoded.
+    tokens: Tokens processed: of the prompts, or one per active slot and decode step.
+    kv_tokens: Tokens of KV cache held by the active slots, summed over the decode steps.
+    padded_kv_tokens: The same with the padding that attention read in these decode steps, averaged over the
+        layers.
     """
 
     kind: StageKind
@@ -85,12 +77,8 @@ class TraceHeader:
     """
     The first line of a trace's file.
 
-    Parameters
-    ----------
-    slots, evictions, engine, readings
-        As of :class:`Trace`.
-    stages, requests
-        How many lines of each follow.
+    slots, evictions, engine, readings: As of :class:`Trace`.
+    stages, requests: How many lines of each follow.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_trace", 2)
@@ -114,12 +102,9 @@ class ServedRequest:
     """
     A request's line in a trace's file.
 
-    Parameters
-    ----------
-    id
-        Its name.
-    stage_of, slot_of, queued, prefilled, first_token, finished, tokens
-        Its entries of the columns of :class:`Trace`; -1 and None for what has not happened.
+    id: Its name.
+    stage_of, slot_of, queued, prefilled, first_token, finished, tokens: Its entries of the columns of
+        :class:`Trace`; -1 and None for what has not happened.
     """
 
     id: str

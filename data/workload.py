@@ -27,14 +27,9 @@ class WorkloadError(ValueError):
     """
     A column of a workload holds a value no request can have.
 
-    Parameters
-    ----------
-    message
-        What is wrong with the value.
-    row
-        The request's position, counted from zero, or None if the column as a whole is wrong.
-    column
-        The column's name.
+    message: What is wrong with the value.
+    row: The request's position, counted from zero, or None if the column as a whole is wrong.
+    column: The column's name.
     """
 
     def __init__(self, message: str, *, row: int | None, column: str) -> None:
@@ -49,22 +44,14 @@ class Request:
     """
     One prompt of the job and the completion it gets.
 
-    Parameters
-    ----------
-    id
-        The user's own name of the request (``custom_id`` in a batch file).
-    input_tokens, output_tokens
-        Tokens of the prompt, and of the completion: known, or predicted (the plan records which).
-    arrival
-        Seconds after the job's start from which the request may be prefilled.
-    group
-        Requests with the same number share a prompt (several completions to one question); -1 for none.
-    priority
-        Larger is more urgent.
-    deadline
-        Seconds after the job's start; infinite for none.
-    shared_tokens
-        Common first tokens of its group's prompts, which are computed once for several of them,
+    id: The user's own name of the request (``custom_id`` in a batch file).
+    input_tokens, output_tokens: Tokens of the prompt, and of the completion: known, or predicted (the plan
+        records which).
+    arrival: Seconds after the job's start from which the request may be prefilled.
+    group: Requests with the same number share a prompt (several completions to one question); -1 for none.
+    priority: Larger is more urgent.
+    deadline: Seconds after the job's start; infinite for none.
+    shared_tokens: Common first tokens of its group's prompts, which are computed once for several of them,
         fewer than the prompt's: the last token of a prompt gives the completion's first. 0 where nothing is
         shared.
     """

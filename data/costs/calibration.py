@@ -17,14 +17,11 @@ class FitError:
     """
     How far a fitted cost model is from the stages it was fitted to.
 
-    Parameters
-    ----------
-    prefill_mape, decode_mape
-        Mean absolute error of a prefill stage and of a decode step, as a fraction of the measured seconds.
-    makespan
-        Predicted over measured seconds of all stages together, minus one: positive if the model is slow.
-    prefill_stages, decode_steps
-        Measured stages and decode steps that the error is taken over.
+    prefill_mape, decode_mape: Mean absolute error of a prefill stage and of a decode step, as a fraction of
+        the measured seconds.
+    makespan: Predicted over measured seconds of all stages together, minus one: positive if the model is
+        slow.
+    prefill_stages, decode_steps: Measured stages and decode steps that the error is taken over.
     """
 
     prefill_mape: float
@@ -39,24 +36,16 @@ class CalibratedCost:
     """
     A cost model of one model on one machine, measured or stated.
 
-    Parameters
-    ----------
-    cost
-        The fitted coefficients, or those that somebody states: nothing else is needed then.
-    error
-        Of the fit, on the stages it was made from; None of coefficients that are stated.
-    engine
-        What was measured, as the engine describes itself: its name, tier, model, device, dtype and versions.
-        Nothing of coefficients that are stated.
-    date
-        When, as an ISO date.
-    slots_grid, prompt_grid
-        Slots and prompt lengths (tokens) that were measured; outside them the model extrapolates.
-    held_out
-        Error on a whole job that the fit was not made from; None if none was run.
-    kv_token_bytes, kv_tokens
-        Bytes of a token in KV cache, and the tokens that fitted next to the weights; 0 if
-        unknown.
+    cost: The fitted coefficients, or those that somebody states: nothing else is needed then.
+    error: Of the fit, on the stages it was made from; None of coefficients that are stated.
+    engine: What was measured, as the engine describes itself: its name, tier, model, device, dtype and
+        versions. Nothing of coefficients that are stated.
+    date: When, as an ISO date.
+    slots_grid, prompt_grid: Slots and prompt lengths (tokens) that were measured; outside them the model
+        extrapolates.
+    held_out: Error on a whole job that the fit was not made from; None if none was run.
+    kv_token_bytes, kv_tokens: Bytes of a token in KV cache, and the tokens that fitted next to the weights; 0
+        if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 2)

@@ -23,20 +23,13 @@ class MixedCost:
     and a prompt's no more than a generated one. (The line of prompts is fitted to large ones: by itself it
     would have an iteration leap with its first prompt token, where reading the weights binds.)
 
-    Parameters
-    ----------
-    prefill_base, prefill_per_token
-        Seconds of an iteration with prompts, and per token in it.
-    prefill_per_pair
-        Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
-    few_base, few_per_request, few_per_kv_token
-        Seconds of a decode iteration of few requests, per request, and per token of KV cache read.
-    many_base, many_per_request, many_per_kv_token
-        The same, of many requests.
-    swap_per_token
-        Seconds to move one token's KV cache to the host's memory, or back.
-    transfer_per_token
-        Seconds to move one token's KV cache to another device.
+    prefill_base, prefill_per_token: Seconds of an iteration with prompts, and per token in it.
+    prefill_per_pair: Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
+    few_base, few_per_request, few_per_kv_token: Seconds of a decode iteration of few requests, per request,
+        and per token of KV cache read.
+    many_base, many_per_request, many_per_kv_token: The same, of many requests.
+    swap_per_token: Seconds to move one token's KV cache to the host's memory, or back.
+    transfer_per_token: Seconds to move one token's KV cache to another device.
     """
 
     prefill_base: float

@@ -20,24 +20,14 @@ class IterationRates:
     """
     Seconds of an iteration, and per unit of what it computes.
 
-    Parameters
-    ----------
-    iterations
-        Of an iteration, whatever is in it.
-    decodes
-        Per sequence that computes the one token drawn last.
-    prompt_tokens
-        Per token computed in a chunk.
-    drawn
-        Per token drawn.
-    kv_tokens
-        Per token that the decoding sequences hold, the new one included.
-    pairs
-        Per new token of a chunk and token held before it, half of the new ones counted.
-    source
-        What they were fitted to.
-    error
-        Share by which seconds are missed that the fit has not seen; None if unknown.
+    iterations: Of an iteration, whatever is in it.
+    decodes: Per sequence that computes the one token drawn last.
+    prompt_tokens: Per token computed in a chunk.
+    drawn: Per token drawn.
+    kv_tokens: Per token that the decoding sequences hold, the new one included.
+    pairs: Per new token of a chunk and token held before it, half of the new ones counted.
+    source: What they were fitted to.
+    error: Share by which seconds are missed that the fit has not seen; None if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_iteration_cost", 1)

@@ -36,27 +36,17 @@ class Operation:
     """
     One operation of a model, timed at points.
 
-    Parameters
-    ----------
-    name
-        What it is (``qkv_proj``, ``attention``, ...).
-    phase
-        One of :data:`PHASES`: where it runs. ``mixed`` is the attention of an iteration that both encodes and
-        decodes, in the place of the two others; ``run`` is what an engine does besides: how often depends on
-        the configuration it runs (:func:`~batchbound.models.exegpt.run_profile.profile_of_run`).
-    axes
-        What its time depends on, of :data:`AXES`. One with ``length`` but without ``sequences`` is the time
+    name: What it is (``qkv_proj``, ``attention``, ...).
+    phase: One of :data:`PHASES`: where it runs. ``mixed`` is the attention of an iteration that both encodes
+        and decodes, in the place of the two others; ``run`` is what an engine does besides: how often depends
+        on the configuration it runs (:func:`~batchbound.models.exegpt.run_profile.profile_of_run`).
+    axes: What its time depends on, of :data:`AXES`. One with ``length`` but without ``sequences`` is the time
         of one sequence.
-    points
-        Shape (points, axes).
-    seconds
-        Shape (points,), of one execution.
-    times
-        Executions in a layer, or in an iteration.
-    per_layer
-        Whether every layer runs it, or an iteration once.
-    spread
-        Half of the range between the quartiles of the repeats, seconds, shape (points,); None if unknown.
+    points: Shape (points, axes).
+    seconds: Shape (points,), of one execution.
+    times: Executions in a layer, or in an iteration.
+    per_layer: Whether every layer runs it, or an iteration once.
+    spread: Half of the range between the quartiles of the repeats, seconds, shape (points,); None if unknown.
     """
 
     name: str
@@ -96,30 +86,17 @@ class LayerProfile:
     """
     The operations of a model on a device at one tensor-parallel degree.
 
-    Parameters
-    ----------
-    shape
-        The model.
-    device
-        What it ran on.
-    device_bytes
-        Memory of one device, bytes; 0 if unknown.
-    tensor_parallel
-        Devices that share every layer.
-    operations
-        In any order.
-    source
-        Where the times come from, in a sentence.
-    measured
-        False for modelled times, which says the source, too.
-    versions
-        Of the software measured.
-    warnings
-        What a reader noticed in the data and left out.
-    kv_tokens
-        Tokens of KV cache that fit on the device next to the weights; 0 if unknown.
-    reference
-        How fast the machine was meanwhile; None if unknown.
+    shape: The model.
+    device: What it ran on.
+    device_bytes: Memory of one device, bytes; 0 if unknown.
+    tensor_parallel: Devices that share every layer.
+    operations: In any order.
+    source: Where the times come from, in a sentence.
+    measured: False for modelled times, which says the source, too.
+    versions: Of the software measured.
+    warnings: What a reader noticed in the data and left out.
+    kv_tokens: Tokens of KV cache that fit on the device next to the weights; 0 if unknown.
+    reference: How fast the machine was meanwhile; None if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_layer_profile", 1)

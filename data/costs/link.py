@@ -13,16 +13,10 @@ class Link:
     """
     What connects the devices of a group.
 
-    Parameters
-    ----------
-    name
-        As options name it.
-    bandwidth
-        Bytes a second that a device sends and receives at the same time.
-    latency
-        Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on next to no data.
-    source
-        Where the two come from, in a sentence.
+    name: As options name it.
+    bandwidth: Bytes a second that a device sends and receives at the same time.
+    latency: Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on next to no data.
+    source: Where the two come from, in a sentence.
     """
 
     name: str

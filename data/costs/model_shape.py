@@ -47,41 +47,29 @@ class ModelShape:
     """
     The sizes of a transformer that decide what it costs.
 
-    Parameters
-    ----------
-    name
-        As its makers call it.
-    layers
-        Decoder layers.
-    hidden, heads, kv_heads, head_dim, intermediate, vocabulary
-        Widths, in values; heads in number. ``kv_heads`` is 1 for multi-query attention.
-    bytes_per_value
-        Bytes of a value of the KV cache, of activations, and of weights that are not quantised.
-    encoder_layers
-        Encoder layers; 0 for a decoder-only model.
-    gated
-        Whether the feed-forward part has a gate (three matrices) or not (two).
-    tied_embedding
-        Whether the output head shares the embedding's weights.
-    experts, active_experts, expert_intermediate
-        Experts of a layer, how many of them a token uses, and the width of one; 0 for a dense model.
-    shared_intermediate
-        Width of the experts that every token uses, together.
-    dense_layers
-        Of a model with experts, the layers that have none.
-    latent, query_latent, rope_dim, value_dim
-        Of latent attention (MLA): width of the keys' and values' common latent, of the queries' (0 for none),
-        of the part of a key that carries positions, and of a head's value; ``latent`` is 0 for other models.
-    window, window_layers
-        Tokens that the layers with a sliding window attend to, and how many layers have one.
-    feed_forward_bytes, attention_bytes
-        Bytes of a weight of the feed-forward part (or experts) and of attention, where they are quantised;
-        0 for ``bytes_per_value``.
-    multiply_bits
-        Of the numbers that are multiplied with the weights: 16, or 8 or 4 where both are quantised.
-    head_norm, norm_across
-        Whether queries and keys are normalised, and whether over all heads at once: devices that share a
-        layer then add up their parts of the squares.
+    name: As its makers call it.
+    layers: Decoder layers.
+    hidden, heads, kv_heads, head_dim, intermediate, vocabulary: Widths, in values; heads in number.
+        ``kv_heads`` is 1 for multi-query attention.
+    bytes_per_value: Bytes of a value of the KV cache, of activations, and of weights that are not quantised.
+    encoder_layers: Encoder layers; 0 for a decoder-only model.
+    gated: Whether the feed-forward part has a gate (three matrices) or not (two).
+    tied_embedding: Whether the output head shares the embedding's weights.
+    experts, active_experts, expert_intermediate: Experts of a layer, how many of them a token uses, and the
+        width of one; 0 for a dense model.
+    shared_intermediate: Width of the experts that every token uses, together.
+    dense_layers: Of a model with experts, the layers that have none.
+    latent, query_latent, rope_dim, value_dim: Of latent attention (MLA): width of the keys' and values'
+        common latent, of the queries' (0 for none), of the part of a key that carries positions, and of a
+        head's value; ``latent`` is 0 for other models.
+    window, window_layers: Tokens that the layers with a sliding window attend to, and how many layers have
+        one.
+    feed_forward_bytes, attention_bytes: Bytes of a weight of the feed-forward part (or experts) and of
+        attention, where they are quantised; 0 for ``bytes_per_value``.
+    multiply_bits: Of the numbers that are multiplied with the weights: 16, or 8 or 4 where both are
+        quantised.
+    head_norm, norm_across: Whether queries and keys are normalised, and whether over all heads at once:
+        devices that share a layer then add up their parts of the squares.
     """
 
     name: str

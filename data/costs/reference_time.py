@@ -19,12 +19,8 @@ class ReferenceTime:
     """
     What the fixed piece of work took while a profile was measured.
 
-    Parameters
-    ----------
-    seconds
-        The median of its readings.
-    work
-        What the piece of work is: only times of the same work can be compared.
+    seconds: The median of its readings.
+    work: What the piece of work is: only times of the same work can be compared.
     """
 
     seconds: float

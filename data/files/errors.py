@@ -13,16 +13,10 @@ class InputError(ValueError):
     """
     A mistake in the input: the file, the place in it, the value, and the hint.
 
-    Parameters
-    ----------
-    message
-        The mistake, with the offending value.
-    file
-        The file it stands in, if any.
-    where
-        The line or field, as a person would look for it ("line 3, field 'custom_id'").
-    hint
-        The next step.
+    message: The mistake, with the offending value.
+    file: The file it stands in, if any.
+    where: The line or field, as a person would look for it ("line 3, field 'custom_id'").
+    hint: The next step.
     """
 
     def __init__(

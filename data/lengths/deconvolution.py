@@ -37,14 +37,10 @@ class Deconvolution:
     the likelihood falls steeply below some ceiling and is flat above it. So the ceiling lies where it
     begins to fall: no x is larger than the data insist on.
 
-    Parameters
-    ----------
-    noisy
-        The numbers y, shape (count,).
-    sd
-        The noise's standard deviation.
-    ceiling
-        No x is beyond it, and it is where x ends if the data have it end within a deviation below; or None.
+    noisy: The numbers y, shape (count,).
+    sd: The noise's standard deviation.
+    ceiling: No x is beyond it, and it is where x ends if the data have it end within a deviation below; or
+        None.
     """
 
     def __init__(self, noisy: FloatArray, sd: float, ceiling: float | None = None) -> None:

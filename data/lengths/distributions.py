@@ -21,12 +21,8 @@ class LengthDistribution:
     """
     A distribution over whole numbers of tokens: the probability of each length in a range.
 
-    Parameters
-    ----------
-    low
-        The shortest length, tokens.
-    probabilities
-        Shape (lengths,): of ``low``, ``low + 1`` and on; not negative, they sum to one.
+    low: The shortest length, tokens.
+    probabilities: Shape (lengths,): of ``low``, ``low + 1`` and on; not negative, they sum to one.
     """
 
     low: int

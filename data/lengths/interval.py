@@ -17,12 +17,8 @@ class Interval:
     """
     An expected quantity with its prediction interval.
 
-    Parameters
-    ----------
-    mean
-        Over the sampled lengths.
-    low, high
-        Limits of the interval, which holds with probability :data:`COVERAGE`.
+    mean: Over the sampled lengths.
+    low, high: Limits of the interval, which holds with probability :data:`COVERAGE`.
     """
 
     mean: float

@@ -16,15 +16,10 @@ class LengthPair:
     """
     Distributions of input and output lengths, and how one depends on the other.
 
-    Parameters
-    ----------
-    inputs, outputs
-        ExeGPT's :math:`P_E(S)` and :math:`P_D(S)`, tokens.
-    input_given_output
-        Mean input tokens of the requests with each output length, shape (output lengths,); None if they are
-        independent.
-    correlation
-        Pearson's, of the observed pairs; 0 if they are taken as independent.
+    inputs, outputs: ExeGPT's :math:`P_E(S)` and :math:`P_D(S)`, tokens.
+    input_given_output: Mean input tokens of the requests with each output length, shape (output lengths,);
+        None if they are independent.
+    correlation: Pearson's, of the observed pairs; 0 if they are taken as independent.
     """
 
     inputs: LengthDistribution

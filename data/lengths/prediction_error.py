@@ -59,16 +59,12 @@ class LogNormalError:
     """
     A multiplicative error with a stated deviation of its logarithm.
 
-    Parameters
-    ----------
-    sd
-        Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
-    reading
-        ``"noise"``: the prediction is the truth times the error, so that large predictions are too large on
-        average; what each truth is then follows from all predictions together, by deconvolution, and what
-        they add up to from the sum of the predictions, which needs no distribution.
-        ``"spread"``: the truth is the prediction times the error, as of a regression on the logarithm.
-        ``"auto"``: noise, unless predictions with that much noise could not look as these do.
+    sd: Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
+    reading: ``"noise"``: the prediction is the truth times the error, so that large predictions are too large
+        on average; what each truth is then follows from all predictions together, by deconvolution, and what
+        they add up to from the sum of the predictions, which needs no distribution. ``"spread"``: the truth
+        is the prediction times the error, as of a regression on the logarithm. ``"auto"``: noise, unless
+        predictions with that much noise could not look as these do.
     """
 
     sd: float
@@ -138,12 +134,8 @@ class MeasuredError:
     fewer than :data:`NEIGHBOURS`, from that many pairs with the nearest ones, each actual length scaled by
     the ratio of the predictions.
 
-    Parameters
-    ----------
-    predicted, actual
-        Tokens, at least one each, shape (pairs,).
-    file, digest
-        The file they were read from and its SHA-256.
+    predicted, actual: Tokens, at least one each, shape (pairs,).
+    file, digest: The file they were read from and its SHA-256.
     """
 
     predicted: IntArray

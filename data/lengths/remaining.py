@@ -24,12 +24,8 @@ class RemainingLengths:
     A completion predicted short that is not over yet is seldom about to end: what remains of it grows with
     what it has, until the longest completions are near.
 
-    Parameters
-    ----------
-    kind
-        Of each request, shape (requests,).
-    mean
-        Tokens to come after each number of tokens, by kind, shape (kinds, longest + 1).
+    kind: Of each request, shape (requests,).
+    mean: Tokens to come after each number of tokens, by kind, shape (kinds, longest + 1).
     """
 
     kind: IntArray

@@ -18,12 +18,8 @@ class LengthRepair:
     own and the request's own. The weight of a group's mean is estimated from the spread
     between groups and within them (one-way analysis of variance): nothing where groups do not differ.
 
-    Parameters
-    ----------
-    group
-        The group of each request, counted from zero, shape (requests,).
-    planned
-        Tokens each was planned to have, shape (requests,).
+    group: The group of each request, counted from zero, shape (requests,).
+    planned: Tokens each was planned to have, shape (requests,).
     """
 
     def __init__(self, group: IntArray, planned: IntArray) -> None:

@@ -40,17 +40,11 @@ class PromptColumns:
     """
     The columns of a table of prompts.
 
-    Parameters
-    ----------
-    prompt
-        A text or a list of token ids to complete, or a conversation: a list of messages with role and
+    prompt: A text or a list of token ids to complete, or a conversation: a list of messages with role and
         content.
-    id
-        What names each request; numbered in order if left out.
-    max_tokens
-        Most tokens of each completion; no limit of its own if left out.
-    drop_last_assistant
-        Whether a conversation's last message is left out if it is the assistant's.
+    id: What names each request; numbered in order if left out.
+    max_tokens: Most tokens of each completion; no limit of its own if left out.
+    drop_last_assistant: Whether a conversation's last message is left out if it is the assistant's.
     """
 
     prompt: str

@@ -33,14 +33,9 @@ class Message:
     """
     One turn of a conversation.
 
-    Parameters
-    ----------
-    role
-        ``system``, ``user``, ``assistant``, ``tool``, or another that the chat template knows.
-    content
-        A text, or a list of text parts; None where the message only calls tools.
-    fields
-        The other fields that the message states, such as ``tool_calls``, ``tool_call_id``, ``name``.
+    role: ``system``, ``user``, ``assistant``, ``tool``, or another that the chat template knows.
+    content: A text, or a list of text parts; None where the message only calls tools.
+    fields: The other fields that the message states, such as ``tool_calls``, ``tool_call_id``, ``name``.
     """
 
     role: str

@@ -115,24 +115,14 @@ class BatchCompletion:
     """
     A completion of a batch, as one row of a table.
 
-    Parameters
-    ----------
-    custom_id, index
-        The request, and which of its completions this is, from 0.
-    completion
-        The text; None where the request failed, or was answered by other than text.
-    finish_reason
-        ``stop``, ``length``, or what else a server says.
-    prompt_tokens, completion_tokens
-        Tokens read, and written for all of the request's completions.
-    model
-        The model's name.
-    created
-        When the completion was finished, in seconds since 1970.
-    error
-        Why the request failed, if it did.
-    details
-        What else a choice holds (log-probabilities, calls of tools), as JSON; None where nothing.
+    custom_id, index: The request, and which of its completions this is, from 0.
+    completion: The text; None where the request failed, or was answered by other than text.
+    finish_reason: ``stop``, ``length``, or what else a server says.
+    prompt_tokens, completion_tokens: Tokens read, and written for all of the request's completions.
+    model: The model's name.
+    created: When the completion was finished, in seconds since 1970.
+    error: Why the request failed, if it did.
+    details: What else a choice holds (log-probabilities, calls of tools), as JSON; None where nothing.
     """
 
     custom_id: str

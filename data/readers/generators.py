@@ -25,16 +25,10 @@ class Generator:
     """
     Published statistics of a workload, and the distributions that have them.
 
-    Parameters
-    ----------
-    source
-        Where the statistics are published.
-    input_tokens, output_tokens
-        Give the distributions; both lengths are drawn independently.
-    count
-        Requests drawn when no number is asked for.
-    arrival_rate
-        Requests per second, arriving as a Poisson process; None if all are there at the start.
+    source: Where the statistics are published.
+    input_tokens, output_tokens: Give the distributions; both lengths are drawn independently.
+    count: Requests drawn when no number is asked for.
+    arrival_rate: Requests per second, arriving as a Poisson process; None if all are there at the start.
     """
 
     source: str

@@ -29,16 +29,10 @@ class IterationLog:
     """
     The iterations of one engine.
 
-    Parameters
-    ----------
-    chunks, chunk_tokens
-        Prompts computed in each iteration, and their tokens, shape (iterations,).
-    decodes
-        Requests that drew another token, shape (iterations,).
-    seconds
-        That each took, shape (iterations,).
-    sequences
-        Most requests in progress as the log's first lines state it (``max_num_seqs``), or None.
+    chunks, chunk_tokens: Prompts computed in each iteration, and their tokens, shape (iterations,).
+    decodes: Requests that drew another token, shape (iterations,).
+    seconds: That each took, shape (iterations,).
+    sequences: Most requests in progress as the log's first lines state it (``max_num_seqs``), or None.
     """
 
     chunks: IntArray

@@ -22,20 +22,14 @@ class LengthSource:
     """
     Source of the planned completion lengths.
 
-    Parameters
-    ----------
-    kind
-        ``known`` (each request carries its own), ``completions`` (an earlier run's, by name; older plans call
-        it ``answers``), ``history`` (what the same prompts' completions had, by :class:`.LengthHistory`),
-        ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
-    value
-        Tokens of a constant, or the quantile.
-    file, digest
-        The file read and its SHA-256.
-    family
-        The family a quantile's distribution is fitted from.
-    longest
-        Most tokens of any completion, whatever its request allows, or None for no such limit.
+    kind: ``known`` (each request carries its own), ``completions`` (an earlier run's, by name; older plans
+        call it ``answers``), ``history`` (what the same prompts' completions had, by
+        :class:`.LengthHistory`), ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the
+        request's own ``max_tokens``).
+    value: Tokens of a constant, or the quantile.
+    file, digest: The file read and its SHA-256.
+    family: The family a quantile's distribution is fitted from.
+    longest: Most tokens of any completion, whatever its request allows, or None for no such limit.
     """
 
     kind: str

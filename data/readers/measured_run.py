@@ -98,31 +98,19 @@ class MeasuredRun:
     """
     One run of a serving engine.
 
-    Parameters
-    ----------
-    workload
-        The requests with the lengths their completions had; arrivals in seconds after the first.
-    first_token, finished
-        Seconds after the first arrival at which each request had its first and its last token,
-        shape (requests,).
-    sequences, batched_tokens
-        Most requests in progress, and most tokens of an iteration.
-    kv_capacity
-        Tokens of KV cache, measured; None if the run does not say.
-    block_tokens
-        Tokens of a block of them.
-    graph_tokens
-        Numbers of tokens for which the engine captured graphs; others up to the largest are rounded up.
-    ahead
-        Whether the engine schedules an iteration while the one before it runs.
-    reuse
-        Whether the content of freed blocks can be taken up again.
-    model, device
-        What ran.
-    tensor_parallel, data_parallel
-        Devices that share a layer, and replicas of the whole model.
-    expert_parallel
-        Whether the devices share out whole experts.
+    workload: The requests with the lengths their completions had; arrivals in seconds after the first.
+    first_token, finished: Seconds after the first arrival at which each request had its first and its last
+        token, shape (requests,).
+    sequences, batched_tokens: Most requests in progress, and most tokens of an iteration.
+    kv_capacity: Tokens of KV cache, measured; None if the run does not say.
+    block_tokens: Tokens of a block of them.
+    graph_tokens: Numbers of tokens for which the engine captured graphs; others up to the largest are rounded
+        up.
+    ahead: Whether the engine schedules an iteration while the one before it runs.
+    reuse: Whether the content of freed blocks can be taken up again.
+    model, device: What ran.
+    tensor_parallel, data_parallel: Devices that share a layer, and replicas of the whole model.
+    expert_parallel: Whether the devices share out whole experts.
     """
 
     workload: Workload

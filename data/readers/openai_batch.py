@@ -27,36 +27,21 @@ class PromptRecord:
     """
     One line of a batch file.
 
-    Parameters
-    ----------
-    custom_id
-        The user's name of the request, unique in its file.
-    url
-        :data:`CHAT` or :data:`COMPLETIONS`.
-    line
-        Where it stands in its file, counted from one.
-    messages
-        The conversation of a chat request; empty for a completion.
-    prompt
-        The text, or the token ids, of a completion; None for a chat.
-    prompts
-        All prompts of a completion request that states several; else empty.
-    max_tokens
-        Most tokens of the completion (``max_completion_tokens`` or ``max_tokens``), or None.
-    max_tokens_field
-        Which of the two states it.
-    output_tokens
-        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
-    each_output_tokens
-        The lengths of its completions where the line pins them by a list of ``n``; else empty.
-    model
-        As in the request's body, or None.
-    asked
-        What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
-    template
-        Options of a chat's template: ``chat_template_kwargs``, ``tools``, ``documents`` and the like.
-    sample
-        Index of this completion among those of the request; see :func:`each_sample`.
+    custom_id: The user's name of the request, unique in its file.
+    url: :data:`CHAT` or :data:`COMPLETIONS`.
+    line: Where it stands in its file, counted from one.
+    messages: The conversation of a chat request; empty for a completion.
+    prompt: The text, or the token ids, of a completion; None for a chat.
+    prompts: All prompts of a completion request that states several; else empty.
+    max_tokens: Most tokens of the completion (``max_completion_tokens`` or ``max_tokens``), or None.
+    max_tokens_field: Which of the two states it.
+    output_tokens: The completion's length if ``output_tokens`` next to ``body`` states it, or None.
+    each_output_tokens: The lengths of its completions where the line pins them by a list of ``n``; else
+        empty.
+    model: As in the request's body, or None.
+    asked: What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
+    template: Options of a chat's template: ``chat_template_kwargs``, ``tools``, ``documents`` and the like.
+    sample: Index of this completion among those of the request; see :func:`each_sample`.
     """
 
     custom_id: str

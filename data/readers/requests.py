@@ -31,20 +31,12 @@ class JobInput:
     """
     What was read, and from where.
 
-    Parameters
-    ----------
-    workload
-        The requests' lengths.
-    source
-        The file, or the generator with its seed, as it was named.
-    lengths
-        Where the completions' lengths come from.
-    digest
-        The file's SHA-256; None for a generator.
-    records
-        The prompts, in the workload's order; empty where there are lengths only.
-    columns
-        Of the table that the prompts stand in; None for a batch file.
+    workload: The requests' lengths.
+    source: The file, or the generator with its seed, as it was named.
+    lengths: Where the completions' lengths come from.
+    digest: The file's SHA-256; None for a generator.
+    records: The prompts, in the workload's order; empty where there are lengths only.
+    columns: Of the table that the prompts stand in; None for a batch file.
     """
 
     workload: Workload

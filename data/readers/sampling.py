@@ -68,47 +68,27 @@ class Sampling:
     ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, then ``temperature``,
     ``top_k``, ``top_p`` and ``min_p``.
 
-    Parameters
-    ----------
-    n
-        Completions of the prompt, each drawn on its own.
-    temperature
-        Divides the logits; 0 is greedy, and ``top_k``, ``top_p`` and ``min_p`` have no effect then.
-    top_k
-        Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
-    top_p
-        Keep the smallest set of likeliest tokens with a probability of ``top_p``.
-    min_p
-        Keep tokens at least ``min_p`` times as likely as the likeliest.
-    repetition_penalty
-        Divides positive logits, and multiplies negative ones, of tokens that prompt or completion hold.
-    presence_penalty
-        Subtracted from the logit of each token that the completion holds.
-    frequency_penalty
-        The same for every time the completion holds it.
-    logit_bias
-        Tokens and what is added to their logits.
-    bad_words
-        Texts that are not to be completed, as vLLM encodes them: in a text, and after a space.
-    seed
-        Names the random streams, together with the request.
-    stop
-        Texts that end a completion.
-    include_stop_str_in_output
-        Whether the text that ended a completion is part of it.
-    stop_token_ids
-        Tokens that end a completion besides the model's own end tokens.
-    min_tokens
-        Tokens before which a completion does not end.
-    ignore_eos
-        Whether the model's end tokens are tokens like any other.
-    logprobs
-        Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
-    logprobs_mode
-        Of which distribution.
-    structured_outputs
-        What the text must be: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice": [TEXT, ...]}`` or
-        ``{"json_object": True}``; needs ``batchbound[grammar]``.
+    n: Completions of the prompt, each drawn on its own.
+    temperature: Divides the logits; 0 is greedy, and ``top_k``, ``top_p`` and ``min_p`` have no effect then.
+    top_k: Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
+    top_p: Keep the smallest set of likeliest tokens with a probability of ``top_p``.
+    min_p: Keep tokens at least ``min_p`` times as likely as the likeliest.
+    repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that prompt or
+        completion hold.
+    presence_penalty: Subtracted from the logit of each token that the completion holds.
+    frequency_penalty: The same for every time the completion holds it.
+    logit_bias: Tokens and what is added to their logits.
+    bad_words: Texts that are not to be completed, as vLLM encodes them: in a text, and after a space.
+    seed: Names the random streams, together with the request.
+    stop: Texts that end a completion.
+    include_stop_str_in_output: Whether the text that ended a completion is part of it.
+    stop_token_ids: Tokens that end a completion besides the model's own end tokens.
+    min_tokens: Tokens before which a completion does not end.
+    ignore_eos: Whether the model's end tokens are tokens like any other.
+    logprobs: Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
+    logprobs_mode: Of which distribution.
+    structured_outputs: What the text must be: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
+        [TEXT, ...]}`` or ``{"json_object": True}``; needs ``batchbound[grammar]``.
     """
 
     n: int = 1

@@ -58,18 +58,11 @@ class ServerRequest:
     """
     One line of a batch file, to be sent to a server.
 
-    Parameters
-    ----------
-    custom_id
-        The user's name of the request, unique in its file.
-    url
-        One of :data:`ENDPOINTS`.
-    line
-        Where it stands in its file, counted from one.
-    body
-        What is sent, untouched: the server judges its fields.
-    output_tokens
-        The completion's length if ``output_tokens`` next to ``body`` states it, or None.
+    custom_id: The user's name of the request, unique in its file.
+    url: One of :data:`ENDPOINTS`.
+    line: Where it stands in its file, counted from one.
+    body: What is sent, untouched: the server judges its fields.
+    output_tokens: The completion's length if ``output_tokens`` next to ``body`` states it, or None.
     """
 
     custom_id: str

@@ -25,30 +25,17 @@ class ServerMetrics:
     """
     A server's counters at one moment; None for what it does not say.
 
-    Parameters
-    ----------
-    engine
-        ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
-    running, waiting
-        Requests in progress, and in its queue.
-    iterations
-        That it has run since it started.
-    preemptions
-        Requests it preempted since it started, for lack of KV cache.
-    cached_tokens
-        Prompt tokens it took from its prefix cache since it started.
-    kv_tokens, block_tokens
-        Tokens of its KV cache, and of one block.
-    prefix_caching
-        Whether prompts may share KV cache.
-    started
-        Seconds since 1970 at which its counters began.
-    speculates
-        Whether it drafts tokens; None if unknown.
-    drafts
-        Most tokens that it drafts of a sequence in an iteration; None if unknown.
-    engines
-        Engines that share the address; None if its samples name none.
+    engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
+    running, waiting: Requests in progress, and in its queue.
+    iterations: That it has run since it started.
+    preemptions: Requests it preempted since it started, for lack of KV cache.
+    cached_tokens: Prompt tokens it took from its prefix cache since it started.
+    kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
+    prefix_caching: Whether prompts may share KV cache.
+    started: Seconds since 1970 at which its counters began.
+    speculates: Whether it drafts tokens; None if unknown.
+    drafts: Most tokens that it drafts of a sequence in an iteration; None if unknown.
+    engines: Engines that share the address; None if its samples name none.
     """
 
     engine: str = "unknown"

@@ -29,26 +29,16 @@ class ServerCount:
     """
     What one server counted during a job; None for what it does not show.
 
-    Parameters
-    ----------
-    url, engine, version
-        Which server.
-    iterations, preemptions, cached_tokens
-        During the job, by the difference of its counters. None, too, if the server restarted meanwhile.
-    most_running
-        Most requests in progress, at the moments its counters were read.
-    plateau
-        The same at moments when requests waited: as many as it lets run.
-    kv_tokens, block_tokens
-        Tokens of its KV cache, and of one block.
-    prefix_caching
-        Whether prompts may share KV cache.
-    speculates, drafts
-        Whether it drafts tokens, and how many of a sequence in an iteration at most.
-    engines
-        Engines that share the address.
-    cached_before
-        Prompt tokens that it had taken from its prefix cache before the job.
+    url, engine, version: Which server.
+    iterations, preemptions, cached_tokens: During the job, by the difference of its counters. None, too, if
+        the server restarted meanwhile.
+    most_running: Most requests in progress, at the moments its counters were read.
+    plateau: The same at moments when requests waited: as many as it lets run.
+    kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
+    prefix_caching: Whether prompts may share KV cache.
+    speculates, drafts: Whether it drafts tokens, and how many of a sequence in an iteration at most.
+    engines: Engines that share the address.
+    cached_before: Prompt tokens that it had taken from its prefix cache before the job.
     """
 
     url: str
@@ -73,14 +63,9 @@ class ServerRunHeader:
     """
     The first line of a run's file; a line of :class:`SentRequest` follows for each request.
 
-    Parameters
-    ----------
-    slots, in_flight, order, retries, servers, assumptions
-        As of :class:`ServerRun`.
-    requests
-        How many lines follow.
-    run
-        As of :class:`ServerRun`.
+    slots, in_flight, order, retries, servers, assumptions: As of :class:`ServerRun`.
+    requests: How many lines follow.
+    run: As of :class:`ServerRun`.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_server_run", 1)
@@ -105,12 +90,9 @@ class SentRequest:
     """
     A request's line in a run's file.
 
-    Parameters
-    ----------
-    id
-        Its name.
-    choices, prompt_tokens, completion_tokens, position, sent, finished, server_of, failed
-        Its entries of the columns of :class:`ServerRun`.
+    id: Its name.
+    choices, prompt_tokens, completion_tokens, position, sent, finished, server_of, failed: Its entries of the
+        columns of :class:`ServerRun`.
     """
 
     id: str
@@ -132,37 +114,21 @@ class ServerRun:
     """
     The requests of a job in the order they were sent, and the servers that completed them.
 
-    Parameters
-    ----------
-    ids
-        Their names.
-    choices
-        Completions of each, shape (requests,).
-    prompt_tokens, completion_tokens
-        Tokens of each prompt, and of all its completions together, as the server states them (``usage``);
-        0 where it failed or did not say, shape (requests,).
-    position
-        Position of each in its file, shape (requests,).
-    sent, finished
-        Seconds after the start of the job, of the last attempt, shape (requests,).
-    server_of
-        Position of its server, shape (requests,).
-    failed
-        Whether no completion came, shape (requests,).
-    slots
-        Requests in progress on a server at a time, as the job was planned.
-    in_flight
-        Completions kept in flight on each.
-    order
-        How the requests were ordered, in a word.
-    retries
-        Attempts that failed and were made again.
-    servers
-        What each counted.
-    run
-        Name of the run: its requests and the model that they ask for; None if unknown.
-    assumptions
-        What the user states of the servers, or a model's config shows.
+    ids: Their names.
+    choices: Completions of each, shape (requests,).
+    prompt_tokens, completion_tokens: Tokens of each prompt, and of all its completions together, as the
+        server states them (``usage``); 0 where it failed or did not say, shape (requests,).
+    position: Position of each in its file, shape (requests,).
+    sent, finished: Seconds after the start of the job, of the last attempt, shape (requests,).
+    server_of: Position of its server, shape (requests,).
+    failed: Whether no completion came, shape (requests,).
+    slots: Requests in progress on a server at a time, as the job was planned.
+    in_flight: Completions kept in flight on each.
+    order: How the requests were ordered, in a word.
+    retries: Attempts that failed and were made again.
+    servers: What each counted.
+    run: Name of the run: its requests and the model that they ask for; None if unknown.
+    assumptions: What the user states of the servers, or a model's config shows.
     """
 
     ids: tuple[str, ...]
@@ -250,12 +216,8 @@ class TimedRequests:
     """
     Requests that some server completed, and when, in the order they were sent.
 
-    Parameters
-    ----------
-    prompt, output
-        Tokens of each prompt and completion, shape (requests,).
-    start, first, last
-        Seconds at which each was sent, and its first and last token came, shape (requests,).
+    prompt, output: Tokens of each prompt and completion, shape (requests,).
+    start, first, last: Seconds at which each was sent, and its first and last token came, shape (requests,).
     """
 
     prompt: IntArray

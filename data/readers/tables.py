@@ -43,18 +43,11 @@ class TableFormat:
     """
     How a kind of table names its columns.
 
-    Parameters
-    ----------
-    name
-        What the table is called.
-    input_tokens, output_tokens, arrival
-        Its columns.
-    unit
-        Seconds in a unit of ``arrival``; zero where it holds dates.
-    clock
-        Whether ``arrival`` is a time of day, so that the job starts with the earliest row.
-    marks
-        Columns of which one must be there too, to tell the layout from others; none by default.
+    name: What the table is called.
+    input_tokens, output_tokens, arrival: Its columns.
+    unit: Seconds in a unit of ``arrival``; zero where it holds dates.
+    clock: Whether ``arrival`` is a time of day, so that the job starts with the earliest row.
+    marks: Columns of which one must be there too, to tell the layout from others; none by default.
     """
 
     name: str
@@ -94,12 +87,8 @@ class LengthColumns:
     """
     Columns of lengths by other names than a known layout's, and the run of a benchmark's file.
 
-    Parameters
-    ----------
-    input_tokens, output_tokens
-        Columns of the lengths; None for that of a known layout.
-    run
-        Which run of a file with several benchmark results, from 1; None if it holds one.
+    input_tokens, output_tokens: Columns of the lengths; None for that of a known layout.
+    run: Which run of a file with several benchmark results, from 1; None if it holds one.
     """
 
     input_tokens: str | None = None

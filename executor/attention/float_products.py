@@ -34,12 +34,8 @@ class Arithmetic:
     """
     A model's number format for products on a CPU, chosen by a trial.
 
-    Attributes
-    ----------
-    widened
-        Whether products are float32 on weights that stay in 16 bits.
-    rates
-        Measured rates of products, FLOP/s, by number format.
+    widened: Whether products are float32 on weights that stay in 16 bits.
+    rates: Measured rates of products, FLOP/s, by number format.
     """
 
     widened: bool
@@ -57,18 +53,11 @@ class Trial:
     """
     Trial that finds the fastest number format for a model's matrix shapes.
 
-    Attributes
-    ----------
-    rows
-        Rows of the inputs, as of a decode step with that many slots.
-    outputs
-        Outputs of a weight that are computed; more take longer and measure better.
-    repeats
-        Calls of which the fastest counts.
-    gain
-        How many times faster float32 has to be; larger keeps the checkpoint's format more often.
-    clock
-        Seconds from any origin.
+    rows: Rows of the inputs, as of a decode step with that many slots.
+    outputs: Outputs of a weight that are computed; more take longer and measure better.
+    repeats: Calls of which the fastest counts.
+    gain: How many times faster float32 has to be; larger keeps the checkpoint's format more often.
+    clock: Seconds from any origin.
     """
 
     rows: int = 32
