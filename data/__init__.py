@@ -1,4 +1,4 @@
-"""Data that is read and written: requests, costs, problems, schedules, bounds, plans, traces, files."""
+"""Input and output data: requests, costs, problems, schedules, bounds, plans, traces, files."""
 
 from .bound import Bound
 from .costs.cost import CostModel

@@ -1,4 +1,4 @@
-"""Arrays of numbers, by the type of their entries."""
+"""Types of arrays of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lower bound on the makespan, with what proves it, and the gap to it."""
+"""A lower bound on the makespan, its proof, and the gap to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PROVEN_WITHIN = 1e-9
-"""Relative difference up to which a makespan is what a bound proves: the sums of both are long."""
+"""Largest relative difference between a makespan and an equal bound, for rounding in long sums."""
 
 
 def gap_above(value: float | None, bound: float | None) -> float | None:
@@ -23,20 +23,20 @@ def gap_above(value: float | None, bound: float | None) -> float | None:
 @dataclass(frozen=True, slots=True)
 class Bound:
     """
-    Seconds no schedule of the problem can go below.
+    Seconds that every schedule of the problem takes at least.
 
     Parameters
     ----------
     seconds
         The bound.
     source
-        The argument that gives it, by name.
+        Name of the argument that proves the bound.
     terms
-        Seconds by name, which add up to ``seconds``.
+        Named parts of the bound in seconds, which add up to ``seconds``.
     certificate
-        What an independent check needs to re-derive the bound; plain JSON values.
+        Data from which an independent check derives the bound again; plain JSON values.
     valid
-        False for a published formula that is known not to be a bound in general: shown, never used in a gap.
+        False for a published formula that is no bound in general: it is shown, and never used in a gap.
     """
 
     seconds: float
@@ -47,12 +47,12 @@ class Bound:
 
     @property
     def proven(self) -> float | None:
-        """Seconds that are proven: None for a published formula that is not valid."""
+        """Proven seconds; None for a published formula that is not valid."""
         return self.seconds if self.valid else None
 
     def gap(self, makespan: float) -> float:
         """
-        Return how far a makespan is above the bound, as a fraction of the bound.
+        Return the gap of a makespan to the bound, as a fraction of the bound.
 
         Parameters
         ----------
@@ -66,14 +66,12 @@ class Bound:
         """
         gap = gap_above(makespan, self.proven)
         if gap is None:
-            raise ValueError(
-                f"the {self.source} bound is not a valid, positive one; no gap can be stated against it"
-            )
+            raise ValueError(f"the {self.source} bound is not valid and positive, so it has no gap")
         return gap
 
     def proves(self, makespan: float) -> bool:
         """
-        Return whether no schedule takes less than a makespan, up to rounding.
+        Return whether the bound proves a makespan optimal, up to rounding.
 
         Parameters
         ----------

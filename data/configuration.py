@@ -1,4 +1,4 @@
-"""Execution configurations (ExeGPT): as planned, and as reached in a run."""
+"""Execution configurations (ExeGPT), planned and reached in a run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 @dataclass(frozen=True, slots=True)
 class PlannedConfiguration:
     """
-    The configuration a plan is run with, and the lengths it was chosen for (ExeGPT).
+    Execution configuration of a plan (ExeGPT), and the lengths it was chosen for.
 
     strategy: One of :data:`STRATEGIES`.
     encode_batch: Prompts of an encoding, :math:`B_E`.
     decode_steps: Decode iterations between two encodings, :math:`N_D`; 1 under WAA.
-    decode_batch: Requests a decode iteration starts with, :math:`B_D`; 0 to leave it as it comes.
+    decode_batch: Requests at the start of a decode iteration, :math:`B_D`; 0 for no fixed number.
     lead: Batches that are encoded ahead under WAA; 0 under RRA.
     input_tokens, input_deviation: Mean and standard deviation of prompts, tokens.
     iterations, iterations_deviation: Mean and standard deviation of the decode iterations of a completion.
     latency_bound: Seconds from the start of a request's encoding to its last token; None for no bound.
-    latency: Seconds expected, for a completion of the 99th-percentile length.
-    throughput: Requests a second expected, in the steady state.
-    reference: How fast the machine was that was profiled; None if unknown.
+    latency: Expected seconds of a completion of the 99th-percentile length.
+    throughput: Expected requests per second in the steady state.
+    reference: Speed of the profiled machine; None if unknown.
     """
 
     strategy: str
@@ -45,7 +45,7 @@ class PlannedConfiguration:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise ValueError(f"the strategy {self.strategy!r} is none of {', '.join(STRATEGIES)}")
+            raise ValueError(f"strategy {self.strategy!r} is none of {', '.join(STRATEGIES)}")
 
     @property
     def handed_over(self) -> bool:
@@ -55,10 +55,9 @@ class PlannedConfiguration:
     @property
     def slots(self) -> int:
         """
-        Slots that hold what runs at a time, twice over since that varies.
+        Slots for twice the requests that run at a time, as their number varies.
 
-        A batch left as it comes is at most what joins while a completion is decoded: an encoding each
-        iteration.
+        A batch without a fixed size holds at most the requests that join while a completion decodes.
         """
         batch = self.decode_batch or self.encode_batch * self.iterations
         return 2 * math.ceil(max(batch, 1.0) + self.encode_batch)
@@ -67,14 +66,14 @@ class PlannedConfiguration:
 @dataclass(frozen=True, slots=True)
 class Reached:
     """
-    A configuration's steady state, planned and measured.
+    Steady state of a configuration, planned and measured.
 
     planned_throughput, throughput: Requests a second.
-    planned_latency, latency: Seconds from the start of a request's encoding to its last token: planned of the
-        99th-percentile length, measured as the 99th percentile.
+    planned_latency, latency: Seconds from the start of a request's encoding to its last token: of the
+        99th-percentile length as planned, 99th percentile as measured.
     latency_bound: Seconds; None for no bound.
-    requests: That joined in the steady state.
-    slowdown: How many times slower the machine was than while it was profiled; None if unknown.
+    requests: Requests that joined in the steady state.
+    slowdown: Factor by which the machine was slower than when profiled; None if unknown.
     """
 
     planned_throughput: float
@@ -96,5 +95,5 @@ class Reached:
         return None if self.latency_bound is None else self.latency <= self.latency_bound
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as plain JSON values, with those derived from them."""
+        """Return the fields and derived values as plain JSON values."""
         return {**plain(self), "error": self.error, "bound_met": self.bound_met}

@@ -9,17 +9,17 @@ from typing import Literal
 from .lengths.remaining import RemainingLengths
 
 Follow = Literal["schedule", "longest-first", "as-given", "shortest-first"]
-"""The schedule, or an online queue in one of three orders."""
+"""Ways to follow a plan: its schedule, or a queue in one of three orders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
     """
-    How a queue ends: requests with little left give way to those that may have much.
+    End of a queue, when requests with little left yield their slots to longer ones.
 
-    share: The end begins when no more than this many times the slots wait.
-    margin: Decode steps by which a waiting request must have more left than a running one, to take its slot.
-    remaining: What is left of each request by what it has decoded.
+    share: Waiting requests at which the end begins, as a multiple of the slots.
+    margin: Decode steps that a waiting request must have left beyond a running one to take its slot.
+    remaining: Remaining tokens of each request by its decoded tokens.
     """
 
     share: float
@@ -30,20 +30,19 @@ class Tail:
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """
-    The makespan to expect over the lengths that may come out, and the policy that reaches it.
+    Expected makespan over sampled lengths, and the policy that reaches it.
 
-    mean: Seconds by the cost model, over sampled lengths.
-    low, high: The interval the makespan lies in with probability ``coverage``, seconds.
-    coverage: Between 0 and 1.
-    samples: Sampled sets of lengths it was replayed against.
-    follow: What the run follows: ``schedule``; or a queue for all slots, ``longest-first`` or
-        ``shortest-first`` by planned length or ``as-given``; the plan's schedule is only the picture at
-        planned lengths.
-    patience: Of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
-    held_back: How many of the longest requests a longest-first queue keeps for its end.
-    tail: How a fleet's queues end; None to preempt nothing.
-    error: The stated error of the predictions, as plain JSON values.
-    compared: Mean seconds of everything that was compared, by name.
+    mean: Mean makespan over sampled lengths, in model seconds.
+    low, high: Interval that holds the makespan with probability ``coverage``, seconds.
+    coverage: Probability between 0 and 1.
+    samples: Number of sampled sets of lengths.
+    follow: ``schedule``, or the order of a queue for all slots by planned length: ``longest-first``,
+        ``shortest-first`` or ``as-given``. With a queue the plan's schedule only shows the planned lengths.
+    patience: Patience of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
+    held_back: Number of the longest requests that a longest-first queue keeps for its end.
+    tail: End of a fleet's queues; None preempts nothing.
+    error: Stated error of the predictions, as plain JSON values.
+    compared: Mean seconds of each compared policy, by name.
     """
 
     mean: float
@@ -59,7 +58,7 @@ class Expectation:
     compared: Mapping[str, float] = field(default_factory=dict)
 
     def what(self) -> str:
-        """Return what is followed, in words."""
+        """Return a description of the followed policy."""
         held = f", the {self.held_back} longest held back" if self.held_back else ""
         held += f", the last {self.tail.share:g} a slot by what is left" if self.tail else ""
         return f"{'the schedule' if self.follow == 'schedule' else f'a queue, {self.follow}'}{held}"

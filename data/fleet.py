@@ -1,4 +1,4 @@
-"""Several replicas that share one job, and a schedule for all of them."""
+"""Fleet of replicas that share one job, and its schedule."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .schedule import Schedule, Violation
 from .workload import Workload
 
 Groups = Literal["any", "together", "spread"]
-"""Placement of the completions of one prompt: anywhere, on one replica, or on as many as there are."""
+"""Placement of a prompt's completions: anywhere, on one replica, or spread over all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """
-    One engine of a fleet: its costs, its limits, and the time until it is free.
+    One engine of a fleet, with costs, limits and the time until it is free.
 
-    cost: Seconds of its stages.
-    slots, kv_capacity, prefill_token_cap, max_position: As of :class:`~batchbound.data.problem.Problem`.
-    busy: Seconds until it is free of what it works on already.
-    prefix_cache: As of :class:`~batchbound.data.problem.Problem`.
+    cost: Cost model of its stages.
+    slots, kv_capacity, prefill_token_cap, max_position, prefix_cache: Fields of
+        :class:`~batchbound.data.problem.Problem`.
+    busy: Seconds until it has finished earlier work.
     """
 
     cost: CostModel
@@ -52,11 +52,11 @@ class Replica:
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
     """
-    One job on several replicas: MICO's queries and clouds.
+    One job on several replicas (MICO's queries and clouds).
 
-    workload: The requests, all there at the start.
-    replicas: At least one; every request must fit each of them.
-    prefill_emits_first_token: As of :class:`~batchbound.data.problem.Problem`.
+    workload: Requests, all of which arrive at the start.
+    replicas: One or more replicas; every request must fit each of them.
+    prefill_emits_first_token: Field of :class:`~batchbound.data.problem.Problem`.
     """
 
     workload: Workload
@@ -71,7 +71,7 @@ class Fleet:
 
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
-        """Return a fleet of equal replicas, each with the problem's slots, costs and limits."""
+        """Return a fleet of equal replicas with the problem's slots, costs and limits."""
         limits = {name: getattr(problem, name) for name in LIMITS}
         replica = Replica(problem.cost, **limits)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
@@ -113,10 +113,10 @@ class Fleet:
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetSchedule:
     """
-    Which replica serves each request, and a schedule for each replica.
+    Assignment of requests to replicas, and the schedule of each replica.
 
-    replica_of: The replica of each request, shape (requests,).
-    schedules: One per replica, of its requests in the workload's order; None for a replica without any.
+    replica_of: Replica of each request, shape (requests,).
+    schedules: Schedule of each replica's requests in the workload's order; None without requests.
     """
 
     replica_of: IntArray
@@ -137,7 +137,7 @@ class FleetSchedule:
         return np.flatnonzero(self.replica_of == replica)
 
     def finishes(self, fleet: Fleet) -> tuple[float, ...]:
-        """Return the seconds at which each replica is done, what it is busy with included."""
+        """Return the seconds at which each replica is done, earlier work included."""
         seconds = []
         for k, (replica, schedule) in enumerate(zip(fleet.replicas, self.schedules, strict=True)):
             work = 0.0 if schedule is None else schedule.makespan(fleet.problem_of(k, self.members(k)))
@@ -145,11 +145,11 @@ class FleetSchedule:
         return tuple(seconds)
 
     def makespan(self, fleet: Fleet) -> float:
-        """Return the seconds after which every replica is done, what it was busy with included."""
+        """Return the seconds after which every replica is done, earlier work included."""
         return max(self.finishes(fleet))
 
     def check(self, fleet: Fleet, groups: Groups = "any") -> Violation | None:
-        """Return the first rule this schedule breaks, a request left out included, or None."""
+        """Return the first rule that this schedule breaks, or None."""
         if self.replica_of.shape != (len(fleet),):
             what = f"replica_of has shape {self.replica_of.shape} for {len(fleet)} requests"
             return Violation("every request is scheduled", what)

@@ -1,4 +1,4 @@
-"""A plan for engines that mix prompts with generated tokens: order, concurrency, bound on iterations."""
+"""Plan for engines that mix prefill and decode: order, concurrency, bound on iterations."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ KIND = "batchbound_iteration_plan"
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedShare:
     """
-    What one engine is to do.
+    Share of one engine.
 
-    limits: Of the engine, as it was simulated.
-    requests: Positions of its requests, first to begin first, shape (requests of the share,).
-    order: Origin of the order, in words.
-    in_flight: Completions to keep in progress at a time: as many as the engine takes, and a few that wait in
-        its queue; fewer than the engine takes where the KV cache is used better so.
-    predicted: What the engine makes of it, or None for a job too large to simulate.
+    limits: Limits of the simulated engine.
+    requests: Positions of its requests in sending order, shape (requests of the share,).
+    order: Description of the order's origin.
+    in_flight: Completions to keep in flight: the engine's slots and a few in its queue, or fewer if this uses
+        the KV cache better.
+    predicted: Simulated run of the engine; None for a job too large to simulate.
     """
 
     limits: EngineLimits
@@ -47,20 +47,20 @@ class PlannedShare:
 
     @property
     def held_back(self) -> int | None:
-        """Completions that the client keeps in progress, fewer than the engine takes; None if it does not."""
+        """Completions that the client keeps in flight if fewer than the engine's slots, else None."""
         return self.in_flight if self.in_flight < self.limits.sequences else None
 
 
 @dataclass(frozen=True, slots=True)
 class SecondsBound:
     """
-    Seconds that no order of the requests can go below, at the prices of the plan's cost.
+    Seconds that every order of the requests takes at least, by the plan's costs.
 
     seconds: The bound.
-    rates: Seconds that an iteration takes at least, and per unit of its work, by the names of
+    rates: Least seconds of an iteration and of each unit of its work, by the names of
         :class:`~.costs.iteration_rates.IterationRates`.
-    iterations: The least iterations of all engines added up, with what proves them.
-    limits: Of each engine, that it holds for.
+    iterations: Bound on the iterations of all engines together.
+    limits: Limits of each engine that the bound assumes.
     """
 
     seconds: float
@@ -72,35 +72,35 @@ class SecondsBound:
 @dataclass(frozen=True, slots=True, eq=False)
 class IterationPlan:
     """
-    A job for one or several engines that mix prompts with generated tokens, such as vLLM's and SGLang's.
+    Plan of a job on engines that mix prefill and decode, such as vLLM's and SGLang's.
 
     Parameters
     ----------
     engine
-        It is for.
+        Engine that the plan is for.
     workload
-        The completions, each with its prompt.
+        Completions, each with its prompt.
     shares
-        One per engine.
+        Share of each engine.
     bound
-        Iterations that no order, on no share of the requests, goes below.
+        Iterations that every order and every division of the requests takes at least.
     proven
-        Limits that the bound holds for: the stated ones, of all engines together.
+        Limits that the bound assumes: the stated ones of all engines together.
     maker
-        How the order was found.
+        Origin of the order.
     counted
-        Whether the prompts' tokens are the engine's own count; else the bound takes one token of each.
+        True if the engine itself counts the prompts' tokens so; else the bound counts one token of each.
     cached, shared
-        Prompt tokens that need not be computed, or not for this request, as of :class:`.Sequences`, shape
-        (requests,); None where no prompt begins as another does, or the engine keeps none.
+        Prompt tokens in a prefix cache, or computed by another request, as in :class:`.Sequences`, shape
+        (requests,); None without common prefixes or a prefix cache.
     rates, profile
-        What an iteration costs, either of them; None for a plan in iterations alone.
+        Cost of an iteration, in one of two forms; None for a plan in iterations alone.
     least_seconds
-        What is proven in seconds; None without a cost.
+        Bound in seconds; None without a cost.
     provenance
-        Where lengths, costs and prompts come from.
+        Origin of lengths, costs and prompts.
     assumptions
-        Assumptions of the bounds, each with its basis; those that no argument relies on included.
+        Assumptions of the bounds, each with its basis, unused ones included.
     remarks
         Further facts about the plan, in sentences.
     """
@@ -126,19 +126,19 @@ class IterationPlan:
 
     @property
     def relied_on(self) -> tuple[Assumption, ...]:
-        """Assumptions that the bound on iterations relies on, and the one on seconds if there is one."""
+        """Assumptions that the bounds on iterations and seconds rely on."""
         return relied_on(self.assumptions, *self.kinds)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of the certificates of the bounds, as assumptions know them."""
+        """Kinds of the bounds' certificates, as used in assumptions."""
         least = self.least_seconds
         kinds: tuple[object, ...] = (self.bound.certificate.get("kind"),)
         kinds += () if least is None else (least.iterations.certificate.get("kind"), "seconds")
         return tuple(map(str, kinds))
 
     def sequences(self) -> Sequences:
-        """Return what the engines compute at least, a row per completion."""
+        """Return the least work of the engines, a row per completion."""
         work = self.workload
         if self.counted:
             return sequences_of(work.input_tokens, work.output_tokens, self.cached, self.shared)
@@ -154,7 +154,7 @@ class IterationPlan:
 
     @property
     def order(self) -> IntArray:
-        """Positions of all completions, the shares' taken in turn, first to begin first."""
+        """Positions of all completions in sending order, with the shares in turn."""
         return np.argsort(self.ranks, kind="stable")
 
     @property
@@ -167,20 +167,20 @@ class IterationPlan:
 
     @property
     def iterations(self) -> int | None:
-        """Predicted, of the engine that takes most; None for a job too large to simulate."""
+        """Most predicted iterations of an engine; None for a job too large to simulate."""
         known = [share.predicted for share in self.shares if share.predicted is not None]
         return max(one.iterations for one in known) if len(known) == len(self.shares) else None
 
     @property
     def seconds(self) -> float | None:
-        """Predicted, of the engine that ends last; None without a cost, or for a job too large."""
+        """Predicted seconds of the last engine to end; None without a cost or a simulation."""
         each = [None if share.predicted is None else share.predicted.seconds for share in self.shares]
         known = [seconds for seconds in each if seconds is not None]
         return max(known) if len(known) == len(each) else None
 
     @property
     def stated_budget(self) -> int | None:
-        """Token budget that every engine has; None where the bound is taken without one."""
+        """Token budget of every engine; None if the bound assumes none."""
         budgets = [share.limits.batched_tokens for share in self.shares]
         return min(budgets) if self.proven.batched_tokens == sum(budgets) else None
 
@@ -191,12 +191,12 @@ class IterationPlan:
 
     @property
     def seconds_gap(self) -> float | None:
-        """Excess of the predicted seconds over the proven ones, as a fraction of these; None without."""
+        """Excess of the predicted seconds over the bound, as a fraction of the bound; None without one."""
         return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
 
     @property
     def proven_optimal(self) -> bool:
-        """True if no order takes less: seconds where there is a cost, else iterations."""
+        """True if the order is proven optimal, in seconds if there is a cost, else in iterations."""
         if self.least_seconds is not None:
             return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
                 1 + PROVEN_WITHIN
@@ -205,16 +205,16 @@ class IterationPlan:
 
     def check(self) -> Violation | None:
         """
-        Return what is wrong with the plan in itself, or None.
+        Return an inconsistency within the plan, or None.
 
-        Each completion is in one share, once; each fits its engine; the bound is taken for limits no tighter
-        than those of the engines; nothing is predicted to take less than is proven.
+        Each completion must be in one share once and fit its engine. The bound must assume no tighter limits
+        than the engines', and no prediction may be below it.
         """
         whole = np.concatenate([np.zeros(0, dtype=np.int64), *(share.requests for share in self.shares)])
         if not np.array_equal(np.sort(whole), np.arange(len(self.workload))):
             return Violation("order", "the shares do not hold each completion once")
         for share in self.shares:
-            # Alone on its engine a request holds its tokens but the last one drawn.
+            # A request alone on its engine holds all its tokens except the last one drawn.
             held = (
                 self.workload.input_tokens[share.requests] + self.workload.output_tokens[share.requests] - 1
             )
@@ -229,22 +229,22 @@ class IterationPlan:
         if tighter is not None:
             return Violation("limits", f"the bound is for fewer {tighter} than the engines have")
         if self.iterations is not None and self.iterations < self.bound.iterations:
-            what = f"{self.iterations} are predicted, and {self.bound.iterations} said to be the least"
+            what = f"{self.iterations} are predicted, below the bound of {self.bound.iterations}"
             return Violation("iterations", what)
         return self._check_seconds()
 
     def _check_seconds(self) -> Violation | None:
         if self.rates is not None and self.profile is not None:
-            return Violation("cost", "there are rates and a profile: one of them is the engine's")
+            return Violation("cost", "there are rates and a profile: leave one out")
         if self.least_seconds is None:
             return None
         if self.rates is None and self.profile is None:
-            return Violation("cost", "seconds are proven at no cost")
+            return Violation("cost", "seconds are proven without a cost")
         seconds, least = self.seconds, self.least_seconds.seconds
         if not math.isfinite(least) or least < 0:
-            return Violation("seconds", f"{least} is no least time")
+            return Violation("seconds", f"{least} is not a valid bound in seconds")
         if seconds is not None and seconds < least * (1 - PROVEN_WITHIN):
-            return Violation("seconds", f"{seconds} are predicted, below the least, {least}")
+            return Violation("seconds", f"{seconds} are predicted, below the bound of {least}")
         for share in self.shares:
             tighter = _tighter(self.least_seconds.limits, [share.limits])
             if tighter is not None:
@@ -266,12 +266,12 @@ class IterationPlan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> IterationPlan:
         """
-        Return the plan that :meth:`save` wrote, looked through once more.
+        Return the plan that :meth:`save` wrote, checked again.
 
         Raises
         ------
         InputError
-            If the file is no plan of this kind, or contradicts itself.
+            If the file is not a plan of this kind, or is inconsistent.
         """
         refuse_other_kinds(path, "no plan for servers", {KIND})
         value = read_json_object(path)
@@ -289,12 +289,12 @@ class IterationPlan:
 
 
 def least_known(output: IntArray, limits: EngineLimits) -> Sequences:
-    """Return the least that engines compute of prompts without counted tokens: one token of each."""
+    """Return the least work on prompts without counted tokens: one token each."""
     return Sequences(np.ones_like(output), output, exact=limits.kv_tokens is None)
 
 
 def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
-    """Return of what a bound's limits have less than engines have together, or None."""
+    """Return the limit of a bound that is below the engines' total, or None."""
     if proven.sequences < sum(limits.sequences for limits in each):
         return "sequences"
     if proven.batched_tokens < sum(limits.batched_tokens for limits in each):
@@ -304,12 +304,12 @@ def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
     held = [limits.kv_tokens for limits in each]
     if None in held or proven.kv_tokens < sum(tokens or 0 for tokens in held):
         return "tokens of KV cache"
-    # Blocks of one token hold whatever larger ones do.
+    # Blocks of one token hold everything that larger ones hold.
     if proven.block_tokens > 1 and any(limits.block_tokens != proven.block_tokens for limits in each):
         return "blocks of KV cache"
     return None
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan | IterationPlan:
-    """Return the plan that a file holds, of either kind."""
+    """Return the plan in a file, of either kind."""
     return IterationPlan.load(path) if is_of_kind(path, KIND) else Plan.load(path)

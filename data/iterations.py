@@ -1,4 +1,4 @@
-"""Work counted in iterations, for engines that mix prompts with generated tokens: limits, and a bound."""
+"""Iterations of engines that mix prefill and decode: limits and bounds."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from .files.record import Count, Positive
 from .problem import limit_of
 
 UNLIMITED = 2**40
-"""Token budget of an iteration in a bound if unknown."""
+"""Token budget that a bound assumes if it is unknown."""
 
 TOKENS_PER_ITERATION = 256
-"""Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
+"""Tokens that take about as long to compute as reading the weights once, on current devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """
-    What one iteration of an engine such as vLLM has room for.
+    Limits of an iteration of an engine such as vLLM.
 
     Parameters
     ----------
     sequences
         Most requests in progress (vLLM's ``max_num_seqs``): the slots.
     batched_tokens
-        Most tokens computed in an iteration, of prompts and of completions (``max_num_batched_tokens``).
+        Most tokens of prompts and completions in an iteration (``max_num_batched_tokens``).
     kv_tokens
         Tokens of KV cache; None for no limit.
     block_tokens
-        Tokens of a block of them.
+        Tokens of a block of the KV cache.
 
     Raises
     ------
     ValueError
-        If a limit is no whole number or below one, or there is not a single block.
+        If a limit is not a whole number of at least one, or the KV cache is smaller than a block.
     """
 
     sequences: Positive
@@ -54,24 +54,22 @@ class EngineLimits:
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of KV cache, None for no limit."""
+        """Blocks of KV cache; None for no limit."""
         return None if self.kv_tokens is None else self.kv_tokens // self.block_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
     """
-    What is to be computed: one row per completion, a prompt's several completions a row each.
+    Work to compute, one row per completion.
 
     prompt: Tokens of each prompt, shape (sequences,).
     output: Tokens of each completion, at least one, shape (sequences,).
-    cached: Prompt tokens that may be taken from a prefix cache instead of being computed, at most, once all
-        rows before it in some order have computed theirs: fewer than the prompt has, shape (sequences,). By
-        default none.
-    shared: Prompt tokens that another row may compute, whichever comes first: no fewer than ``cached``, by
-        default those, shape (sequences,).
-    exact: Whether each row has the length it had; False where only the sum over a prompt's completions is
-        known, and rows share it evenly.
+    cached: Most prompt tokens that may come from a prefix cache, once all rows before it in some order are
+        computed; fewer than the prompt's, shape (sequences,). By default none.
+    shared: Prompt tokens that another row may compute first; at least ``cached``, by default equal, shape
+        (sequences,).
+    exact: True if each row has its own length; False if only the sum over a prompt's completions is known.
     """
 
     prompt: IntArray
@@ -91,13 +89,13 @@ class Sequences:
             object.__setattr__(self, name, column)
         shapes = {column.shape for column in (self.prompt, self.output, self.cached, self.shared)}
         if not len(self.prompt) or len(shapes) > 1:
-            raise ValueError("sequences need as many prompts as completions, at least one")
+            raise ValueError("sequences need equally many prompts and completions, at least one")
         if (self.prompt < 1).any() or (self.output < 1).any():
             raise ValueError("a prompt and a completion have at least one token each")
         if (self.cached < 0).any() or (self.shared >= self.prompt).any():
             raise ValueError("at least one token of each prompt is computed")
         if (self.shared < self.cached).any():
-            raise ValueError("what one row may find cached, another one shares with it")
+            raise ValueError("cached tokens of a row must be shared with another row")
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -106,19 +104,19 @@ class Sequences:
         """
         Return the least number of iterations of each sequence, shape (sequences,).
 
-        It draws at most one token an iteration, and the first not before the last chunk of its prompt: of
-        what no other row may have computed for it.
+        A sequence draws at most one token in an iteration, the first one with the last chunk of its own part
+        of the prompt.
         """
         chunks = -(-(self.prompt - self.shared) // limits.batched_tokens)
         rows: IntArray = self.output + chunks - 1
         return rows
 
     def drafted(self, drafts: int) -> Sequences:
-        """Return the sequences with their fewest draws, of ``drafts + 1`` tokens at most, as output."""
+        """Return the sequences with their fewest draws, each of at most ``drafts + 1`` tokens, as output."""
         return replace(self, output=-(-self.output // (drafts + 1))) if drafts else self
 
     def may_run_short(self, limits: EngineLimits, drafts: int = 0) -> bool:
-        """Return whether the KV cache can run out, so that an engine has to preempt requests."""
+        """Return whether the KV cache can run out, so that an engine preempts requests."""
         if limits.blocks is None:
             return False
         peak = -(-(self.prompt + self.output + drafts - 1) // limits.block_tokens)
@@ -137,11 +135,11 @@ def sequences_of(
 @dataclass(frozen=True, slots=True)
 class IterationBound:
     """
-    Iterations no order of the requests can go below.
+    Iterations that every order of the requests takes at least.
 
     iterations: The bound.
-    source: The argument that gives it, by name.
-    certificate: What an independent check needs to derive it again; plain JSON values.
+    source: Name of the argument that proves it.
+    certificate: Data from which an independent check derives it again; plain JSON values.
     """
 
     iterations: Count
@@ -149,7 +147,7 @@ class IterationBound:
     certificate: Mapping[str, object] = field(default_factory=dict)
 
     def gap(self, iterations: int) -> float:
-        """Return how far a number of iterations is above the bound, as a fraction of the bound."""
+        """Return the gap of a number of iterations to the bound, as a fraction of the bound."""
         return iterations / self.iterations - 1 if self.iterations else 0.0
 
     def to_json(self) -> dict[str, object]:
@@ -164,12 +162,12 @@ class IterationBound:
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """
-    What an engine makes of an order.
+    Predicted run of an order on an engine.
 
-    iterations: Until the last token.
-    preemptions: Requests preempted for lack of KV cache.
-    tokens: Computed in all, with those computed again after a preemption.
-    seconds: Until the last token; None without a cost of an iteration.
+    iterations: Iterations until the last token.
+    preemptions: Preemptions for lack of KV cache.
+    tokens: Computed tokens, those computed again after a preemption included.
+    seconds: Seconds until the last token; None without a cost of an iteration.
     """
 
     iterations: Count
@@ -179,5 +177,5 @@ class Predicted:
 
     @property
     def work(self) -> float:
-        """Iterations, with those that the tokens computed would take at the rate of prefilling."""
+        """Iterations, plus those that the computed tokens would take at the prefill rate."""
         return self.iterations + self.tokens / TOKENS_PER_ITERATION

@@ -1,4 +1,4 @@
-"""A plan: what `plan` writes and `run` reads, for one machine or a fleet."""
+"""Plans, which `plan` writes and `run` reads, for one machine or a fleet."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PromptSource:
     """
-    Where the prompts of a plan stand.
+    File of a plan's prompts.
 
-    path: The file, relative to the plan's folder.
-    sha256: Of the file's bytes when it was planned.
-    tokenizer: What counted the prompts' tokens: a name, or a folder relative to the plan's, which begins with
-        a dot.
-    columns: Of a table; None for a batch file.
+    path: Path of the file, relative to the plan's folder.
+    sha256: Digest of the file at planning.
+    tokenizer: Tokenizer that counted the tokens: a name, or a folder relative to the plan's, which begins
+        with a dot.
+    columns: Columns of a table; None for a batch file.
     """
 
     path: str
@@ -53,7 +53,7 @@ class PromptSource:
         return self.path if is_url(self.path) else os.path.join(folder, self.path)
 
     def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
-        """Return the same for a plan in another folder than the one it was planned in."""
+        """Return the source for a copy of the plan in another folder."""
         path = relative_path(self.file(planned_in), folder)
         tokenizer = self.tokenizer
         if tokenizer.startswith("."):
@@ -62,7 +62,7 @@ class PromptSource:
 
 
 def holds_requests(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a batch of requests or a table, by its first lines."""
+    """Return whether the first lines of a file are requests or a table."""
     head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
@@ -71,7 +71,7 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_row(first: bytes, more: bytes) -> bool:
-    """Return whether a line is a row of a table in JSON lines, and not a file of ours."""
+    """Return whether a line is a table row in JSON, and not from our own files."""
     try:
         value = json.loads(first) if more.startswith(b"{") else None
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def _is_row(first: bytes, more: bytes) -> bool:
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """Return a path as seen from a folder, with a dot in front; a URL as it is."""
+    """Return a path relative to a folder, with a leading dot; a URL unchanged."""
     if is_url(path):
         return os.fspath(path)
     seen = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
@@ -90,12 +90,11 @@ def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) 
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """
-    Where the numbers of a plan come from.
+    Origin of a plan's numbers.
 
-    lengths: How the completion lengths were chosen, as plain JSON values.
-    cost_source: Where the cost model comes from, as plain JSON values: its name, or the calibration with its
-        error.
-    prompts: Where the prompts stand, or None for a job of lengths only.
+    lengths: Source of the completion lengths, as plain JSON values.
+    cost_source: Source of the cost model, as plain JSON values: its name, or the calibration with its error.
+    prompts: File of the prompts; None for a job of lengths only.
     """
 
     lengths: Mapping[str, object] = field(default_factory=dict)
@@ -108,12 +107,12 @@ class Maker:
     """
     Origin of a schedule.
 
-    solver, version: What made it.
+    solver, version: Solver and its version.
     status: ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
-    stopped_by: What ended the search.
-    seconds: What it took.
-    seed: Of its random choices.
-    message: What else a person should know of it; empty if nothing.
+    stopped_by: Reason for the end of the search.
+    seconds: Search time.
+    seed: Seed of the search.
+    message: Further remark for the user; empty for none.
     """
 
     solver: str
@@ -128,12 +127,12 @@ class Maker:
 @dataclass(frozen=True, slots=True)
 class FollowedPolicy:
     """
-    A policy that evicts requests and takes less than the plan's schedule, which evicts none.
+    An evicting policy with a smaller makespan than the plan's schedule, which evicts none.
 
-    policy: Its name.
-    seconds: Its makespan by the cost model.
-    prefill_stages, decode_steps, evictions: Counted in its run.
-    bound: Bound of every schedule, evicting or not.
+    policy: Name of the policy.
+    seconds: Makespan by the cost model.
+    prefill_stages, decode_steps, evictions: Counts of its simulated run.
+    bound: Bound of all schedules, evicting ones included.
     """
 
     policy: str
@@ -147,30 +146,30 @@ class FollowedPolicy:
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan(Shown):
     """
-    A job on a fleet, the schedule of each replica, and a proven bound; one machine is a fleet of one.
+    A job on a fleet, the schedule of each replica, and a proven bound.
 
     Parameters
     ----------
     fleet
-        The requests and the replicas, each with its costs and limits.
+        Requests and replicas, each with its costs and limits; one machine is a fleet of one.
     shares
-        Who serves what and when; breaks no rule of the fleet.
+        Valid schedules of the replicas.
     makespan
         Seconds until the last replica is done, by the replicas' cost models.
     bound
-        Proven seconds for the whole fleet, or None where nothing is proven.
+        Proven seconds for the whole fleet; None without a proof.
     maker
-        How the schedule was made.
+        Origin of the schedule.
     groups
-        Where the requests of a group (completions of one prompt) may go; a run that moves some keeps to it.
+        Placement of a group's requests (completions of one prompt), also when a run moves requests.
     provenance
-        Where the lengths, the costs and the prompts come from.
+        Origin of lengths, costs and prompts.
     expected
-        What to expect, and what to follow, when the lengths are predictions with a stated error; else None.
+        Expected makespan and policy if the lengths are predictions with a stated error; else None.
     configuration
-        The execution configuration to run instead of following the schedule; None to follow it.
+        Execution configuration to run instead of the schedule; None follows the schedule.
     followed
-        The policy to follow instead of the schedule, which takes longer; None to follow the schedule.
+        Policy to run instead of the schedule, because it takes less; None follows the schedule.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_plan", 3)
@@ -197,29 +196,29 @@ class Plan(Shown):
         Parameters
         ----------
         problem, schedule
-            What to serve under which limits, and how.
+            Problem and schedule of the machine.
         bound, maker
-            As of the class.
+            Fields of the class.
         more
-            Other fields of the class, by name.
+            Further fields of the class, by name.
         """
         fleet, shares = Fleet.of(problem, 1), FleetSchedule.of(schedule)
         return cls(fleet, shares, schedule.makespan(problem), bound, maker, **more)
 
     @property
     def workload(self) -> Workload:
-        """The requests."""
+        """Requests of the plan."""
         return self.fleet.workload
 
     @property
     def problem(self) -> Problem:
-        """The problem of the only replica; ValueError if there are several."""
+        """Problem of the only replica; ValueError if there are several."""
         self._refuse_several()
         return self.fleet.problem()
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of the only replica; ValueError if there are several."""
+        """Schedule of the only replica; ValueError if there are several."""
         self._refuse_several()
         schedule = self.shares.schedules[0]
         assert schedule is not None
@@ -232,7 +231,7 @@ class Plan(Shown):
 
     @property
     def claim(self) -> Bound | None:
-        """The bound that holds for what a run follows."""
+        """Bound that holds for the policy or the schedule that a run follows."""
         return self.bound if self.followed is None else self.followed.bound
 
     @property
@@ -241,7 +240,7 @@ class Plan(Shown):
         return gap_above(self.seconds, None if self.claim is None else self.claim.proven)
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield what the plan takes and what is proven; of unknown lengths, only what it takes at most."""
+        """Yield makespan, bound and gap; for unknown lengths only an upper limit."""
         slots = sum(replica.slots for replica in self.fleet.replicas)
         yield "Plan", f"{len(self.fleet):,} requests on {slots:,} slots"
         unknown = self.provenance.lengths.get("kind") == "cap"
@@ -254,7 +253,7 @@ class Plan(Shown):
         yield "solver", f"{self.maker.solver}, {self.maker.status}, {self.maker.seconds:.2g} s"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with slot, first decode step and end of each request; of one replica."""
+        """Return a data frame with slot, first decode step and end of each request of one replica."""
         schedule = self.schedule
         return self.workload.to_frame().assign(
             slot=schedule.slot_of,
@@ -267,7 +266,7 @@ class Plan(Shown):
             raise ValueError(f"the plan is for {len(self.fleet.replicas)} replicas, not for one")
 
     def digest(self) -> str:
-        """Return the SHA-256 of what the plan says, by which a run recognises its own earlier part."""
+        """Return the SHA-256 of the plan, by which a resumed run recognises its earlier part."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -278,7 +277,7 @@ class Plan(Shown):
         shares = plain(self.shares)
         for one in shares["schedules"]:
             if one is not None:
-                # The name of version 2, so that traces of before name the same plan.
+                # The name in version 2, so that older traces name the same plan.
                 one["rounds"] = one.pop("decode_steps")
         text = json.dumps([shares, *(column.tolist() for column in columns)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -298,7 +297,7 @@ class Plan(Shown):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """
-        Return the plan that :meth:`save` wrote, its schedule checked once more.
+        Return the plan that :meth:`save` wrote; its schedule is checked again.
 
         Plans of version 1, of one machine or of a fleet, load as well.
 
@@ -309,8 +308,8 @@ class Plan(Shown):
         """
         refuse_other_kinds(path, "no plan", {"batchbound_plan", "batchbound_fleet_plan"})
         if holds_requests(path):
-            hint = f"Make a plan of it: batchbound plan {os.fspath(path)}."
-            raise InputError("holds requests, it is no plan", file=path, hint=hint)
+            hint = f"Make a plan from it: batchbound plan {os.fspath(path)}."
+            raise InputError("holds requests and is not a plan", file=path, hint=hint)
         value = _upgraded(read_json_object(path), path)
         fleet = value.get("fleet")
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):
@@ -326,7 +325,7 @@ class Plan(Shown):
         return plan
 
     def _refuse_claims(self, path: str | os.PathLike[str]) -> None:
-        """Raise InputError if the plan claims more than its schedule and its bound say."""
+        """Raise InputError if the plan claims more than its schedule and its bound prove."""
         makespan, hint = self.shares.makespan(self.fleet), self.JSON_HINT
         if not math.isclose(makespan, self.makespan, rel_tol=PROVEN_WITHIN):
             what = f"its schedule takes {makespan!r} s, not {self.makespan!r} s"
@@ -350,7 +349,7 @@ _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shar
 
 def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
     """Remove a workload's columns of defaults, and a maker's empty message."""
-    # Older plans have none, and keep the digest by which their runs resume.
+    # Older plans have no such columns, and keep the digest by which their runs resume.
     if not maker["message"]:
         del maker["message"]
     for name, default in _DEFAULTS.items():

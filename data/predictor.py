@@ -1,4 +1,4 @@
-"""Past completions to learn lengths from, predicted lengths with their intervals, and how good they were."""
+"""Past completions as examples, predicted lengths with intervals, and their quality."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
 
 COVERAGE = 0.9
-"""Share of completions with a length inside their interval."""
+"""Intended share of completions with a length inside their interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class Examples:
     """
     Prompts and the lengths of their completions.
 
-    prompts: The texts; several completions to one prompt are several examples of one text.
+    prompts: Texts; several completions of one prompt are several examples with the same text.
     lengths: Tokens of each completion, at least one, shape (examples,).
     """
 
@@ -40,7 +40,7 @@ class Examples:
 
     @classmethod
     def of(cls, records: Sequence[PromptRecord], lengths: Mapping[str, int]) -> Examples:
-        """Return the requests of a batch file that an output file completes, and the tokens of each."""
+        """Return the completed requests of a batch file, with tokens from an output file."""
         answered = [record for record in records if record.custom_id in lengths]
         tokens = np.array([lengths[record.custom_id] for record in answered], dtype=np.int64)
         return cls(tuple(map(prompt_text, answered)), tokens)
@@ -52,10 +52,10 @@ class Examples:
 
     def split(self, share: float, seed: int) -> tuple[Examples, Examples]:
         """
-        Return the examples without, and those in, a share of the prompts (at least one of each).
+        Split off the examples of a share of the prompts; both parts have at least one.
 
-        Which prompts are set apart depends on their text and the seed alone: with more examples, those that
-        were set apart before are set apart again, and nothing learnt earlier has seen them.
+        The split depends only on the prompts' texts and the seed. With more examples the same prompts are
+        split off again, so no earlier predictor has learnt from them.
         """
         names, of = np.unique(np.array(self.prompts, dtype=object).astype(str), return_inverse=True)
         salt = seed.to_bytes(8, "little", signed=True)
@@ -70,14 +70,14 @@ class Examples:
         return self.select(~apart[of]), self.select(apart[of])
 
     def joined(self, others: Examples) -> Examples:
-        """Return these examples and the others."""
+        """Return the union of both sets of examples."""
         return Examples(self.prompts + others.prompts, np.concatenate((self.lengths, others.lengths)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
     """
-    Predicted lengths with intervals meant to hold :data:`COVERAGE` of the completions.
+    Predicted lengths, with intervals intended to hold :data:`COVERAGE` of the completions.
 
     tokens, low, high: Tokens, at least one, shape (requests,).
     """
@@ -88,7 +88,7 @@ class Predicted:
 
     @classmethod
     def of(cls, tokens: FloatArray, low: FloatArray, high: FloatArray) -> Predicted:
-        """Return predictions rounded to whole tokens that a request may have, intervals that hold them."""
+        """Return predictions as whole tokens within a request's limits, inside their intervals."""
         whole = [np.rint(np.clip(column, 1, LONGEST)).astype(np.int64) for column in (tokens, low, high)]
         return cls(whole[0], np.minimum(whole[1], whole[0]), np.maximum(whole[2], whole[0]))
 
@@ -96,15 +96,16 @@ class Predicted:
 @dataclass(frozen=True, slots=True)
 class PredictionQuality:
     r"""
-    How good predicted lengths were on completions that were not learnt from.
+    Quality of predicted lengths on completions that were not learnt from.
 
-    requests: How many completions.
+    requests: Number of completions.
     buckets, longest: MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N)
         \rfloor`.
-    accuracy, neighbour_accuracy: Share of predictions with the right label, and with it or one next to it.
+    accuracy, neighbour_accuracy: Share of predictions with the right label, and with that label or the next
+        one.
     mean_error: Mean absolute error, tokens.
-    log_bias, log_sd: Mean and standard deviation of ``log(predicted / true)``; the latter is what
-        ``--length-error`` takes.
+    log_bias, log_sd: Mean and standard deviation of ``log(predicted / true)``; the latter is the value for
+        ``--length-error``.
     coverage: Share of the completions that the intervals hold.
     """
 

@@ -1,4 +1,4 @@
-"""Prompts that requests share: which prefill stage computes one, and how long it is kept."""
+"""Shared prompts: the prefill stage that computes each one, and its time in the cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 class PrefixCache:
     """
-    Shared prompts kept in KV cache while a job runs; the only rule for the tokens of a stage.
+    Shared prompts in KV cache during a job; defines the tokens of each stage.
 
-    A stage computes each request's own tokens, and each shared prompt once unless an earlier stage kept it. A
-    computed prompt is kept for later requests of its group if it fits next to those kept already (the first
-    group of the workload first). It is dropped when the last of them begins. A prompt that did not fit is
-    computed again in the next stage that needs it.
+    A stage computes each request's own tokens, and each shared prompt once unless it is in the cache. A
+    computed prompt stays for later requests of its group if it fits (the workload's first group first). It is
+    dropped when the last of them begins. A prompt that did not fit is computed again in the next stage that
+    needs it.
 
-    problem: Its requests and their groups, and the tokens that may be kept (``prefix_cache``).
+    problem: Problem with groups and the size of the cache (``prefix_cache``).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -34,10 +34,10 @@ class PrefixCache:
         self._to_begin = np.bincount(self._prefix_of[self._prefix_of >= 0], minlength=len(self._tokens))
         self._kept: set[int] = set()
         self.held = 0
-        """Tokens of shared prompts that are kept."""
+        """Tokens of shared prompts in the cache."""
 
     def begin(self, requests: IntArray) -> int:
-        """Return the tokens that a stage computes, and keep and drop shared prompts as it does."""
+        """Return the tokens that a stage computes, and update the cache."""
         own = int(self._own[requests].sum())
         if not len(self._tokens):
             return own
@@ -45,7 +45,7 @@ class PrefixCache:
         return own + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
 
     def begin_prefixes(self, prefixes: IntArray, counts: IntArray) -> int:
-        """Return the tokens of shared prompts that a stage computes, and keep and drop them as it does."""
+        """Return the tokens of shared prompts that a stage computes, and update the cache."""
         self._to_begin[prefixes] -= counts
         new = [prefix for prefix in prefixes.tolist() if prefix not in self._kept]
         for prefix in self._kept.intersection(prefixes.tolist()):
@@ -60,21 +60,21 @@ class PrefixCache:
         return int(self._tokens[new].sum())
 
     def begin_again(self, requests: IntArray) -> None:
-        """Count on requests that have begun as if they had not."""
+        """Treat requests that have begun as waiting again."""
         prefix = self._prefix_of[requests]
         np.add.at(self._to_begin, prefix[prefix >= 0], 1)
 
     def clear(self) -> None:
-        """Drop all that is kept."""
+        """Empty the cache."""
         self._kept.clear()
         self.held = 0
 
     def keeps(self, request: int) -> bool:
-        """Return whether the prompt that a request shares is kept."""
+        """Return whether the shared prompt of a request is in the cache."""
         return int(self._prefix_of[request]) in self._kept
 
     def computed(self, requests: IntArray) -> IntArray:
-        """Return the tokens that a stage would compute of the first request, of the first two, and so on."""
+        """Return the tokens that a stage would compute for the first k requests, for each k."""
         tokens = self._own[requests]
         if len(self._tokens):
             prefix = self._prefix_of[requests]
@@ -86,7 +86,7 @@ class PrefixCache:
 
 
 def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
-    """Return the default number of tokens of shared prompts to keep: a share of what the slots can hold."""
+    """Return the default size of the prefix cache in tokens, a share of the slots' capacity."""
     if not workload.shared_tokens.any():
         return 0
     return int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
@@ -118,15 +118,15 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
 
 def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tuple[IntArray, IntArray]:
     """
-    Return the tokens of each prompt that a prefix cache may hold at most: cached, and shared.
+    Return the most tokens of each prompt in a prefix cache: cached, and shared.
 
-    In lexical order, the longest prefix that a prompt has in common with any earlier one is that with its
-    predecessor. At most this prefix is cached; the rest of all prompts are different tokens, each computed
-    once. In any other order, a prompt shares at most its prefix with either neighbour. The last token of a
-    prompt is always computed. Among equal prompts, the one with the longest completion is the first.
+    In lexical order, a prompt's longest common prefix with any earlier prompt is that with its predecessor.
+    At most this prefix is cached; the remaining tokens differ between prompts and are computed once each. In
+    another order, a prompt shares at most its prefix with either neighbour. The last token of a prompt is
+    always computed. Among equal prompts, the one with the longest completion is first.
     """
     rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-    # Most significant byte first, bytes are in the order of the numbers.
+    # With the most significant byte first, bytes sort as their numbers.
     keys = [row.astype(">i8").tobytes() for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (keys[i], -int(output[i])))
     cached = np.zeros(len(rows), dtype=np.int64)
@@ -146,7 +146,7 @@ def _common(one: IntArray, other: IntArray) -> int:
 
 
 def group_beginnings(workload: Workload) -> tuple[IntArray, IntArray]:
-    """Return the same where nothing is known of prompts but what the requests of each group share."""
+    """Return the same if only the shared tokens of each group are known."""
     shared = workload.shared_tokens
     cached = shared.copy()
     order = np.lexsort((-workload.output_tokens, workload.group))

@@ -1,4 +1,4 @@
-"""The problem a plan solves: requests, costs and what the engine has room for."""
+"""Scheduling problem of a plan: requests, costs and limits of the engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_SLOTS = 1_000_000
-"""Most slots of a problem: beyond any device, and each costs memory."""
+"""Most slots of a problem: beyond any device, as each slot takes memory."""
 
 MOST_STEPS = 100_000_000
-"""Most decode steps of a schedule, each of which costs memory: months on any device."""
+"""Most decode steps of a schedule, which take months on any device; each one takes memory."""
 
 LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 """Limits of a problem, by name."""
@@ -30,12 +30,12 @@ LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_c
 
 class ProblemError(ValueError):
     """
-    Error for a request that exceeds the problem's limits by itself.
+    Error for a request that alone exceeds the problem's limits.
 
-    what: What does not fit.
+    what: Description of the excess.
     request: The request's position in the workload.
-    limit: The problem's field that is exceeded.
-    allowed: Its value, tokens.
+    limit: Name of the exceeded field.
+    allowed: Value of the field, tokens.
     """
 
     def __init__(self, what: str, *, request: int, limit: str, allowed: int) -> None:
@@ -47,7 +47,7 @@ class ProblemError(ValueError):
 
 
 def settle_limits(limits: Any) -> None:
-    """Make the limits of a problem or replica Python integers; raises ValueError as they do."""
+    """Convert the limits of a problem or replica to Python integers, or raise ValueError."""
     for name in LIMITS:
         value, least = getattr(limits, name), int(name != "prefix_cache")
         if value is not None:
@@ -59,7 +59,7 @@ def settle_limits(limits: Any) -> None:
 def limit_of(name: str, value: SupportsIndex, least: int) -> int:
     """Return a limit as a Python integer."""
     number = None
-    # True counts as 1 in Python, and is no limit.
+    # True equals 1 in Python, but is not a limit.
     if not isinstance(value, bool):
         with suppress(TypeError):
             number = index(value)
@@ -73,36 +73,36 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Problem(Shown):
     r"""
-    Requests to be served on slots, at a cost, under limits.
+    Requests to serve on slots, with costs and limits.
 
     Parameters
     ----------
     workload
-        The requests. The hybrid paper's :math:`\mathcal{I}`, :math:`N^p_i` and :math:`N^d_i`.
+        Requests; the hybrid paper's :math:`\mathcal{I}`, :math:`N^p_i` and :math:`N^d_i`.
     cost
         Seconds of a prefill stage and of a decode step.
     slots
-        Requests that can be in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
+        Most requests in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
-        Most tokens of KV cache that running requests hold at any moment, or None for no limit. Each request
-        holds the prompt that it shares; prompts kept for later requests are counted apart.
+        Most tokens of KV cache of running requests, or None for no limit. Each request counts its whole
+        prompt, shared or not; prompts kept for later requests count separately.
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
         Most tokens of prompt and completion together, or None for no limit.
     prefill_emits_first_token
-        Whether a prefill stage already yields the first token, as engines do, so that a request of ``n``
-        tokens takes ``n - 1`` decode steps. The hybrid paper counts ``n`` decode steps: False.
+        True if a prefill stage yields the first token, as in engines: ``n`` tokens take ``n - 1`` decode
+        steps. False for the hybrid paper's ``n`` decode steps.
     prefix_cache
-        Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity, as
-        :class:`~batchbound.data.prefix_cache.PrefixCache` says. With 0, a shared prompt is computed once in
-        each stage that needs it.
+        Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity; see
+        :class:`~batchbound.data.prefix_cache.PrefixCache`. With 0, each stage computes its shared prompts
+        again.
 
     Raises
     ------
     ValueError
-        If ``slots`` or a limit is no whole number or below one (``prefix_cache``: zero), or there are more
-        slots than :data:`MOST_SLOTS`.
+        If a limit is not a whole number of at least one (``prefix_cache``: zero), or there are more slots
+        than :data:`MOST_SLOTS`.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -117,7 +117,7 @@ class Problem(Shown):
     prefix_cache: int = 0
     decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
-    """The shared prompt that each request begins with, in the order of their first requests; -1 for none."""
+    """Number of each request's shared prompt, in order of first use; -1 for none."""
     prefix_tokens: IntArray = field(init=False, repr=False)
     """Tokens of each shared prompt."""
 
@@ -146,7 +146,7 @@ class Problem(Shown):
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
 
     def _share(self) -> None:
-        """Set which prompt each request shares, and the tokens of each."""
+        """Set the number and the tokens of each shared prompt."""
         shared, group = self.workload.shared_tokens, self.workload.group
         prefix_of = np.full(len(self.workload), -1, dtype=np.int64)
         members = np.flatnonzero(shared)
@@ -179,7 +179,7 @@ class Problem(Shown):
         return len(self.workload)
 
     def without_arrivals(self) -> Problem:
-        """Return the same problem with every request there at the start."""
+        """Return the same problem with all requests arriving at the start."""
         workload = self.workload.without_arrivals()
         return self if workload is self.workload else replace(self, workload=workload)
 
@@ -196,10 +196,10 @@ class Problem(Shown):
     @property
     def prompt_pieces(self) -> IntArray:
         """
-        Tokens that stages compute at least once, piece by piece, shape (requests + shared prompts,).
+        Tokens of the pieces that stages compute, shape (requests + shared prompts,).
 
-        Each piece lies in one stage as a whole: what a request has for itself in its own, what requests
-        share in the stage of one of them.
+        Each piece is computed whole in one stage: a request's own tokens in its stage, a shared prompt in the
+        stage of one of its requests.
         """
         return np.concatenate((self.own_tokens, self.prefix_tokens))
 
@@ -222,9 +222,9 @@ class Problem(Shown):
     @property
     def reaches_bend(self) -> bool:
         """
-        Whether a prefill stage can reach beyond the bend of its cost.
+        True if a prefill stage can exceed the bend of its cost.
 
-        Then two stages, one right after the other, may take less than one of all their prompts.
+        Then two consecutive stages may take less than one stage with all their prompts.
         """
         tokens, cap = int(self.prompt_tokens.sum()), self.prefill_token_cap
         reached = tokens if cap is None else min(tokens, cap)

@@ -1,4 +1,4 @@
-"""Report of a run: its makespan against plan and bound, and the slots' time by cause."""
+"""Report of a run: makespan against plan and bound, and the slots' time by cause."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TOOLS: Final = "waiting for tools"
 BETWEEN: Final = "between stages"
 BUSY: Final = (DECODE, PREFILL)
 BUBBLES: Final = (STALL, WAITING, TAIL, NO_ARRIVAL, BETWEEN)
-"""Uses of a slot's time: work, and the causes of loss."""
+"""Uses of a slot's time: work and causes of loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
     """
-    The median and the 90th and 99th percentile of a quantity over the requests.
+    Median, 90th and 99th percentile of a quantity over the requests.
 
     p50, p90, p99: Seconds; linearly interpolated between requests.
     """
@@ -47,9 +47,9 @@ class Percentiles:
 @dataclass(frozen=True, slots=True)
 class LengthError:
     """
-    Planned against actual completion lengths.
+    Difference between planned and actual completion lengths.
 
-    mean_absolute: Tokens a planned length is off by, on average.
+    mean_absolute: Mean absolute error of a planned length, tokens.
     bias: Mean of planned minus actual tokens: positive if completions were planned too long.
     wrong: Requests with another length than planned.
     """
@@ -62,83 +62,81 @@ class LengthError:
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Shown):
     """
-    A run against its plan and its bound; every quantity is defined in ``docs/metrics.md``.
+    Comparison of a run with its plan and its bound; ``docs/metrics.md`` defines every quantity.
 
-    A run on several replicas has one such report for all of them, which holds each replica's own.
+    The report of a run on several replicas holds a report of each replica.
 
     Parameters
     ----------
     clock
-        ``"model"`` if the run's seconds are the cost model's (simulated), ``"measured"`` if a clock's.
+        ``"model"`` for the cost model's seconds (simulated runs), ``"measured"`` for a clock's.
     makespan
         Seconds of the run, on its clock.
     model_makespan
-        Seconds the cost model gives the stages that the run ran: what the run's gap is taken of.
+        Seconds of the run's stages by the cost model, from which the run's gap is computed.
     schedule_makespan
-        The same without what the engine added, padding and changes of the batch: what the schedule that came
-        out takes.
+        The same without padding and changes of the batch, which the engine added to the schedule.
     planned_makespan
         Seconds the plan predicted, or None without a plan.
     bound, bound_source
-        Proven model seconds and by what argument, or None where nothing is proven.
+        Proven model seconds and the argument's name; None without a proof.
     run_bound
-        The same for the requests this run served and the completion lengths that came out, or None. Where
-        requests were evicted, it holds of runs that evict: ``bound`` is of schedules that prefill each once.
+        Bound for the requests that this run served, at their actual lengths, or None. If requests were
+        evicted, it covers evicting runs, whereas ``bound`` covers schedules that prefill each request once.
     requests
         Requests served in this run.
     resumed
-        Requests of the problem that are in no trace of this run: an earlier one had completed them, or they
-        failed.
+        Requests that are not in this run's traces: completed in an earlier run, or failed.
     slots
         Slots of the engine.
     prefill_stages, decode_steps
         Counts.
     evictions
-        Evictions: requests that returned to the queue after their prefill.
+        Number of times that a request returned to the queue after its prefill.
     prompt_tokens, output_tokens
-        Of the requests served; what the prompts of a group share is counted once.
+        Tokens of the served requests; a group's shared prompt counts once.
     utilization
-        Model seconds that full decode steps would have needed for the same tokens, over the makespan's.
+        Model seconds of full decode steps for the same tokens, divided by the makespan.
     slot_seconds
-        What the slots' time went into, slot-seconds by cause; they add up to slots x makespan.
+        Slot-seconds by cause; they add up to slots x makespan.
     finish, first_token, per_token
-        Seconds from a request's arrival to its last token and to its first, and seconds per later token;
-        None if no request has such a time.
+        Seconds from a request's arrival to its last and to its first token, and seconds per later token; None
+        if no request has such a time.
     lengths
         Planned against actual completion lengths.
     padding
         Share of the KV cache read in decode steps that was padding.
     padding_seconds
-        Model seconds of reading it, a part of ``model_makespan``.
+        Model seconds of reading padding, a part of ``model_makespan``.
     change_seconds
-        Model seconds of changes of the running batch, another part of it.
+        Model seconds of changes of the running batch, a part of ``model_makespan``.
     pace
-        Measured seconds for each model second in the median stage: what the machine was slower by than the
-        cost model. None for a simulated run.
+        Measured seconds per model second in the median stage, the machine's slowdown against the cost model.
+        None for a simulated run.
     missed
-        What the model missed besides: measured seconds of all stages over model seconds at that pace, minus
-        one. None for a simulated run.
+        Remaining error of the cost model: measured seconds of all stages over model seconds at that pace,
+        minus one. None for a simulated run.
     between
-        Measured seconds in which no stage ran; None for a simulated run, or one on several replicas.
+        Measured seconds without a running stage; None for a simulated run or several replicas.
     fit
-        Error of the cost model's fit, or None if it is not a fitted one.
+        Error of the cost model's fit; None if it was not fitted.
     engine
-        What ran it.
+        Facts about the engine.
     expected
-        What the plan expected over the lengths that might come out, or None if it took them as known.
+        The plan's expectation over possible lengths; None if it took them as known.
     reached
-        What the plan's configuration reached in its steady state; None without one of either.
+        Steady state of the plan's configuration; None without a configuration or a steady state.
     seconds
         Seconds of the program's own work for the report, or None if not measured.
     moved
-        Requests that another replica served than was planned.
+        Requests served by another replica than planned.
     lost
-        The replicas that died, and why.
+        Replicas that died, with reasons.
     planned_ends
-        Seconds at which each replica was planned to be done; empty for one machine.
+        Planned end of each replica in seconds; empty for one machine.
     replicas
-        Each replica's report on the requests it served, None if it served none, with gaps to the bound of
-        those alone; empty for one machine.
+        Report of each replica with the gap to its own requests' bound; None if it served none. Empty for one
+        machine.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_report", 2)
@@ -199,7 +197,7 @@ class Report(Shown):
     replicas: tuple[Report | None, ...] = ()
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield what the run took, and how far it is from the bound."""
+        """Yield the run's makespan, bound and gap."""
         yield "Report", f"{self.requests:,} requests on {self.slots:,} slots"
         yield "makespan", f"{self.makespan:,.4g} s ({self.clock} clock)"
         yield "by the cost model", seconds(self.model_makespan)
@@ -217,31 +215,31 @@ class Report(Shown):
 
     @property
     def plan_gap(self) -> float | None:
-        """The planned makespan's excess over the bound, as a fraction of the bound, in model seconds."""
+        """Gap of the planned makespan to the bound, as a fraction of the bound, in model seconds."""
         return gap_above(self.planned_makespan, self.bound)
 
     @property
     def run_gap(self) -> float | None:
         """
-        The run's excess over its bound, as a fraction of the bound, in model seconds of its stages.
+        Gap of the run to its bound, as a fraction of the bound, in model seconds of its stages.
 
-        None without a bound for what this run served, at the lengths that came out.
+        None without a bound for the served requests at their actual lengths.
         """
         return gap_above(self.model_makespan, self.run_bound)
 
     @property
     def schedule_gap(self) -> float | None:
-        """The part of the run's gap that its schedule lost: the rest is what the engine added."""
+        """Part of the run's gap due to its schedule; the rest is due to the engine."""
         return gap_above(self.schedule_makespan, self.run_bound)
 
     @property
     def model_error(self) -> float:
-        """The cost model's error on the run: model seconds of its stages over measured ones, minus one."""
+        """Error of the cost model on the run: model over measured seconds of its stages, minus one."""
         return _relative(self.model_makespan, self.makespan)
 
     @property
     def plan_error(self) -> float | None:
-        """The planned makespan over the run's, minus one; None without a plan or for a part of a problem."""
+        """Planned over actual makespan, minus one; None without a plan or for a part of a problem."""
         if self.planned_makespan is None or self.resumed:
             return None
         return _relative(self.planned_makespan, self.makespan)
@@ -257,7 +255,7 @@ class Report(Shown):
         return (self.prompt_tokens + self.output_tokens) / self.makespan if self.makespan else 0.0
 
     def share(self, cause: str) -> float:
-        """Return the share of slots x makespan that went into a cause of :attr:`slot_seconds`."""
+        """Return the share of slots x makespan of a cause in :attr:`slot_seconds`."""
         whole = self.slots * self.makespan
         return self.slot_seconds[cause] / whole if whole else 0.0
 
@@ -285,7 +283,7 @@ class Report(Shown):
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """Return the JSON schema of what :meth:`to_json` writes; derived values are numbers or null."""
+        """Return the JSON schema of :meth:`to_json`; derived values are numbers or null."""
         found = schema(cls)
         properties = found["properties"]
         del properties["lengths"]
@@ -318,7 +316,7 @@ class Report(Shown):
         Raises
         ------
         InputError
-            If it is of another version, or a field is missing or of another kind.
+            If the version differs, or a field is missing or has another type.
         """
         names = {name: f"length_{_LENGTHS.get(name, name)}" for name in ("mean_absolute", "bias", "wrong")}
         lengths = {name: value[theirs] for name, theirs in names.items() if theirs in value}

@@ -19,11 +19,11 @@ from .problem import MOST_STEPS, Problem
 @dataclass(frozen=True, slots=True)
 class Violation:
     """
-    The first rule of the problem that a schedule breaks.
+    First rule of the problem that a schedule breaks.
 
-    rule: The rule's short name.
-    message: What breaks it, in words.
-    request, slot, bin: Where, as far as the rule has such a place.
+    rule: Short name of the rule.
+    message: Description of the violation.
+    request, slot, bin: Place of the violation; None where the rule has no such place.
     """
 
     rule: str
@@ -43,23 +43,22 @@ class Schedule:
     """
     A complete schedule, as three arrays; everything else is derived from them.
 
-    A bin is one prefill stage and the decode steps after it. A request is prefilled in its bin, then
-    decodes one token in every decode step until it is done, across later bins if need be: a later prefill
-    stage delays it but never takes its slot away. A slot freed within a bin is filled in a later bin.
+    A bin is one prefill stage and the decode steps after it. A request is prefilled in its bin, then decodes
+    one token in every decode step until it is done, also in later bins. A later prefill stage delays it, but
+    it keeps its slot. A slot freed within a bin is filled in a later bin.
 
     Parameters
     ----------
     bin_of
-        The bin in which each request is prefilled, shape (requests,).
-    slot_of
-        The slot each request occupies, shape (requests,).
+        Bin in which each request is prefilled, shape (requests,). slot_of
+        Slot of each request, shape (requests,).
     decode_steps
         Decode steps of each bin, shape (bins,).
 
     Raises
     ------
     ValueError
-        If an array holds anything but whole numbers.
+        If an array holds values other than whole numbers.
     """
 
     bin_of: IntArray
@@ -78,14 +77,14 @@ class Schedule:
     @classmethod
     def from_bins(cls, problem: Problem, bin_of: npt.ArrayLike, decode_steps: npt.ArrayLike) -> Schedule:
         """
-        Return the schedule with these prefill bins, its slots found by interval colouring.
+        Return the schedule with given prefill bins and slots by interval colouring.
 
-        Slots are interchangeable, so each bin hands its requests the slots that have been free longest.
+        Slots are interchangeable, so each bin fills the slots that have been free longest.
 
         Parameters
         ----------
         problem
-            The problem scheduled.
+            Problem to schedule.
         bin_of
             The bin in which each request is prefilled, shape (requests,).
         decode_steps
@@ -113,7 +112,7 @@ class Schedule:
         return cls(bins, slot_of, np.asarray(decode_steps))
 
     def without_idle_steps(self, problem: Problem) -> Schedule:
-        """Return the same schedule without the decode steps in which no slot decodes."""
+        """Return the schedule without the decode steps in which no slot decodes."""
         runs = self._runs(problem)
         decoding = _starts(np.diff(runs.times) * (runs.active > 0))
         return Schedule(self.bin_of, self.slot_of, np.diff(decoding[runs.at(self.starts)]))
@@ -125,7 +124,7 @@ class Schedule:
 
     @property
     def starts(self) -> IntArray:
-        """Decode steps done before each bin, and in all: shape (bins + 1,)."""
+        """Decode steps before each bin and in total, shape (bins + 1,)."""
         return _starts(self.decode_steps)
 
     def stage_tokens(self, problem: Problem) -> IntArray:
@@ -137,11 +136,11 @@ class Schedule:
         return len(np.unique(self.bin_of))
 
     def active(self, problem: Problem) -> IntArray:
-        """Return the slots that decode in each step, shape (decode steps,)."""
+        """Return the number of slots that decode in each step, shape (decode steps,)."""
         return self._summed(problem).astype(np.int64)
 
     def changes(self, problem: Problem) -> int:
-        """Return the number of bursts of decode steps over the same slots, arrivals apart."""
+        """Return the number of bursts of decode steps over the same slots, without arrivals."""
         runs = self._runs(problem)
         return int(np.count_nonzero(runs.changed & (runs.active > 0)))
 
@@ -166,7 +165,7 @@ class Schedule:
         return self._prefill_seconds(problem), decode
 
     def finishes(self, problem: Problem) -> FloatArray:
-        """Return the seconds at which each request is done, arrivals left aside, shape (requests,)."""
+        """Return the seconds at which each request is done without arrivals, shape (requests,)."""
         runs = self._runs(problem)
         _, last = self._step_spans(problem)
         # A stage at a request's last decode step runs after it; its own stage always runs before.
@@ -180,9 +179,9 @@ class Schedule:
 
     def makespan(self, problem: Problem) -> float:
         """
-        Return the seconds from the job's start to its last token, by the problem's cost model.
+        Return the seconds from the job's start to its last token by the cost model.
 
-        A bin that prefills a request which has not arrived waits for it.
+        A bin waits for the arrival of its requests.
         """
         runs, prefill = self._runs(problem), self._prefill_seconds(problem)
         decode = runs.seconds(problem.cost)
@@ -198,10 +197,10 @@ class Schedule:
 
     def utilization(self, problem: Problem) -> float:
         """
-        Return the share of the makespan that full decode steps would have needed; 0 if nothing takes time.
+        Return the utilization: seconds of full decode steps for the work, divided by the makespan.
 
-        As the hybrid paper counts it (section V): the slot-steps of work over the slots, times the
-        seconds of a decode step with every slot active, over the makespan.
+        As in the hybrid paper (section V): slot-steps of work over the slots, times the seconds of a decode
+        step with every slot active, over the makespan. 0 if nothing takes time.
         """
         kv = problem.kv_token_steps / max(1, int(problem.decode_steps.sum())) * problem.slots
         full_step = problem.cost.decode_seconds(problem.slots, round(kv))
@@ -210,9 +209,9 @@ class Schedule:
 
     def check(self, problem: Problem) -> Violation | None:
         """
-        Return the first rule of the problem this schedule breaks, or None if it breaks none.
+        Return the first rule of the problem that this schedule breaks, or None.
 
-        The referee: it shares no code with what makes schedules, and walks through the schedule bin by bin.
+        This referee shares no code with the solvers, and walks through the schedule bin by bin.
         """
         for name, count in (
             ("bin_of", len(problem)),
@@ -226,7 +225,7 @@ class Schedule:
         if (self.decode_steps < 0).any():
             k = int(np.flatnonzero(self.decode_steps < 0)[0])
             return Violation("decode steps are counted", f"{self.decode_steps[k]} decode steps", bin=k)
-        # Before anything is counted step by step: each decode step takes memory.
+        # Checked before counting step by step, as each decode step takes memory.
         total, useful = sum(self.decode_steps.tolist()), int(problem.decode_steps.sum())
         if total > min(useful, MOST_STEPS):
             what = f"{total:,} decode steps for requests of {useful:,} in all, {MOST_STEPS:,} at most"
@@ -264,7 +263,7 @@ class Schedule:
         cap = problem.prefill_token_cap
         if cap is None:
             return None
-        # Tokens of the shared prompts that are kept, and how many requests have yet to begin with each.
+        # Tokens of the kept shared prompts, and the requests that have yet to begin with each.
         kept: dict[int, int] = {}
         prefix_of, own = problem.prefix_of.tolist(), problem.own_tokens.tolist()
         left = Counter(prefix_of)
@@ -337,7 +336,7 @@ class Schedule:
         end = self._total
         spans = np.minimum(np.concatenate((first, last)), end)
         points = np.concatenate((spans, self.starts))
-        # Sorting costs more than an array of the steps, unless few requests take many.
+        # Sorting costs more than an array of the steps, unless few requests take many steps.
         if end <= _STEPS_PER_POINT * len(points):
             there = np.bincount(points) > 0
             times, place = np.flatnonzero(there), (np.cumsum(there) - 1)[spans]
@@ -349,13 +348,13 @@ class Schedule:
         held = problem.kv_at_start - first
         active = np.cumsum(np.bincount(begin, minlength=size) - np.bincount(stop, minlength=size))[:-1]
         change = np.bincount(begin, held, size) - np.bincount(stop, held, size)
-        # A request holds a token more in each step.
+        # A request holds one more token in each step.
         middle = (times[:-1] + times[1:] - 1) / 2
         changed = np.bincount(place, minlength=size)[:-1] > 0
         return _Runs(times, active, np.cumsum(change)[:-1] + active * middle, changed)
 
     def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
-        """Return the sum of weights, or the number, of requests in each step, shape (decode steps,)."""
+        """Return the number, or the sum of weights, of requests in each step, shape (decode steps,)."""
         first, last = self._step_spans(problem)
         size = max(self._total, int(last.max())) + 1
         change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
@@ -363,7 +362,7 @@ class Schedule:
 
 
 _STEPS_PER_POINT = 8
-"""Decode steps per start or end up to which a job's steps fit an array; larger takes memory, not time."""
+"""Most decode steps per start or end for an array of steps; a larger value takes memory, not time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,10 +370,10 @@ class _Runs:
     """
     Runs of decode steps in which the same requests decode.
 
-    times: Decode steps before each run, and in all, ascending, shape (runs + 1,).
-    active: Slots that decode, shape (runs,).
+    times: Decode steps before each run and in total, ascending, shape (runs + 1,).
+    active: Number of decoding slots, shape (runs,).
     kv_tokens: Mean tokens of KV cache held in a step, shape (runs,).
-    changed: Whether a request starts or ends as the run begins, shape (runs,).
+    changed: True if a request starts or ends at the run's beginning, shape (runs,).
     """
 
     times: IntArray
@@ -383,11 +382,11 @@ class _Runs:
     changed: npt.NDArray[np.bool_]
 
     def seconds(self, cost: CostModel) -> FloatArray:
-        """Return the seconds of each run: a step's cost is linear in the tokens held."""
+        """Return the seconds of each run; a step's cost is linear in the tokens held."""
         return np.diff(self.times) * cost.decode_seconds(self.active, self.kv_tokens)
 
     def at(self, steps: IntArray) -> IntArray:
-        """Return the run that begins at each of these steps."""
+        """Return the run that begins at each given step."""
         return np.searchsorted(self.times, steps)
 
 

@@ -1,4 +1,4 @@
-"""Trace of an engine, simulated or real: its stages and its requests."""
+"""Trace of a simulated or real engine: stages and requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .workload import LONGEST
 
 StageKind = Literal["prefill", "decode"]
 Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
-"""Seconds after the job's start, as a file may state them."""
+"""Seconds after the job's start, as valid in a file."""
 
 PLANNED = "plan"
 """Key of a trace's engine facts that holds its plan's ``schedule_digest``."""
@@ -30,16 +30,15 @@ PLANNED = "plan"
 @dataclass(frozen=True, slots=True)
 class Stage:
     """
-    One prefill stage, or decode steps in a row over the same slots.
+    One prefill stage, or consecutive decode steps over the same slots.
 
     kind: ``"prefill"`` or ``"decode"``.
     start, end: Seconds after the job's start.
-    decode_steps: Decode steps in a row; 0 for a prefill stage.
-    active: Slots that were prefilled, or that decoded.
-    tokens: Tokens processed: of the prompts, or one per active slot and decode step.
+    decode_steps: Consecutive decode steps; 0 for a prefill stage.
+    active: Number of slots that were prefilled or decoded.
+    tokens: Processed tokens: prompt tokens, or one per active slot and decode step.
     kv_tokens: Tokens of KV cache held by the active slots, summed over the decode steps.
-    padded_kv_tokens: The same with the padding that attention read in these decode steps, averaged over the
-        layers.
+    padded_kv_tokens: ``kv_tokens`` with the padding that attention read, averaged over the layers.
     """
 
     kind: StageKind
@@ -59,11 +58,11 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Seconds the stage took."""
+        """Seconds of the stage."""
         return self.end - self.start
 
     def model_seconds(self, cost: CostModel, *, overheads: bool = True) -> float:
-        """Return the seconds a cost model gives the stage."""
+        """Return the seconds of the stage by a cost model."""
         if self.kind == "prefill":
             return cost.prefill_seconds(self.tokens)
         seconds = self.decode_steps * cost.decode_seconds(self.active)
@@ -75,10 +74,10 @@ class Stage:
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceHeader:
     """
-    The first line of a trace's file.
+    First line of a trace file.
 
-    slots, evictions, engine, readings: As of :class:`Trace`.
-    stages, requests: How many lines of each follow.
+    slots, evictions, engine, readings: Fields of :class:`Trace`.
+    stages, requests: Numbers of lines that follow.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_trace", 2)
@@ -100,11 +99,11 @@ class TraceHeader:
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
     """
-    A request's line in a trace's file.
+    Line of a request in a trace file.
 
-    id: Its name.
-    stage_of, slot_of, queued, prefilled, first_token, finished, tokens: Its entries of the columns of
-        :class:`Trace`; -1 and None for what has not happened.
+    id: Name of the request.
+    stage_of, slot_of, queued, prefilled, first_token, finished, tokens: Its entries in the columns of
+        :class:`Trace`; -1 and None for events that have not happened.
     """
 
     id: str
@@ -120,30 +119,30 @@ class ServedRequest:
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """
-    Stage records and request records of one run.
+    Records of the stages and requests of one run.
 
     Parameters
     ----------
     ids
-        The requests' names, in the workload's order.
+        Names of the requests, in the workload's order.
     slots
         Slots of the engine.
     stages
-        In the order they ran.
+        Stages in order.
     stage_of, slot_of
-        The prefill stage (index into ``stages``) and the slot of each request, shape (requests,);
-        of its last prefill, if it was evicted in between.
+        Prefill stage (index into ``stages``) and slot of each request, shape (requests,); of the last prefill
+        after an eviction.
     queued, prefilled, first_token, finished
         Seconds after the job's start at which each request arrived, began to be prefilled (first time), had
         its first token, and had its last, shape (requests,).
     tokens
-        Tokens each completion has, shape (requests,).
+        Tokens of each completion, shape (requests,).
     evictions
-        Evictions: requests that returned to the queue after their prefill.
+        Number of times that a request returned to the queue after its prefill.
     engine
-        What ran it: the engine's name, and what it says about model, device and versions.
+        Name of the engine, and its model, device and versions.
     readings
-        Of the machine's speed just before and after: the seconds that a fixed piece of work took
+        Machine speed just before and after, as seconds of a fixed piece of work
         (:mod:`~batchbound.data.costs.reference_time`), shape (readings,).
     """
 
@@ -163,7 +162,7 @@ class Trace:
 
     @classmethod
     def empty(cls, slots: int) -> Trace:
-        """Return the trace of an engine that had nothing to do."""
+        """Return the trace of an engine without work."""
         columns: dict[str, npt.NDArray[Any]] = {
             name: np.array([], dtype=dtype) for name, dtype in _REQUEST_COLUMNS.items()
         }
@@ -171,7 +170,7 @@ class Trace:
 
     @classmethod
     def joined(cls, parts: Sequence[Trace], order: Sequence[int]) -> Trace:
-        """Return one trace of parts that ran one after another; ``order`` sorts their requests."""
+        """Return one trace of consecutive parts; ``order`` sorts their requests."""
         stages: list[Stage] = []
         columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _REQUEST_COLUMNS}
         start = 0.0

@@ -1,4 +1,4 @@
-"""The requests of a job: one row each, held as columns."""
+"""Requests of a job, a row each, stored as columns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LONGEST = 2**31 - 1
-"""Most tokens a single length may have; anything above is a mistake in the input."""
+"""Most tokens of a single length; larger values are mistakes in the input."""
 
 LATEST = 1e12
-"""Latest arrival, seconds: beyond, a decode step is lost in the rounding of the clock."""
+"""Latest arrival in seconds: beyond it, rounding hides a decode step."""
 
 
 class WorkloadError(ValueError):
     """
-    A column of a workload holds a value no request can have.
+    Error for a column of a workload with an impossible value.
 
-    message: What is wrong with the value.
-    row: The request's position, counted from zero, or None if the column as a whole is wrong.
-    column: The column's name.
+    message: Description of the mistake.
+    row: Position of the request, from zero; None if the whole column is wrong.
+    column: Name of the column.
     """
 
     def __init__(self, message: str, *, row: int | None, column: str) -> None:
@@ -42,18 +42,16 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    One prompt of the job and the completion it gets.
+    One prompt of the job, with its completion.
 
-    id: The user's own name of the request (``custom_id`` in a batch file).
-    input_tokens, output_tokens: Tokens of the prompt, and of the completion: known, or predicted (the plan
-        records which).
-    arrival: Seconds after the job's start from which the request may be prefilled.
+    id: User's name of the request (``custom_id`` in a batch file).
+    input_tokens, output_tokens: Tokens of the prompt and of the completion, known or predicted.
+    arrival: Seconds after the job's start before which the request cannot be prefilled.
     group: Requests with the same number share a prompt (several completions to one question); -1 for none.
     priority: Larger is more urgent.
     deadline: Seconds after the job's start; infinite for none.
-    shared_tokens: Common first tokens of its group's prompts, which are computed once for several of them,
-        fewer than the prompt's: the last token of a prompt gives the completion's first. 0 where nothing is
-        shared.
+    shared_tokens: Common first tokens of its group's prompts, computed once for several requests; fewer than
+        the prompt's, as its last token gives the completion's first. 0 if nothing is shared.
     """
 
     id: str
@@ -69,16 +67,16 @@ class Request:
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Workload(Shown):
     """
-    Many requests, one numpy array per field, each of shape (requests,).
+    Requests as numpy arrays of shape (requests,), one for each field.
 
-    The arrays are read-only. Columns that are left out take the defaults of :class:`Request`.
+    The arrays are read-only. Missing columns take the defaults of :class:`Request`.
 
     Parameters
     ----------
     ids
-        Unique names, as Python texts: an array of fixed width would be as wide as the longest.
+        Unique names, as Python strings, because fixed-width arrays are as wide as the longest name.
     input_tokens, output_tokens
-        At least one token each.
+        Tokens, at least one each.
     arrival, deadline
         Seconds, not negative.
     group, priority
@@ -89,9 +87,7 @@ class Workload(Shown):
     Raises
     ------
     WorkloadError
-        If there is no request, a name appears twice, a length is below one or absurd, a time is negative,
-        an arrival beyond :data:`LATEST`, tokens are shared that a group or a prompt does not have, or the
-        columns differ in length.
+        If there is no request, or a column has an invalid value or another length than the others.
     """
 
     ids: npt.NDArray[np.object_]
@@ -162,14 +158,14 @@ class Workload(Shown):
 
     @classmethod
     def from_lengths(cls, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Workload:
-        """Return a workload of the given lengths (tokens, shape (requests,)), named ``request-0`` and on."""
+        """Return a workload of given lengths (tokens, shape (requests,)), named ``request-0`` and so on."""
         inputs, outputs = _integers(input_tokens, "input_tokens"), _integers(output_tokens, "output_tokens")
         return cls(numbered_ids(len(inputs)), inputs, outputs)
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> Workload:
         """
-        Return the workload of a table with the columns of :class:`Request`.
+        Return the workload in a table with the columns of :class:`Request`.
 
         Parameters
         ----------
@@ -180,7 +176,7 @@ class Workload(Shown):
         Raises
         ------
         WorkloadError
-            If a required column is missing, or holds a value that no request can have.
+            If a required column is missing, or a value is impossible.
         """
         for name in ("input_tokens", "output_tokens"):
             if name not in frame:
@@ -221,27 +217,27 @@ class Workload(Shown):
         columns = {name: getattr(self, name)[chosen] for name in self.__slots__}
         if not chosen.size or len(np.unique(chosen % len(self))) < len(chosen):
             return Workload(**columns)
-        # Nothing that holds of all requests fails of some of them: millions are not looked through again.
+        # A subset of valid requests is valid, so it is not checked again.
         part = object.__new__(Workload)
         for name, column in columns.items():
             part._set(name, column, len(chosen))
         return part
 
     def group_numbers(self) -> IntArray:
-        """Return the group of each request, counted from zero; those without one are groups of their own."""
+        """Return the group of each request, from zero; a request without a group gets its own."""
         group, alone = self.group.copy(), self.group < 0
         group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
         return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
     def without_arrivals(self) -> Workload:
-        """Return the same requests, all there at the start."""
+        """Return the same requests, all arriving at the start."""
         return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self
 
     def with_shared_prompts(self) -> Workload:
         """
-        Return the same requests, with the whole prompt shared in each group of prompts of one length.
+        Share the whole prompt in each group whose prompts have equal length.
 
-        All but the last token, that is, which every request computes for itself.
+        Every request still computes the last prompt token itself.
         """
         grouped, shared = self.group >= 0, np.zeros(len(self), dtype=np.int64)
         if not grouped.any():
@@ -264,12 +260,12 @@ class Turns:
     """
     Order of a job's requests within conversations.
 
-    A turn arrives when the turn before it has finished and its pause is over: a tool has answered. Its prompt
-    is the whole conversation up to then.
+    A turn arrives when the previous turn has finished and its pause, for a tool call, is over. Its prompt is
+    the whole conversation so far.
 
-    after: The request whose completion each continues, an earlier one; -1 for the first turn.
-    pause: Seconds between the end of that one and the arrival, shape (requests,).
-    raises WorkloadError: A turn continues itself or a later one, or a pause is no number of seconds.
+    after: Earlier request that each request continues; -1 for the first turn.
+    pause: Seconds between the previous turn's end and the arrival, shape (requests,).
+    raises WorkloadError: A turn continues itself or a later one, or a pause is not in seconds.
     """
 
     after: IntArray
@@ -292,7 +288,7 @@ class Turns:
         return found
 
     def followers(self) -> dict[int, list[int]]:
-        """Return the requests that continue each."""
+        """Return the requests that continue each request."""
         found: dict[int, list[int]] = {}
         for request in np.flatnonzero(~self.first).tolist():
             found.setdefault(int(self.after[request]), []).append(request)
@@ -311,7 +307,7 @@ def _names(given: Any) -> npt.NDArray[np.object_]:
             if str(name) in _MISSING:
                 raise WorkloadError(f"{name} is no name", row=row, column="id")
             values[row] = str(name)
-        # No file of arrays holds it at a name's end.
+        # A file of arrays would drop it at the end of a name.
         elif "\0" in name:
             raise WorkloadError(f"{name!r} holds the character NUL", row=row, column="id")
     try:
@@ -364,16 +360,16 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
 
 
 def numbered(labels: Iterable[Hashable]) -> IntArray:
-    """Return a number for each label, from zero in the order of first appearance."""
+    """Return the number of each label, from zero in the order of first appearance."""
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def numbered_rows(*columns: IntArray) -> IntArray:
     """
-    Return a number for each row of some columns, equal for equal rows, ascending with them.
+    Return a number for each row of columns, equal for equal rows and in their order.
 
-    ``numpy.unique`` along an axis does as much, but turns an interrupt into a TypeError.
+    ``numpy.unique`` along an axis does the same, but turns an interrupt into a TypeError.
     """
     order = np.lexsort(columns[::-1])
     new = np.zeros(len(order), dtype=np.bool_)

@@ -16,7 +16,7 @@ def test_a_gap_is_a_share_of_the_bound() -> None:
     "bound", [Bound(0.0, "nothing"), Bound(1e-320, "next to nothing"), Bound(8.0, "printed", valid=False)]
 )
 def test_there_is_no_gap_to_what_is_no_positive_bound(bound: Bound) -> None:
-    with pytest.raises(ValueError, match="no gap can be stated"):
+    with pytest.raises(ValueError, match="so it has no gap"):
         bound.gap(10.0)
 
 

@@ -163,7 +163,7 @@ BAD_LINES: dict[str, tuple[object, str]] = {
         r"field 'body.tools\[0\]': .* is not a function with a name",
     ),
     "a tool that must be called": (chat(tool_choice="required"), r"'body.tool_choice': .* cannot be served"),
-    "a JSON answer": (chat(response_format={"type": "json_object"}), r"'body.response_format': .* cannot be"),
+    "an XML answer": (chat(response_format={"type": "xml"}), r"'body.response_format': .* cannot be"),
     "negative temperature": (
         chat(temperature=-1),
         r"'body.temperature': temperature must be 0 or more and finite, got -1",
