@@ -26,7 +26,8 @@ test-lowest:
 	build/lowest/bin/pip install --quiet uv
 	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --only-binary :all: \
 		--resolution lowest-direct '$(TORCH)' --requirements pyproject.toml \
-		--extra engine --extra parquet --extra solvers --extra predict --extra encoder --extra ray --extra dev
+		--extra engine --extra parquet --extra solvers --extra predict --extra encoder --extra ray --extra grammar \
+		--extra dev
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4 -o filterwarnings=default
 
 # The tests of the compiled search on a build that recomputes its invariants, with sanitizers.
@@ -56,7 +57,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine,solvers,predict,encoder,ray,trl,mutation,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.

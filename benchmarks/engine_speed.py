@@ -195,12 +195,14 @@ def continuous_batching(
     slots: int,
     *,
     most_tokens: int = 512,
+    end: int | list[int] = NO_TOKEN,
     on_path: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
     """
     Run transformers' continuous batching manager: paged attention, chunked prefill.
 
-    ``most_tokens`` is the most tokens of a forward call; ``on_path`` is told how it attended.
+    ``most_tokens`` is the most tokens of a forward call, ``end`` what ends an answer before its tokens are
+    through; ``on_path`` is told how it attended.
     """
     implementation = model.config._attn_implementation
     tokens = sum(len(job.prompt) + job.tokens for job in jobs)
@@ -214,7 +216,7 @@ def continuous_batching(
         allow_block_sharing=False,
     )
     generation = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=2048
+        do_sample=False, eos_token_id=end, pad_token_id=0, max_new_tokens=2048
     )
     manager = model.init_continuous_batching(
         generation_config=generation, continuous_batching_config=settings
@@ -223,7 +225,7 @@ def continuous_batching(
     answers: list[list[int]] = [[] for _ in jobs]
     for index, job in enumerate(jobs):
         manager.add_request(
-            job.prompt, request_id=str(index), max_new_tokens=job.tokens, eos_token_id=NO_TOKEN
+            job.prompt, request_id=str(index), max_new_tokens=job.tokens, eos_token_id=end
         )
     left = len(jobs)
     while left:

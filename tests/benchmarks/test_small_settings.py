@@ -27,6 +27,7 @@ SMALL: dict[str, str] = {
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2 --queued 200",
     "econoserve/kv_pipelining.py": "--requests 4 --slots 4 --blocks 16",
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
+    "evaluation_engines.py": "--model tiny:speller --questions 4 --max-tokens 8 --slots 2 --batches 1",
     "exegpt.py": "--requests 0 --tasks S --devices 1",
     "exegpt_study.py": "--task S --points 1 --devices 2",
     "exegpt_run.py": "--scale 0.05 --requests 200 --points 2 2 --passes 1 --repeats 1",

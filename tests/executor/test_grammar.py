@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -25,6 +27,8 @@ from batchbound.executor.models.tokenizers import ByteTokenizer, end_tokens
 needs_llguidance = pytest.mark.skipif(
     find_spec("llguidance") is None, reason="needs llguidance: pip install 'batchbound[grammar]'"
 )
+MOST = 400
+"""Tokens of a completion, at most."""
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"enum": [1, 20, 300]}},
@@ -35,7 +39,8 @@ PERSON = {
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     """Return a schema of nested objects, arrays, enums and patterns whose values have a bounded length."""
-    kind = rng.choice(["object", "array", "enum", "pattern", "boolean", "integer"][2 * (depth > 2) :])
+    kinds = ["object", "array", "enum", "pattern", "boolean", "integer"]
+    kind = rng.choice((kinds[:2], kinds, kinds[2:])[depth])
     if kind == "object":
         names = rng.sample(["id", "kind", "tags", "size", "note"], rng.randint(1, 3))
         properties = {name: random_schema(rng, depth + 1) for name in names}
@@ -72,53 +77,74 @@ def valid(structure: Structure, text: str) -> bool:
 
 
 class Masked:
-    """The same masks as a logits processor of transformers, for one prompt."""
+    """The same masks as a logits processor of transformers, for a padded batch."""
 
-    def __init__(self, matcher: Any, prompt: int, vocabulary: int) -> None:
-        self.matcher, self.read, self.vocabulary = matcher, prompt, vocabulary
+    def __init__(self, matchers: list[Any], prompt: int, vocabulary: int, ends: Collection[int]) -> None:
+        self.matchers, self.read, self.vocabulary, self.ends = (
+            dict(enumerate(matchers)),
+            prompt,
+            vocabulary,
+            ends,
+        )
 
     def __call__(self, ids: Any, scores: Any) -> Any:
-        for token in ids[0, self.read :].tolist():
-            assert self.matcher.consume_token(token)
+        allowed = torch.zeros_like(scores, dtype=torch.bool)
+        for row, matcher in list(self.matchers.items()):
+            for token in ids[row, self.read :].tolist():
+                assert matcher.consume_token(token)
+                if token in self.ends:
+                    del self.matchers[row]
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            bits = np.unpackbits(bits, count=self.vocabulary, bitorder="little")
+            allowed[row, : self.vocabulary] = torch.from_numpy(bits).bool()
+        for row in set(range(len(scores))) - self.matchers.keys():
+            allowed[row] = True
         self.read = ids.shape[1]
-        bits = self.matcher.compute_bitmask()
-        allowed = [bool(bits[k // 8] >> k % 8 & 1) for k in range(self.vocabulary)]
-        allowed += [False] * (scores.shape[1] - self.vocabulary)
-        return scores.masked_fill(~torch.tensor(allowed), -torch.inf)
+        return scores.masked_fill(~allowed, -torch.inf)
+
+
+def by_generate(model: Any, prompts: list[list[int]], matchers: list[Any], ends: Collection[int]) -> Any:
+    """Return the completions of transformers under the same masks, by the tokens up to their ends."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    whole = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=MOST,
+        do_sample=False,
+        logits_processor=[Masked(matchers, width, ByteTokenizer().vocab_size, ends)],
+        eos_token_id=sorted(ends),
+        pad_token_id=0,
+    )
+    found = whole[:, width:].tolist()
+    return [row[: min((row.index(end) + 1 for end in ends if end in row), default=MOST)] for row in found]
 
 
 def check_against_generate(count: int, slots: int) -> None:
-    model, tokenizer, most = load_model("tiny:speller", dtype="float32"), ByteTokenizer(), 160
+    model, tokenizer = load_model("tiny:speller", dtype="float32"), ByteTokenizer()
     asked = structures(count, seed=count)
     prompts = [tokenizer.encode(f"Spell {17 * k}.") for k in range(count)]
-    llm = LLM(model, tokenizer, slots=slots)
-    sampling = [Sampling(structured_outputs=one) for one in asked]
     ends = end_tokens(model, tokenizer)
     compiled = grammar.Grammars(tokenizer, ends)
-    capped = 0
-    for done in llm.generate(prompts, sampling, max_tokens=most):
-        prompt = torch.tensor([prompts[done.index]])
-        processor = Masked(compiled.matcher(asked[done.index]), prompt.shape[1], compiled.vocabulary)
-        whole = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=most,
-            do_sample=False,
-            logits_processor=[processor],
-            eos_token_id=sorted(ends),
-            pad_token_id=0,
-        )
-        assert list(done.completion_ids) == whole[0, prompt.shape[1] :].tolist()
-        if done.finish_reason == "length":
-            capped += 1
-        else:
-            assert valid(asked[done.index], done.text), done.text
-    assert capped <= count // 20
+    theirs: list[list[int]] = []
+    for begin in range(0, count, 25):
+        matchers = [compiled.matcher(one) for one in asked[begin : begin + 25]]
+        theirs += by_generate(model, prompts[begin : begin + 25], matchers, ends)
+    llm = LLM(model, tokenizer, slots=slots)
+    sampling = [Sampling(structured_outputs=one) for one in asked]
+
+    done = list(llm.generate(prompts, sampling, max_tokens=MOST))
+
+    assert all(list(one.completion_ids) == theirs[one.index] for one in done)
+    capped = [one.index for one in done if one.finish_reason == "length"]
+    assert all(valid(asked[one.index], one.text) for one in done if one.index not in capped)
+    assert len(capped) <= count // 50
 
 
 @needs_llguidance
 def test_texts_are_valid_and_tokens_are_those_of_generate_with_the_same_masks() -> None:
-    check_against_generate(8, slots=3)
+    check_against_generate(6, slots=3)
 
 
 @needs_llguidance
