@@ -3,7 +3,7 @@
 #
 #   examples/evaluation.sh MODEL PROMPTS.jsonl [SLOTS]
 #
-# PROMPTS is OpenAI batch JSONL. Killed at any moment, the same command goes on where it stood.
+# PROMPTS is OpenAI batch JSONL. Killed at any moment, the same command resumes it.
 set -euo pipefail
 model=$1 prompts=$2 slots=${3:-64}
 

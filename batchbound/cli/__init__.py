@@ -1,4 +1,4 @@
-"""The command line: plan a batch job, run the plan, report the gap to the bound."""
+"""Command line: plan a batch job, run the plan, report the gap to the bound."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .streams import output_lost, prepare_streams, say
 EVERYDAY = {
     "run": "generate the completions of prompts or of a plan, on a model or a server",
     "plan": "make a schedule with a proven lower bound for requests",
-    "report": "show the gap of a plan or a run to the lower bound, and where the time went",
+    "report": "show the gap of a plan or a run to the lower bound, and the loss by cause",
     "audit": "show what a finished run of a server lost, by cause, against a proven bound",
-    "verify": "check a plan's schedule and its bound's certificate again, without the solver",
+    "verify": "check a plan's schedule and its bound's certificate without the solver",
     "profile": "measure a model on this machine and fit the cost model",
-    "predict": "learn the lengths of completions from past ones, with the measured error",
+    "predict": "predict the lengths of completions from past ones, with the measured error",
     "demo": "plan and run bundled prompts on a small local model, and print the report",
 }
 
 RESEARCH = {
-    "compare": "run solvers and policies side by side on the same instances",
-    "simulate": "run any policy on any workload in the simulator",
-    "search": "find the execution configuration of most throughput under a latency bound",
-    "serve": "simulate a serving policy on requests that arrive, with the KV cache in blocks",
+    "compare": "run solvers and policies on the same instances",
+    "simulate": "simulate a policy on a workload",
+    "search": "find the configuration of highest throughput under a latency bound",
+    "serve": "simulate a serving policy on arriving requests, with the KV cache in blocks",
     "bound": "print the lower bounds of a workload with their terms",
     "export": "write a linear model of a workload as MPS, for any solver",
     "validate": "print the simulator's error against a measured run",
 }
 
 COMMANDS = EVERYDAY | RESEARCH
-"""Every command and its line of help."""
+"""Help text of each command."""
 
 EXAMPLES = {
     "demo": "batchbound demo",
@@ -55,22 +55,22 @@ EXAMPLES = {
     "predict": "batchbound predict train prompts.jsonl answers.jsonl -o predictor",
     "validate": "batchbound validate measured-run --profile layers.json",
 }
-"""How each command is typed; its help ends with it."""
+"""Example of each command, shown at the end of its help."""
 
 WRONG_BOUND = 3
-"""Exit status of a command whose run beats a bound of ours, though every assumption was checked: a defect."""
+"""Exit status of a run that beats its bound with all assumptions checked: a defect."""
 
 INTERRUPTED = 130
-"""Exit status of a command that was interrupted (Ctrl-C), as shells have it."""
+"""Exit status of an interrupted command (Ctrl-C), as in shells."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
-    Return the exit status of one command: 0 done, 1 the work failed, 2 the input was wrong.
+    Run a command and return its exit status.
 
-    3: a run beats a bound of ours though every assumption was checked, a defect.
+    0: done. 1: the work failed. 2: the input was wrong. 3: a run beats its bound, a defect. 130: interrupted.
 
-    argv: The words after the program's name; those of this process by default.
+    argv: Words after the program's name; those of this process by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     prepare_streams()
@@ -81,14 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help(sys.stderr)
                 return 2
             args = parser.parse_args(words)
-            # Quiet holds for this command and those that it calls, not for the next one of the process.
+            # --quiet holds for this command and commands that it calls, not for later calls of main.
             return copy_context().run(_carried_out, args, parser.chosen(words[:1]), words)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
         if not output_lost(error):
             raise
-        # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
+        # The reader of the output, perhaps `head`, has closed it: no error, and nowhere to print.
         if isinstance(error, BrokenPipeError):
             return 1
         what = f"standard output or a temporary file cannot be written ({error.strerror})"
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]) -> int:
-    """Return the exit status of a command whose options are read; help is printed without these imports."""
+    """Run a parsed command and return its exit status."""
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
@@ -113,13 +113,13 @@ def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]
     except (InputError, WorkloadError, ProblemError) as error:
         return _failed(str(error), 2)
     except ImportError as error:
-        if error.name is not None:  # a broken installation, not a missing extra that we name ourselves
+        if error.name is not None:  # a broken installation, not a missing extra
             raise
         return _failed(str(error), 2)
     except OSError as error:
         if error.filename is None:
             raise
-        # A path that cannot even be looked at: a folder of somebody else's, a name that is too long.
+        # A path that cannot be accessed: no permission, or too long a name.
         return _failed(f"{error.filename}: cannot be reached ({error.strerror}). Check the path.", 2)
     return status
 
@@ -130,7 +130,7 @@ def whole_parser() -> Parser:
 
 
 def _parser(*chosen: str) -> Parser:
-    """Return the parser; only the chosen commands' modules are imported, so that the others cost nothing."""
+    """Return the parser, importing only the modules of chosen commands."""
     from .. import __version__
 
     parser = Parser(
@@ -142,7 +142,7 @@ def _parser(*chosen: str) -> Parser:
         "--print-completion",
         action=PrintCompletion,
         metavar="SHELL",
-        help="print what makes the TAB key of a shell complete commands, options and files: bash, zsh or fish"
+        help="print the completion script of a shell: bash, zsh or fish"
         " (`batchbound --print-completion bash >> ~/.bashrc`)",
     )
     parser.sections = {"everyday commands": list(EVERYDAY), "research": list(RESEARCH)}
@@ -169,7 +169,7 @@ def _parser(*chosen: str) -> Parser:
 
 
 def _set_voice(args: argparse.Namespace) -> None:
-    """Say as much on stderr as was asked for."""
+    """Set how much is printed on stderr."""
     from .output import be_quiet
 
     if args.quiet:

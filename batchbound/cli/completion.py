@@ -1,4 +1,4 @@
-"""Completion of commands, options and files by a shell's TAB key: scripts that shtab writes."""
+"""Shell scripts that complete commands, options and files, written by shtab."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 SHELLS = ("bash", "zsh", "fish")
 
 _FILES = re.compile(r"\b(FILE|PATH|PLAN|RUN|TRACE|PROFILE|PROMPTS|COMPLETIONS|MODEL)\b")
-"""What options and words are called whose values are files or folders."""
+"""Metavars of values that are files or folders."""
 
 
 class PrintCompletion(argparse.Action):
-    """The option that prints a shell's script and ends."""
+    """Option that prints a shell's script and exits."""
 
     def __call__(
         self,
@@ -24,7 +24,7 @@ class PrintCompletion(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Print the script of the shell that was named."""
+        """Print the script of the named shell."""
         if values not in SHELLS:
             parser.error(f"there is no script for {values!r}; there are {', '.join(SHELLS)}")
         sys.stdout.write(completion_script(str(values)))
@@ -33,9 +33,9 @@ class PrintCompletion(argparse.Action):
 
 def completion_script(shell: str) -> str:
     """
-    Return what makes one of :data:`SHELLS` complete this program's commands and options.
+    Return the completion script of one of :data:`SHELLS`.
 
-    Nothing of ours runs when the key is pressed: the script holds every word.
+    The script holds every word, so completion does not start this program.
     """
     import shtab
 
@@ -54,7 +54,7 @@ def completion_script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield every option and word of a parser and of its commands."""
+    """Yield the options and arguments of a parser and its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in set(action.choices.values()):

@@ -1,4 +1,4 @@
-"""From the command line to a problem: a workload, costs and limits, as all commands take them."""
+"""Problems from the command line: workload, costs and limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_SLOTS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """A problem, and where each part of it comes from."""
+    """A problem and the sources of its parts."""
 
     problem: Problem
     job: JobInput
@@ -42,12 +42,12 @@ class Inputs:
 
     @property
     def prompts(self) -> list[str]:
-        """What each request says; nothing of a job of lengths only."""
+        """The prompt of each request; empty for a job of lengths."""
         return [prompt_text(entry) for entry in self.job.records or ()]
 
 
 def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bool = True) -> None:
-    """Add the options that make a problem out of a workload; its number of slots may be left to us."""
+    """Add the options of a problem; ``auto_slots`` allows ``--slots auto``."""
     parser.add_argument(
         "workload",
         nargs=None if workload_needed else "?",
@@ -64,36 +64,36 @@ def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bo
         default=DEFAULT_SLOTS,
         metavar="N|auto" if auto_slots else "N",
         everyday=True,
-        help="requests in progress at a time"
-        + ("; auto chooses them, given --kv-capacity or a measured --cost" if auto_slots else "")
+        help="maximum number of requests in progress"
+        + ("; auto needs --kv-capacity or a measured --cost" if auto_slots else "")
         + " (default %(default)s)",
     )
     group.add_argument(
-        "--kv-capacity", type=positive, metavar="TOKENS", help="KV capacity: most tokens held at a time"
+        "--kv-capacity", type=positive, metavar="TOKENS", help="KV capacity in tokens (default: no limit)"
     )
     group.add_argument(
         "--prefix-cache",
         type=tokens_or_none,
         metavar="TOKENS",
-        help="most tokens of shared prompts kept between prefill stages; they are taken from --kv-capacity"
-        " (default: a quarter of what the slots can hold, or the share of --kv-capacity with which a quick"
-        " schedule is shortest; with 0 each stage computes the shared prompts that it needs)",
+        help="part of --kv-capacity that keeps shared prompts between prefill stages, in tokens; with 0 each"
+        " stage computes the shared prompts that it needs (default: a quarter of the slots' capacity, or the"
+        " part with the shortest quick schedule)",
     )
     group.add_argument(
-        "--prefill-token-cap", type=positive, metavar="TOKENS", help="most prompt tokens of one prefill stage"
+        "--prefill-token-cap", type=positive, metavar="TOKENS", help="maximum prompt tokens per prefill stage"
     )
     group.add_argument(
         "--max-position",
         type=positive,
         metavar="TOKENS",
-        help="most tokens of a prompt and its completion (the model's)",
+        help="maximum tokens of a prompt and its completion (default: the model's)",
     )
     group.add_argument(
         "--cost",
         default="paper",
         metavar="paper|FILE",
         everyday=True,
-        help="cost model: the hybrid paper's, or a file of `batchbound profile` or of coefficients alone"
+        help="cost model: the hybrid paper's, or a JSON file of `batchbound profile` or of coefficients"
         " (default %(default)s)",
     )
     group.add_argument(
@@ -101,13 +101,12 @@ def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bo
         metavar="SOURCE",
         everyday=True,
         help="completion lengths: known, cap (max_tokens), constant:N, completions:FILE, history:FILE"
-        " or quantile:Q:FILE"
-        " (default: known where given, else cap)",
+        " or quantile:Q:FILE (default: known if the file has them, else cap)",
     )
     add_longest(
         group,
-        "most tokens of a completion; caps known lengths and the requests' own limits (max_tokens,"
-        " max_completion_tokens), and a run stops there (default: each request's own limit)",
+        "maximum tokens of a completion, in plans and runs; caps known lengths and each request's own limit"
+        " (default: max_tokens or max_completion_tokens of the request)",
     )
     group.add_argument(
         "--first-token",
@@ -127,12 +126,12 @@ def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bo
     group.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="tokenizer that counts: bytes, a directory or a hub name (default: the model's)",
+        help="tokenizer that counts tokens: bytes, a directory or a hub name (default: the model's)",
     )
 
 
 def add_longest(group: Group, said: str) -> None:
-    """Add the option of the longest completion, and what versions before 0.2 and other engines call it."""
+    """Add the option of the longest completion, with its older names."""
     group.add_argument("--longest-completion", type=positive, metavar="TOKENS", everyday=True, help=said)
     for other in ("--longest-answer", "--max-tokens"):
         group.add_argument(other, type=positive, dest="longest_completion", help=argparse.SUPPRESS)
@@ -156,7 +155,7 @@ def add_columns(group: Group) -> None:
         "--max-tokens-column",
         metavar="NAME",
         needs=["--prompt-column"],
-        help="column of the most tokens of each completion (default: no limit)",
+        help="column of the maximum tokens of each completion (default: no limit)",
     )
     group.add_argument(
         "--drop-last-assistant",
@@ -174,25 +173,25 @@ def add_length_columns(group: Group) -> None:
         "--benchmark-run",
         type=positive,
         metavar="N",
-        help="the run of a file of several results of a serving benchmark, from 1",
+        help="number of the run, from 1, in a result file of a serving benchmark with several runs",
     )
 
 
 def length_columns_of(args: argparse.Namespace) -> LengthColumns | None:
-    """Return what the options of :func:`add_length_columns` name; None where they name nothing."""
+    """Return the columns named by the options of :func:`add_length_columns`, or None."""
     given = LengthColumns(args.input_column, args.output_column, args.benchmark_run)
     return None if given == LengthColumns() else given
 
 
 def columns_of(args: argparse.Namespace) -> PromptColumns | None:
-    """Return the columns that the options of :func:`add_columns` name; None where none is named."""
+    """Return the columns named by the options of :func:`add_columns`, or None."""
     if args.prompt_column is None:
         return None
     return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant)
 
 
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
-    """Return the problem that the options of :func:`add_problem` describe, with arrival times if kept."""
+    """Return the problem of the options of :func:`add_problem`."""
     tokenizer = args.tokenizer or args.model or "bytes"
     job = read_workload(
         args.workload,
@@ -204,7 +203,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         length_columns=length_columns_of(args),
         positions=args.max_position or _positions(args.model),
     )
-    # Positions are all that is left for a model to say.
+    # For a job of lengths a model is only useful for its positions.
     check_counted(args, counts=bool(job.records), positions=args.max_position is None)
     if job.records and tokenizer == "bytes" and args.tokenizer is None:
         note("no --model: prompts are counted in bytes")
@@ -230,14 +229,14 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     if args.prefix_cache is None and args.slots:
         problem = choose_prefix_cache(problem)
         if held is not None and problem.prefix_cache:
-            kept, hint = problem.prefix_cache, "--prefix-cache says another number"
+            kept, hint = problem.prefix_cache, "--prefix-cache sets another number"
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _check_time(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
 
 
 def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
-    """Raise InputError if a tokenizer or model is named that neither counts tokens nor states positions."""
+    """Raise InputError if a named tokenizer or model has no effect."""
     named = [f"--{name}" for name in ("tokenizer", "model") if getattr(args, name) is not None]
     if positions and "--model" in named:
         named.remove("--model")
@@ -253,7 +252,7 @@ def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) ->
 def _prefix_cache(
     args: argparse.Namespace, job: JobInput, workload: Workload, kv_capacity: int | None
 ) -> int:
-    """Return the tokens of shared prompts that are kept, which are taken from a KV capacity."""
+    """Return the part of the KV capacity for shared prompts, in tokens."""
     given: int | None = args.prefix_cache
     if given is None:
         return usual_prefix_cache(workload, args.slots) if kv_capacity is None else 0
@@ -262,12 +261,12 @@ def _prefix_cache(
         raise InputError(what, file=job.source, hint="Leave it out.")
     if kv_capacity is not None and given >= kv_capacity:
         what = f"--prefix-cache {given} leaves nothing of a KV capacity of {kv_capacity} tokens"
-        raise InputError(what, hint="Give less, or raise --kv-capacity.")
+        raise InputError(what, hint="Lower it, or raise --kv-capacity.")
     return given
 
 
 def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
-    """Return the cost model that ``--cost`` names, and what a plan records of its origin."""
+    """Return the cost model of ``--cost``, and its source for a plan's record."""
     if spec == "paper":
         return CostModel.paper(), {"name": "paper"}
     if not Path(spec).exists():
@@ -279,13 +278,13 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
 
 
 def measured_capacity(source: Mapping[str, object]) -> int | None:
-    """Return the tokens of KV cache that fitted where costs were measured; None if the source has none."""
+    """Return the KV capacity measured with the costs, in tokens, or None."""
     tokens = source.get("kv_tokens")
     return tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 def provenance_of(inputs: Inputs, plan_path: str | os.PathLike[str]) -> Provenance:
-    """Return where a job's lengths, costs and prompts come from, as seen from its plan."""
+    """Return the sources of a job's lengths, costs and prompts, for its plan."""
     return Provenance(inputs.job.lengths.to_json(), inputs.cost_source, _prompt_source(inputs, plan_path))
 
 
@@ -301,27 +300,27 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
 
 
 def positive(text: str) -> int:
-    """Return a whole number of at least one, for argparse."""
+    """Parse a whole number of at least one."""
     return _whole(text, 1, LONGEST)
 
 
 def tokens_or_none(text: str) -> int:
-    """Return a whole number of tokens, or 0, for argparse."""
+    """Parse a whole number of tokens, or 0."""
     return _whole(text, 0, LONGEST)
 
 
 def slot_count(text: str) -> int:
-    """Return a whole number of slots, for argparse."""
+    """Parse a whole number of slots."""
     return _whole(text, 1, MOST_SLOTS)
 
 
 def slot_count_or_auto(text: str) -> int:
-    """Return a whole number of slots, or 0 for ``auto``, for argparse."""
+    """Parse a whole number of slots, or ``auto`` as 0."""
     return 0 if text == "auto" else slot_count(text)
 
 
 def random_seed(text: str) -> int:
-    """Return a seed that every source of random numbers takes, for argparse."""
+    """Parse a seed that every random generator accepts."""
     return _whole(text, 0, 2**31 - 1)
 
 
@@ -338,7 +337,7 @@ def _whole(text: str, least: int, most: int) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a positive, finite number of seconds, for argparse."""
+    """Parse a positive, finite number of seconds."""
     value = at_least_zero(text)
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -346,7 +345,7 @@ def seconds(text: str) -> float:
 
 
 def at_least_zero(text: str) -> float:
-    """Return a finite number that is not negative, for argparse."""
+    """Parse a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -357,7 +356,7 @@ def at_least_zero(text: str) -> float:
 
 
 def log_deviation(text: str) -> float:
-    """Return a standard deviation of the logarithm of a length, for argparse."""
+    """Parse a standard deviation of a length's logarithm."""
     value = at_least_zero(text)
     if value > LARGEST_SD:
         raise argparse.ArgumentTypeError(f"{text} is more than {LARGEST_SD:g}")
@@ -365,7 +364,7 @@ def log_deviation(text: str) -> float:
 
 
 def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
-    """Return the files that options name (``KIND:FILE`` as well), other than a command's outputs."""
+    """Return the input files that options name, also as ``KIND:FILE``."""
     given = [value for name, value in vars(args).items() if name not in outputs]
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
@@ -381,9 +380,9 @@ def refuse_given(
     file: str | None = None,
 ) -> None:
     """
-    Raise InputError if one of these options is given: what was read shows that it has no effect.
+    Raise InputError if one of these options is given, as the input makes it useless.
 
-    :class:`~batchbound.cli.parser.Rule` is for cases that the options alone show.
+    If the options alone show that, use :class:`~batchbound.cli.parser.Rule`.
     """
     given = next((name for name in names if getattr(args, name)), None)
     if given is not None:
@@ -393,7 +392,7 @@ def refuse_given(
 def check_outputs(
     args: argparse.Namespace, *outputs: str, read: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
-    """Raise InputError if a file that these options name would replace one unasked, or one that is read."""
+    """Raise InputError if an output would replace an input, or a file without --overwrite."""
     values = [getattr(args, name) for name in outputs]
     files = [file for value in values for file in (value if isinstance(value, list) else [value])]
     written = [file for file in files if file is not None]
@@ -401,7 +400,7 @@ def check_outputs(
 
 
 def each_once(files: Iterable[str]) -> list[str]:
-    """Return files without those named again: of one that counts twice, figures would be too sure."""
+    """Return files without repetitions, which would make intervals too narrow."""
     found: dict[str, str] = {}
     for name in files:
         found.setdefault(os.path.realpath(name), name)
@@ -409,7 +408,7 @@ def each_once(files: Iterable[str]) -> list[str]:
 
 
 def _place(job: JobInput, request: int) -> str:
-    """Return where a request stands in what was read."""
+    """Return the place of a request in its file."""
     if not job.records:
         return f"request {request}"
     in_lines = job.columns is None or Path(job.source).suffix in (".json", ".jsonl")
@@ -417,7 +416,7 @@ def _place(job: JobInput, request: int) -> str:
 
 
 def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> InputError:
-    """Return what to tell of a request that exceeds a limit, given as an option or the model's own."""
+    """Return the error for a request beyond a limit of an option or the model."""
     what = error.what
     where, stated = _place(job, error.request), "output_tokens"
     if job.records and job.lengths.kind == "cap":
@@ -429,16 +428,16 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> 
             where = f"{where}, column {stated!r}"
     room = error.allowed - int(job.workload.input_tokens[error.request])
     if room < 1 or error.limit == "prefill_token_cap":
-        mends = ["shorten its prompt"]
+        remedies = ["shorten its prompt"]
     else:
-        mends = [f"lower its {stated}"] if job.lengths.kind in ("cap", "known") else []
-        mends.append(f"cap every completion with --longest-completion ({room} fit this one)")
+        remedies = [f"lower its {stated}"] if job.lengths.kind in ("cap", "known") else []
+        remedies.append(f"cap every completion with --longest-completion ({room} fit this one)")
     if given:
-        mends.append(f"raise --{error.limit.replace('_', '-')}")
+        remedies.append(f"raise --{error.limit.replace('_', '-')}")
     if kept and error.limit == "kv_capacity":
-        what += f", what --prefix-cache leaves of {error.allowed + kept}"
-        mends.append("lower --prefix-cache")
-    hint = f"{', '.join(mends)} or leave the request out."
+        what += f", the rest of {error.allowed + kept} after --prefix-cache"
+        remedies.append("lower --prefix-cache")
+    hint = f"{', '.join(remedies)} or leave the request out."
     return InputError(what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
 
 
@@ -451,7 +450,7 @@ def _check_time(problem: Problem, source: str) -> None:
 
 
 def _check_steps(job: JobInput, slots: int) -> None:
-    """Raise InputError if no schedule of a job is short enough to be held in memory."""
+    """Raise InputError if every schedule of a job is too long for memory."""
     lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())
     if lengths[longest] > MOST_STEPS:

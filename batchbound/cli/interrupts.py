@@ -1,4 +1,4 @@
-"""Requests to end, by the user or the system: exceptions, and none that is lost."""
+"""Interrupts and SIGTERM as exceptions that are never lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Dropped: TypeAlias = sys.UnraisableHookArgs
 
 AGAIN_AFTER = 0.01
-"""Seconds after which a lost interrupt is sent once more."""
+"""Seconds after which a lost interrupt is sent again."""
 
 _IMPORTS = "<frozen importlib._bootstrap>"
 
@@ -26,7 +26,7 @@ _ASKED = "the system asked the process to end (SIGTERM)"
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """Turn the system's request to end into :class:`TerminatedError`, so that work stops cleanly."""
+    """Turn SIGTERM into :class:`TerminatedError`, so that work stops cleanly."""
     from ..executor.models.faults import TerminatedError
 
     asked = False
@@ -37,14 +37,14 @@ def terminating() -> Iterator[None]:
         raise TerminatedError(_ASKED)
 
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread may say what a signal does.
+        # Only the main thread may set signal handlers.
         yield
         return
     before = signal.signal(signal.SIGTERM, _after_imports(stop))
     try:
         yield
     except KeyboardInterrupt as error:
-        # A search that was stopped ends with its best plan; who wants none of it cannot tell what stopped it.
+        # Code that catches a TerminatedError may raise a plain KeyboardInterrupt later.
         if asked and not isinstance(error, TerminatedError):
             raise TerminatedError(_ASKED) from error
         raise
@@ -55,18 +55,18 @@ def terminating() -> Iterator[None]:
 @contextmanager
 def heeding() -> Iterator[None]:
     """
-    Send an interrupt once more that came where Python drops exceptions.
+    Send an interrupt again if it came where Python drops exceptions.
 
-    An exception in a finalizer or a weak reference's callback is printed and ignored: a Ctrl-C at such a
-    moment would leave a traceback, and the command would go on. Modules in C drop what is raised in an import
-    of theirs, so an interrupt waits until imports are over.
+    Python prints and ignores an exception in a finalizer or a weak reference's callback. A Ctrl-C at such a
+    moment would leave a traceback while the command continues. Modules in C drop exceptions during imports,
+    so an interrupt waits until imports end.
     """
     before, handler = sys.unraisablehook, signal.getsignal(signal.SIGINT)
 
     def stop() -> None:
         raise KeyboardInterrupt
 
-    # Who ignores interrupts goes on to, and only the main thread may say what a signal does.
+    # A process that ignores interrupts must keep doing so; only the main thread may set handlers.
     ours = handler is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     if ours:
         signal.signal(signal.SIGINT, _after_imports(stop))
@@ -87,13 +87,13 @@ def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> Non
         return
     number = signal.SIGTERM if issubclass(dropped.exc_type, TerminatedError) else signal.SIGINT
     over = threading.Event()
-    # Not before this hook is over: the handler would raise in it, where exceptions are dropped, too.
+    # Wait until this hook ends: it drops exceptions, too.
     _send(number, over.wait)
     over.set()
 
 
 def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> None:
-    """Send a signal again in a while."""
+    """Send a signal again after a short delay."""
 
     def again() -> None:
         wait()
@@ -104,7 +104,7 @@ def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> 
 
 
 def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """Return a signal's handler that stops at once, or when the imports that have begun since are over."""
+    """Return a signal handler that stops at once, or after current imports."""
     outside = _imports(sys._getframe())
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -117,7 +117,7 @@ def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None]
 
 
 def _imports(frame: FrameType | None) -> int:
-    """Return how many imports are under way in a frame."""
+    """Return the number of unfinished imports in a frame's stack."""
     number = 0
     while frame is not None:
         number += frame.f_code.co_filename == _IMPORTS

@@ -1,4 +1,4 @@
-"""``plan --for``: a plan for an engine that mixes prompts with generated tokens, and what that can take."""
+"""``plan --for``: plans for engines that mix prompts with generated tokens, and their files."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from .parser import Parser, Rule
 from .streams import say
 
 USUAL_BUDGET, USUAL_BLOCK = 2048, 16
-"""Tokens of an iteration and of a block that are simulated where nobody says: vLLM's on most devices."""
+"""Simulated tokens per iteration and per block by default: vLLM's on most devices."""
 
 
 def add_mixing(parser: Parser) -> None:
     """Add the options of a plan for engines that mix prompts with generated tokens."""
     group = parser.add_argument_group(
         "engines that mix prompts with generated tokens",
-        "Without --for, a plan is for batchbound's own engine: prefill stages alternate with decode steps."
-        " vLLM and SGLang compute chunks of prompts and generated tokens in the same iterations; --for plans"
-        " those: the order of the requests, how many to keep in flight, the iterations predicted and their"
-        " lower bound. --slots is then max_num_seqs, --kv-capacity the tokens of the KV cache.",
+        "Without --for, a plan is for batchbound's own engine, which alternates prefill stages and decode"
+        " steps. vLLM and SGLang mix both in their iterations: --for plans the order of requests, the number"
+        " in flight, and the iterations with their lower bound. --slots is then max_num_seqs, and"
+        " --kv-capacity the KV capacity of the engine.",
     )
     group.add_argument(
         "--for",
         dest="engine",
         choices=ENGINES,
         everyday=True,
-        help="engine, or trainer that runs one; its input is written next to the plan: batches with"
-        " priorities, one per replica (vllm, sglang), or an order with priorities and settings (verl,"
-        " openrlhf, trl). --cost is then a file of `audit --save-cost` or a layer profile, and adds seconds",
+        help="engine, or trainer with one; its input is written next to the plan: a batch with priorities per"
+        " replica (vllm, sglang), or an order with priorities and settings (verl, openrlhf, trl). --cost is"
+        " then a file of `audit --save-cost` or a layer profile, and adds seconds",
     )
     group.add_argument(
         "--token-budget",
         type=positive,
         metavar="TOKENS",
         needs=["--for"],
-        help=f"most tokens of an iteration, vLLM's max_num_batched_tokens (default: {USUAL_BUDGET} in the"
+        help=f"maximum tokens per iteration, vLLM's max_num_batched_tokens (default: {USUAL_BUDGET} in the"
         " simulation, no limit in the bound)",
     )
     group.add_argument(
@@ -73,42 +73,42 @@ def add_mixing(parser: Parser) -> None:
         type=positive,
         metavar="TOKENS",
         needs=["--for"],
-        help=f"tokens of a block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
+        help=f"tokens per block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
     )
     group.add_argument(
         "--no-prefix-caching",
         action="store_true",
         needs=["--for"],
-        help="the engine computes each prompt in full, as vLLM with --no-enable-prefix-caching (default: a"
-        " common beginning of prompts counts once)",
+        help="compute each prompt in full, as vLLM with --no-enable-prefix-caching (default: compute a common"
+        " beginning of prompts once)",
     )
     of_stages = {
         "--prefill-token-cap": "Say --token-budget.",
-        "--prefix-cache": "Prompts are kept in the engine's KV cache.",
-        "--first-token": "The last chunk of a prompt gives it.",
-        "--length-error": "Give the best --lengths there are.",
+        "--prefix-cache": "The engine keeps prompts in its KV cache.",
+        "--first-token": "The last chunk of a prompt yields it.",
+        "--length-error": "Give the best --lengths available.",
         "--solver": "Orders are simulated.",
         "--threads": "",
     }
-    parser.rules += [Rule((name,), beside=("--for",), hint=hint) for name, hint in of_stages.items()]
+    parser.rules += [Rule((name,), conflicts=("--for",), hint=hint) for name, hint in of_stages.items()]
     parser.rules += [
         Rule(
             ("--slots auto",),
             when=lambda args: args.engine is not None and not args.slots,
             where="with --for {engine}",
-            hint="Say the engine's own limit (max_num_seqs).",
+            hint="Give the engine's own limit (max_num_seqs).",
         ),
         Rule(
             ("--price",),
             when=lambda args: args.engine is not None and args.cost == "paper",
             where="with --for {engine} and no --cost",
-            hint="Say what an iteration costs: --cost FILE.",
+            hint="Give the cost of an iteration as --cost FILE.",
         ),
     ]
 
 
-def written_beside(args: argparse.Namespace) -> tuple[Path, ...]:
-    """Return the files of the option that are there already, and the one that is written in any case."""
+def engine_files(args: argparse.Namespace) -> tuple[Path, ...]:
+    """Return the plan's engine files that exist or will be written."""
     if args.engine is None:
         return ()
     first = handover_paths(args.output, args.engine, 1)
@@ -117,7 +117,7 @@ def written_beside(args: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> int:
-    """Make the plan, write it and what the engine can take of it, and say what it is worth."""
+    """Make the plan, write it and the engine's files, and print its summary."""
     from ..integrations.handover import hand_over
 
     read = _read(args)
@@ -198,8 +198,8 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
         limits = (one,) if args.replicas is None else _replicas(args, read, one)
         _check_budgets(limits)
         if args.block_tokens is not None and all(each.kv_tokens is None for each in limits):
-            what = "--block-tokens has no effect on an engine whose KV cache holds whatever is under way"
-            raise InputError(what, hint="Say --kv-capacity as well, or leave it out.")
+            what = "--block-tokens has no effect on an engine without a KV capacity"
+            raise InputError(what, hint="Give --kv-capacity as well, or leave it out.")
         return Engines(
             limits,
             args.engine,
@@ -211,7 +211,7 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
     except InputError:
         raise
     except ValueError as error:
-        stated = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
+        stated = "Give --token-budget." if "state them" in str(error) else "Correct the limits."
         hint = "Raise --kv-capacity, or lower --block-tokens." if "no block" in str(error) else stated
         raise InputError(str(error), hint=hint) from None
 
@@ -220,17 +220,17 @@ def _check_budgets(limits: Sequence[EngineLimits]) -> None:
     for each in limits:
         if each.batched_tokens < each.sequences:
             what = f"{each.batched_tokens} tokens an iteration are fewer than {each.sequences} slots"
-            raise InputError(what, hint="Raise --token-budget, or lower --slots: no engine starts so.")
+            raise InputError(what, hint="Raise --token-budget, or lower --slots: no engine starts like this.")
 
 
 def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tuple[EngineLimits, ...]:
-    """Return the limits of each replica; InputError where one differs in what iterations do not tell."""
+    """Return the limits of each replica; InputError for a speed or busy time."""
     alone = Problem(read.job.workload.select([0]), CostModel.paper(), one.sequences)
     usual = Replica(alone.cost, one.sequences)
     limits = []
     for replica in fleet_of(alone, args.replicas).replicas:
         if replica.cost != usual.cost or replica.busy:
-            what = "replicas of another speed, or busy ones, cannot be told apart in iterations"
+            what = "iterations do not depend on the speed or the busy time of a replica"
             raise InputError(what, file=args.replicas, hint="Leave out speed and busy.")
         limits.append(
             EngineLimits(
@@ -244,7 +244,7 @@ def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tup
 
 
 def _cost(spec: str) -> tuple[IterationRates | None, LayerProfile | None]:
-    """Return what an iteration costs: rates, a layer profile, or neither."""
+    """Return the cost of an iteration: rates, a layer profile, or neither."""
     if spec == "paper":
         return None, None
     path, taken = Path(spec), {"batchbound_iteration_cost", "batchbound_layer_profile"}
@@ -257,7 +257,7 @@ def _cost(spec: str) -> tuple[IterationRates | None, LayerProfile | None]:
     profile = read_profile(path)
     link = usual_link(profile.device)
     if profile.tensor_parallel > 1 and link is None:
-        what = f"what connects {profile.tensor_parallel} devices of {profile.device} is not known"
+        what = f"the link between the {profile.tensor_parallel} devices of {profile.device} is not known"
         raise InputError(what, file=spec, hint="Give a profile of one device.")
     return None, profile if link is None else with_all_reduce(profile, link)
 
@@ -288,7 +288,7 @@ def _what(plan: IterationPlan) -> str:
 
 
 def iteration_summary(plan: IterationPlan) -> dict[str, object]:
-    """Return what there is to say about a plan for mixing engines, by the names that programs know."""
+    """Return the summary of a plan by JSON key."""
     each, least = [share.predicted for share in plan.shares], plan.least_seconds
     return {
         "for": plan.engine,
@@ -314,17 +314,19 @@ def iteration_summary(plan: IterationPlan) -> dict[str, object]:
 
 
 def show_iterations(summary: Mapping[str, object]) -> None:
-    """Print what :func:`iteration_summary` says, as a table."""
+    """Print the table of :func:`iteration_summary`."""
     taken = summary["iterations"]
     rows = {
-        "predicted iterations": "unknown: too large a job to simulate" if taken is None else f"{taken:,}",
+        "predicted iterations": "unknown: the job is too large to simulate"
+        if taken is None
+        else f"{taken:,}",
         str(summary["bound_label"]): f"{summary['bound_iterations']:,}, by {summary['bound_source']}",
         "gap to the bound": _percent(summary["gap"]),
         "predicted seconds": _seconds(summary["makespan_s"]),
         f"{summary['bound_label']}, in seconds": _seconds(summary["bound_s"]),
         "gap in seconds": _percent(summary["seconds_gap"]),
         "device-hours": _decimals(summary.get("device_hours"), 4),
-        "at that price": _decimals(summary.get("money"), 2),
+        "cost of the job": _decimals(summary.get("money"), 2),
         "status": _status(summary),
         "completion lengths": summary["lengths"],
     }
@@ -340,7 +342,7 @@ def show_iterations(summary: Mapping[str, object]) -> None:
 
 
 def _status(summary: Mapping[str, object]) -> str:
-    """Return the status; optimal is a plan only as far as its bound holds."""
+    """Return the status; an optimal one may depend on assumptions."""
     holds = summary["status"] != Status.OPTIMAL or summary["bound_label"] == "proven least"
     condition = "" if holds else " if assumptions hold"
     return f"{summary['status']}{condition}, stopped by {summary['stopped_by']}"

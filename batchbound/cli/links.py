@@ -18,24 +18,24 @@ def add_link(parser: Parser | Group) -> None:
     parser.add_argument(
         "--link",
         choices=sorted(LINKS),
-        help="link between the devices (default: the usual one of the profile's device)",
+        help="link between the devices (default: the usual link of the profile's device)",
     )
     parser.add_argument(
         "--link-bandwidth",
         type=seconds,
         metavar="GB/S",
-        help="bandwidth of the link, one way, in 10^9 bytes a second (default: that of --link)",
+        help="one-way bandwidth of the link in 10^9 bytes per second (default: that of --link)",
     )
     parser.add_argument(
         "--link-latency",
         type=at_least_zero,
         metavar="US",
-        help="latency of a collective operation on little data, in microseconds (default: that of --link)",
+        help="latency of a small collective operation in microseconds (default: that of --link)",
     )
 
 
 def link_of(args: argparse.Namespace, device: str) -> Link | None:
-    """Return the link that the options name, or a profile's device's usual one; None if that is not known."""
+    """Return the link of the options, or the device's usual one, or None."""
     known = LINKS[args.link] if args.link else usual_link(device)
     bandwidth, latency = args.link_bandwidth, args.link_latency
     if bandwidth is None and latency is None:
@@ -43,7 +43,7 @@ def link_of(args: argparse.Namespace, device: str) -> Link | None:
     if known is None and (bandwidth is None or latency is None):
         missing = "--link-bandwidth" if bandwidth is None else "--link-latency"
         hint = "Give both, or name a --link."
-        raise InputError(f"a link of {device} is not known", where=missing, hint=hint)
+        raise InputError(f"the link of {device} is not known", where=missing, hint=hint)
     return Link(
         "given",
         known.bandwidth if known and bandwidth is None else float(bandwidth) * 1e9,
@@ -53,5 +53,5 @@ def link_of(args: argparse.Namespace, device: str) -> Link | None:
 
 
 def say_link(link: Link) -> None:
-    """Say which link was taken."""
+    """Note the link on stderr."""
     note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")

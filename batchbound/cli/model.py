@@ -1,4 +1,4 @@
-"""The options that name a model, and the model they name."""
+"""Options that name and load a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: Parser, *, required: bool = True) -> None:
-    """Add the options that name and load a model; one is optional where a server may run the requests."""
+    """Add the options that name and load a model."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -29,13 +29,13 @@ def add_model(parser: Parser, *, required: bool = True) -> None:
         "--load-format",
         choices=("auto", "partial", "dummy"),
         default="auto",
-        help="weights to load; partial: random ones where the checkpoint has none; dummy: all random",
+        help="weights to load; partial: random weights if missing in the checkpoint; dummy: all random",
     )
     group.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float32", "float64", "bfloat16", "float16"),
-        help="type of the weights",
+        help="data type of the weights",
     )
     group.add_argument(
         "--device", default="auto", help="device: cpu, cuda, cuda:N or auto (default %(default)s)"
@@ -48,28 +48,28 @@ def add_model(parser: Parser, *, required: bool = True) -> None:
         "--tier",
         choices=("auto", "window", "ragged"),
         default="auto",
-        help="layout of the KV cache (default: the fastest that gives this model's own completions)",
+        help="layout of the KV cache (default: the fastest that reproduces this model's completions)",
     )
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions:
-    """Return what the options of :func:`add_model` say."""
+    """Return the values of the options of :func:`add_model`."""
     return ModelOptions(**{field.name: getattr(args, field.name) for field in fields(ModelOptions)})
 
 
 def load(args: argparse.Namespace) -> Any:
-    """Return the model that the options of :func:`add_model` name, loaded."""
+    """Load the model of the options of :func:`add_model`."""
     silence()
     return model_options(args).load()
 
 
 def tier_of(model: Any, args: argparse.Namespace) -> Tier:
-    """Return the tier that the options of :func:`add_model` ask for, checked on the loaded model."""
+    """Return the tier of the options, checked on the loaded model."""
     return model_options(args).tier_of(model)
 
 
 def silence() -> None:
-    """Have transformers print no progress either, if it was asked to be quiet."""
+    """Disable the progress of transformers under --quiet."""
     if is_quiet():
         from ..executor.models.source import require_engine
 

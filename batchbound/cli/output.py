@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, one JSON object for programs, notes on stderr."""
+"""Output of the commands: tables, JSON objects, and notes on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LABELS = {
     "bound_source": "bound by",
     "gap": "gap to the bound",
     "device_hours": "device-hours",
-    "money": "at that price",
+    "money": "cost of the job",
     "utilization": "utilization",
     "prefill_stages": "prefill stages",
     "decode_steps": "decode steps",
@@ -56,56 +56,52 @@ _OF_LENGTHS = (
     "status",
     "stopped_by",
 )
-"""What a plan of known lengths says of them."""
+"""Keys of a summary that need known lengths."""
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
 
 def keep_typed(words: Sequence[str]) -> None:
-    """Keep the words of the command, for a next command that is told to the user."""
+    """Keep the words of the command, to propose a next command."""
     _TYPED.set(tuple(words))
 
 
 def typed_again(option: str) -> str:
-    """Return the command as it was typed, with an option, for a shell."""
+    """Return the typed command with one more option, quoted for a shell."""
     words = [word for word in _TYPED.get() if word != option]
     return shlex.join(["batchbound", *words, option])
 
 
 def be_quiet() -> None:
-    """Leave remarks and progress out from now on; what stops the work is said all the same."""
+    """Print no remarks and progress from now on; errors are still printed."""
     _QUIET.set(True)
 
 
 def is_quiet() -> bool:
-    """Tell whether remarks and progress are left out."""
+    """Return whether remarks and progress are left out."""
     return _QUIET.get()
 
 
 def note(message: str) -> None:
-    """Say something beside the result, on stderr, unless it was asked to be quiet."""
+    """Print a remark on stderr, unless --quiet is given."""
     if not is_quiet():
         warn(message)
 
 
 def warn(message: str) -> None:
-    """Print on stderr a message that is important even with --quiet."""
+    """Print a message on stderr, even with --quiet."""
     say(f"batchbound: {message}", sys.stderr)
 
 
 def fail(message: str) -> int:
-    """Say on stderr that the work failed, and return the exit status for it."""
+    """Print an error on stderr, and return exit status 1."""
     warn(message)
     return 1
 
 
-def whose_seconds(cost_source: Mapping[str, object]) -> str:
-    """
-    Return whose seconds a plan is in, for its first line.
-
-    cost_source: Where its costs come from, as the plan records it.
-    """
+def seconds_basis(cost_source: Mapping[str, object]) -> str:
+    """Return the model and device of a plan's seconds, for its first line."""
     engine = cost_source.get("engine")
     if isinstance(engine, Mapping) and engine:
         return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
@@ -115,7 +111,7 @@ def whose_seconds(cost_source: Mapping[str, object]) -> str:
 
 
 def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
-    """Return what there is to say about a plan, by the names that programs know."""
+    """Return the summary of a plan by JSON key."""
     fleet, expected = plan.fleet, plan.expected
     several = len(fleet.replicas) > 1
     shares = [
@@ -157,7 +153,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
 
 
 def _followed(plan: Plan) -> dict[str, object]:
-    """Return what a plan says of the policy that it follows; nothing without one."""
+    """Return the summary of the policy that a plan follows, or nothing."""
     followed = plan.followed
     if followed is None:
         return {}
@@ -171,7 +167,7 @@ def _followed(plan: Plan) -> dict[str, object]:
 
 
 def bound_of(plan: Plan) -> str | None:
-    """Return which schedules a plan's bound holds for, where a KV capacity lets others evict requests."""
+    """Return the schedules that a plan's bound holds for, as a phrase, or None."""
     if plan.followed is not None:
         return "every schedule, evicting or not"
     limited = any(replica.kv_capacity is not None for replica in plan.fleet.replicas)
@@ -179,11 +175,11 @@ def bound_of(plan: Plan) -> str | None:
 
 
 def _overheads(plan: Plan) -> dict[str, float | None]:
-    """Return the makespan on an engine, with changes of the batch and, on one that pads its rows, padding."""
+    """Return the makespan with the overheads of batch changes and padding."""
     cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
     seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
     measured = plan.provenance.cost_source.get("engine")
-    # On the ragged tier a row is read to its own length, or to that of rows near it.
+    # The ragged tier reads each row to about its own length.
     pads = not (isinstance(measured, Mapping) and measured.get("tier", "ragged") == "ragged")
     counted = pads and cost.decode_per_kv_token > 0
     padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
@@ -194,13 +190,13 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
 
 
 def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
-    """Print a summary on stdout: as one JSON object, or as a table of what is known."""
+    """Print a summary on stdout, as one JSON object or a table."""
     if as_json:
         say(json.dumps(summary))
         return
     if title:
         say(title)
-    # A cap is a limit and no length: nothing is predicted or proven of lengths that nobody knows.
+    # Caps are not lengths: figures that need lengths are left out.
     left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
     labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
     for name, label in labels.items():
@@ -224,6 +220,6 @@ def _shown(name: str, value: object) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Return seconds, from a minute on with h:mm:ss beside."""
+    """Return seconds, from one minute on also as h:mm:ss."""
     text = f"{value:,.3f} s"
     return text if value < 60 else f"{text} ({clock_text(value)})"

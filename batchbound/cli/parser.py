@@ -1,8 +1,8 @@
 """
-The parser of the command line: everyday options first, a mistake costs two lines and proposes the right word.
+Parser of the command line: everyday options first, errors of two lines that propose the right word.
 
-It stands on argparse and, for completion, on shtab. A trial of cyclopts on ``plan`` proposed and completed no
-more, and importing it (60 ms; Typer 50 ms) takes longer than the whole ``--help`` (40 ms).
+It extends argparse, with shtab for completion. cyclopts, tried on ``plan``, proposed and completed no more.
+Its import (60 ms; Typer 50 ms) takes longer than the whole ``--help`` (40 ms).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .streams import escaped
 @dataclass(frozen=True, slots=True)
 class Rule:
     """
-    Options that have no effect in some cases, and are refused there.
+    Options that are refused when they have no effect.
 
-    A case is one of three: none of the options ``without`` is given, one of those ``beside`` is, or ``when``
-    returns true. An option counts as given if its value is not its default.
+    They have none if no option of ``without`` is given, if one of ``conflicts`` is, or if ``when`` returns
+    true. An option counts as given if its value is not its default.
     """
 
     options: tuple[str, ...]
-    """Their names, or with the value that is meant: ``--slots auto``."""
+    """Names of the options, or name and value, as ``--slots auto``."""
 
     without: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
     when: Callable[[argparse.Namespace], object] | None = None
     where: str = ""
-    """Names the case of ``when``; {NAME} stands for the value of that option."""
+    """Description of the case of ``when``; {NAME} is replaced by the value of that option."""
 
     hint: str = ""
 
     def applies(self, parser: Parser, args: argparse.Namespace) -> tuple[str, str] | None:
         """Return the case and the usual hint if these options have no effect, or None."""
-        both = next((name for name in self.beside if parser.is_given(args, name)), None)
+        both = next((name for name in self.conflicts if parser.is_given(args, name)), None)
         if both is not None:
             return f"with {both}", "Leave one of them out."
         if self.without and not any(parser.is_given(args, name) for name in self.without):
@@ -51,10 +51,10 @@ class Rule:
 
 
 class _Declaring(argparse._ActionsContainer):
-    """What takes options: marks those of every day, and notes which others an option needs or excludes."""
+    """Container that marks everyday options, and records what options need or exclude."""
 
     everyday: list[argparse.Action]
-    """Shown by ``--help``; ``--help all`` shows the others, too. Shared by a parser and its groups."""
+    """Options of ``--help``; ``--help all`` shows all. Shared by a parser and its groups."""
 
     rules: list[Rule]
 
@@ -66,14 +66,14 @@ class _Declaring(argparse._ActionsContainer):
         excludes: Sequence[str] = (),
         **how: Any,
     ) -> argparse.Action:
-        """Add an option as argparse does; it has no effect without ``needs`` or with ``excludes``."""
+        """Add an option, which has no effect without ``needs`` or with ``excludes``."""
         action = super().add_argument(*names, **how)
         if everyday:
             self.everyday.append(action)
         if needs:
             self.rules.append(Rule(names[-1:], without=tuple(needs)))
         if excludes:
-            self.rules.append(Rule(names[-1:], beside=tuple(excludes)))
+            self.rules.append(Rule(names[-1:], conflicts=tuple(excludes)))
         return action
 
     def add_argument_group(self, *args: Any, **how: Any) -> Group:
@@ -83,7 +83,7 @@ class _Declaring(argparse._ActionsContainer):
         return group
 
     def add_mutually_exclusive_group(self, **how: Any) -> Exclusive:
-        """Return a new group of options of which one may be given."""
+        """Return a new group of mutually exclusive options."""
         group = Exclusive(self, **how)
         self._mutually_exclusive_groups.append(group)
         return group
@@ -93,7 +93,7 @@ class _Declaring(argparse._ActionsContainer):
 
 
 class Group(_Declaring, argparse._ArgumentGroup):
-    """Options under a title."""
+    """Group of options with a title."""
 
     def __init__(self, container: _Declaring, *args: Any, **how: Any) -> None:
         self._share(container)
@@ -101,7 +101,7 @@ class Group(_Declaring, argparse._ArgumentGroup):
 
 
 class Exclusive(_Declaring, argparse._MutuallyExclusiveGroup):
-    """Options of which one may be given."""
+    """Group of mutually exclusive options."""
 
     def __init__(self, container: _Declaring, **how: Any) -> None:
         self._share(container)
@@ -112,14 +112,14 @@ class Parser(_Declaring, argparse.ArgumentParser):
     """
     An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
 
-    Of an option that is given twice the first value would be lost: it is refused, except where it is made to
-    take several. No word is empty: that is a variable of the shell which is not set.
+    It refuses an option given twice, unless the option takes several values. It refuses empty words, which
+    come from unset shell variables.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.everyday, self.rules = [], []
         self.sections: Mapping[str, Sequence[str]] = {}
-        """Titles of the help's lists of commands, and the commands in each."""
+        """Commands under each title of the help."""
         super().__init__(*args, **{**kwargs, "add_help": False})
         self._given: dict[str, str] = {}
         for name in (None, "store"):
@@ -127,19 +127,19 @@ class Parser(_Declaring, argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_Help, everyday=True)
 
     def names_since(self, first: int = 0, *, but: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the names of the options added since, apart from some by what their values are kept as."""
+        """Return the names of the options from the ``first`` on, ``but`` some dests."""
         left_out = {*but, argparse.SUPPRESS}
         added = [action for action in self._actions[first:] if action.dest not in left_out]
         return tuple(action.option_strings[-1] for action in added if action.option_strings)
 
     def is_given(self, args: argparse.Namespace, option: str) -> bool:
-        """Return whether an option has another value than its default."""
+        """Return whether an option's value differs from its default."""
         action = self._option_string_actions[option]
         value = getattr(args, action.dest)
         return value is not None and value is not False and value != action.default
 
     def refuse_without_effect(self, args: argparse.Namespace) -> None:
-        """Raise InputError if an option is given that has no effect beside the others."""
+        """Raise InputError for an option without effect."""
         from ..data.files.disk import InputError
 
         for rule in self.rules:
@@ -154,7 +154,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
                     chosen.refuse_without_effect(args)
 
     def format_help(self, *, every: bool = False) -> str:
-        """Return the help: of the everyday options, where some are marked so, or of every option."""
+        """Return the help of the everyday options, if any are marked, or of every option."""
         some = not every and len(self.everyday) > 1
         formatter = self._get_formatter()
         words = [_named(action) for action in self._get_positional_actions()]
@@ -180,12 +180,12 @@ class Parser(_Declaring, argparse.ArgumentParser):
         return formatter.format_help()
 
     def _commands(self) -> list[argparse.Action]:
-        """Return a line of help for each command."""
+        """Return the commands as actions, for the help."""
         parents = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
         return [command for parent in parents for command in parent._get_subactions()]
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where help is, and exit with status 2."""
+        """Print the error and the help command, and exit with status 2."""
         choice = re.match(
             r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL
         )
@@ -208,7 +208,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the arguments; an option that there is not is answered with the nearest one there is."""
+        """Return the arguments; for an unknown option propose the nearest one."""
         words = list(sys.argv[1:] if args is None else args)
         unread = next((word for word in words if _is_half(word)), None)
         if unread is not None:
@@ -223,22 +223,22 @@ class Parser(_Declaring, argparse.ArgumentParser):
         option = wrong if wrong.startswith("-") else f"--{wrong}"
         if words[0] == wrong and wrong in ("-v", "--verbose", "--quiet"):
             return chosen.error(f"{wrong} comes after the command's name")
-        said = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
-        return chosen.error(f"{said}{_proposed(option, known)}")
+        wrong_word = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
+        return chosen.error(f"{wrong_word}{_proposed(option, known)}")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Return the arguments and the words that are none."""
+        """Return the arguments and the remaining words."""
         self._given.clear()
         return super().parse_known_args(args, namespace)
 
     def take(self, dest: str, option: str) -> None:
-        """Note that an option was typed; one that has a value already is an error."""
+        """Record a typed option; report an error if it already has a value."""
         before = self._given.get(dest)
         if before is not None:
-            said = "is given twice" if before == option else f"is {before}, which is given as well"
-            self.error(f"{option} {said}; leave one of them out")
+            wrong = "is given twice" if before == option else f"is {before}, which is given as well"
+            self.error(f"{option} {wrong}; leave one of them out")
         self._given[dest] = option
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -247,7 +247,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def chosen(self, words: Sequence[str]) -> Parser:
-        """Return the parser of the command that the words name, or of its own subcommand."""
+        """Return the parser of the command or subcommand that the words name."""
         found = self
         for word in words:
             for action in found._actions:
@@ -257,10 +257,10 @@ class Parser(_Declaring, argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Prints the help of the everyday options, or with the word ``all`` of every option."""
+    """Action that prints the help of the everyday options, or of ``all``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        more = "print this help, or with all that of every option"
+        more = "print this help, or with 'all' the help of every option"
         super().__init__(option_strings, argparse.SUPPRESS, nargs="?", metavar="all", help=more)
 
     def __call__(
@@ -270,14 +270,14 @@ class _Help(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Print the help and end."""
+        """Print the help and exit."""
         assert isinstance(parser, Parser)
         sys.stdout.write(parser.format_help(every=values == "all"))
         parser.exit()
 
 
 class _StoreOnce(argparse._StoreAction):
-    """The value of an option that may be given once."""
+    """Action of an option that may be given once."""
 
     def __call__(
         self,
@@ -293,7 +293,7 @@ class _StoreOnce(argparse._StoreAction):
 
 
 def _is_half(word: str) -> bool:
-    """Return whether a word of the shell has bytes that are no text, which no file of ours can hold."""
+    """Return whether a word has bytes that are not UTF-8."""
     return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
@@ -309,6 +309,6 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def _named(action: argparse.Action) -> str:
-    """Return how the usage writes a word that is no option."""
+    """Return a positional argument as written in the usage."""
     name = action.metavar if isinstance(action.metavar, str) else action.dest
     return f"[{name}]" if action.nargs in ("?", "*") else name

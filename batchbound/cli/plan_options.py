@@ -1,4 +1,4 @@
-"""The further options of ``plan``: replicas, predicted lengths, slots, devices."""
+"""Further options of ``plan``: replicas, predicted lengths, slots, devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .streams import say
 
 DEFAULT_OUTPUT = "plan.json"
 COMPARED_SLOTS = 3
-"""Numbers of slots that are compared when the lengths are uncertain as well."""
+"""Numbers of slots to compare if lengths are uncertain as well."""
 
 
 def add_uncertainty(parser: Parser) -> None:
@@ -41,8 +41,8 @@ def add_uncertainty(parser: Parser) -> None:
         "--length-error",
         metavar="SD|FILE",
         help="error of predicted lengths: the standard deviation of log(predicted / actual), or a CSV file"
-        " with the columns predicted and actual; the plan is then the best over sampled lengths, and"
-        " states an interval",
+        " with columns predicted and actual; the plan is then the best over sampled lengths, with an interval"
+        " of its makespan",
     )
 
 
@@ -53,7 +53,7 @@ def add_fleet(parser: Parser) -> None:
         "--replicas",
         metavar="N|FILE",
         excludes=["--sweep"],
-        help="number of engines to plan for together, or a JSON file that describes each:"
+        help="number of engines of one plan, or a JSON file that describes each:"
         ' {"replicas": [{"count": 2}, {"speed": 0.5, "slots": 16, "kv_capacity": 9000, "busy": 3}]}'
         " (--slots and the other limits are each replica's)",
     )
@@ -61,30 +61,30 @@ def add_fleet(parser: Parser) -> None:
         "--dispatch",
         choices=sorted(RULES),
         needs=["--replicas"],
-        help="rule that shares the requests out: MICO's, Karmarkar and Karp's, Graham's (lpt), in turn or by"
+        help="rule that dispatches requests to replicas: mico, karmarkar-karp, Graham's lpt, round-robin or"
         " hash (default: by the cost of each request and the idle time of the schedules)",
     )
     group.add_argument(
         "--groups",
         choices=("any", "together", "spread"),
         needs=["--replicas", "--sweep"],
-        help="replicas of the completions of one prompt: any, a single one, or as many as there are (default"
-        " any)",
+        help="placement of a prompt's completions: on any replicas, together on one, or spread over as many"
+        " as possible (default any)",
     )
 
 
 def add_rules(parser: Parser) -> None:
-    """Add the cases in which options of ``plan`` have no effect, but for those of engines that mix."""
+    """Add the cases in which options of ``plan`` have no effect."""
     sweeping = "Leave it out, or --sweep, which writes no plan."
     uncertain = "with --replicas and --length-error: queues are compared"
     solver = "with --solver {solver}"
     parser.rules += [
         Rule(
             ("--length-error", "--for", "--work", "--output", "--overwrite"),
-            beside=("--sweep",),
+            conflicts=("--sweep",),
             hint=sweeping,
         ),
-        Rule(("--solver",), beside=("--sweep", "--replicas")),
+        Rule(("--solver",), conflicts=("--sweep", "--replicas")),
         Rule(("--slots auto",), when=lambda args: not args.slots and args.sweep, where="with --sweep"),
         Rule(("--slots auto",), when=lambda args: not args.slots and args.replicas, where="with --replicas"),
         Rule(
@@ -107,7 +107,7 @@ def add_rules(parser: Parser) -> None:
             when=lambda args: args.replicas is not None and args.length_error is not None,
             where=uncertain,
         ),
-        Rule(("--params",), beside=("--replicas", "--length-error", "--sweep", "--for")),
+        Rule(("--params",), conflicts=("--replicas", "--length-error", "--sweep", "--for")),
         Rule(("--params",), when=lambda args: args.solver != DEFAULT_SOLVER, where=solver),
     ]
 
@@ -119,7 +119,7 @@ def _ignores(args: argparse.Namespace, limit: str) -> bool:
 
 
 def add_sweep(parser: Parser) -> None:
-    """Add the options that say what a plan is paid for, and that compare numbers of devices."""
+    """Add the options of prices and of a table of numbers of devices."""
     group = parser.add_argument_group("devices")
     group.add_argument(
         "--price",
@@ -131,13 +131,13 @@ def add_sweep(parser: Parser) -> None:
         "--sweep",
         type=_numbers,
         metavar="N,N,...",
-        help="print a table for these numbers of replicas instead of one plan, each with --slots and its"
-        " halves down to an eighth; the time limit is for all together",
+        help="print a table of plans for these numbers of replicas, each with all, half, a quarter and an"
+        " eighth of --slots, instead of one plan; --time-limit is for the whole table",
     )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return different whole numbers of at least one, for argparse."""
+    """Parse a list of different whole numbers of at least one."""
     numbers = tuple(positive(part) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"{text} names a number twice")
@@ -145,13 +145,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def paid(replicas: int, makespan: float, price: float | None) -> dict[str, object]:
-    """Return device-hours, and what they cost where the price of one is known, by programs' names."""
+    """Return device-hours, and their cost for a price, by JSON key."""
     hours = device_hours(replicas, makespan)
     return {"device_hours": hours, "money": None if price is None else price * hours}
 
 
 def swept(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> list[dict[str, object]]:
-    """Return the table of ``--sweep``, a row for each number of replicas and slots, by programs' names."""
+    """Return the rows of ``--sweep`` by JSON key, one per number of replicas and slots."""
     points = sweep(
         inputs.problem,
         slots_to_try(inputs.problem.slots),
@@ -188,7 +188,7 @@ def show_sweep(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance: Provenance) -> Plan:
-    """Return the plan for these replicas, lengths and slots; PlanningError if none was found."""
+    """Return the plan for the options; PlanningError if none was found."""
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     if args.replicas is not None:
         fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
@@ -232,7 +232,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
 
 
 def _search_params(args: argparse.Namespace) -> SearchParams | None:
-    """Return the parameters of a file, or None without one."""
+    """Return the search parameters of --params, or None."""
     return None if args.params is None else SearchParams.from_file(args.params)
 
 
@@ -240,10 +240,10 @@ def _choose(inputs: Inputs, limits: Limits) -> tuple[SlotTrial, ...]:
     problem, measured = inputs.problem, inputs.cost_source.get("slots_grid")
     if problem.kv_capacity is None:
         raise InputError(
-            "--slots auto needs to know the memory: without it, more slots always look better",
+            "--slots auto needs the KV capacity: without a limit, more slots always look better",
             hint="Give --cost FILE of `batchbound profile`, --kv-capacity TOKENS, or a number of slots.",
         )
-    # Beyond the slots that were measured the costs are not known.
+    # Costs are unknown beyond the measured numbers of slots.
     most = max(measured) if isinstance(measured, list | tuple) and measured else None
     trials = choose_slots(problem, seconds=limits.seconds or 1.0, seed=limits.seed, most=most)
     tried = ", ".join(f"{t.slots} ({t.makespan:,.2f} s)" for t in sorted(trials, key=lambda t: t.slots))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..executor.jobs.plan_clock import Standing
 
 DELAY, BETWEEN, BETWEEN_LINES = 1.0, 0.2, 30.0
-"""Seconds before progress is shown, and between two states of it on a terminal and in a file."""
+"""Seconds before progress is shown, between updates on a terminal, and between lines of a file."""
 
 
 @contextlib.contextmanager
@@ -28,20 +28,20 @@ def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
-    """Yield a function that takes where a run stands in its plan."""
+    """Yield a function that takes the state of a run in its plan."""
     with _shown(begin.planned) as show:
         yield lambda standing: show(standing.done, standing_text(standing))
 
 
 @contextlib.contextmanager
 def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
-    """Yield a function that shows how much of the total is done: as a bar on a terminal, else as lines."""
+    """Yield a function that shows progress, as a bar on a terminal, else as lines."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     console = Console(stderr=True)
     columns = (TaskProgressColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
-    # No thread of its own: the work says often enough where it is.
+    # No refreshing thread: the work reports often enough.
     bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
     task, due = bar.add_task("", total=total), time.monotonic() + DELAY
 
@@ -67,5 +67,5 @@ def standing_text(standing: Standing) -> str:
     """Return the progress of a run, in a line: prompts, speed, time left."""
     done = f"{standing.finished:,}/{standing.requests:,} prompts  {standing.speed:,.0f} tokens/s"
     if not standing.speed:
-        return done  # Nothing is known of the steps yet.
+        return done  # The time left is unknown.
     return f"{done}  {clock_text(standing.left).removeprefix('0:').removeprefix('0')} left"

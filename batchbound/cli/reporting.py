@@ -1,4 +1,4 @@
-"""From a plan and a trace to a report, from a run on servers to a table: what commands have in common."""
+"""Reports of runs that several commands print."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from ..executor.reports.tables import Row
 
 FILE_WIDTH = 120
-"""Columns of a table that goes to a file or a pipe."""
+"""Width in columns of a table in a file or a pipe."""
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
-    """Say on stderr if the plan's cost model is not of the machine and model that ran it."""
+    """Note on stderr that a plan's cost model is of another machine or model."""
     calibrated = calibration_of(plan)
     if calibrated is None:
         name = plan.provenance.cost_source.get("name", "unknown")
         if name == ASSUMED:
-            return  # no seconds were promised
+            return  # assumed costs predict no seconds
         note(
-            f"the plan's cost model ({name}) was not measured on this machine:"
-            " its seconds are not this run's. Measure with `batchbound profile`, then `plan --cost`"
+            f"the plan's cost model ({name}) was not measured on this machine, so its seconds are not this"
+            " run's: measure with `batchbound profile`, then `plan --cost`"
         )
         return
     different = calibrated.differences(trace.engine)
@@ -42,7 +42,7 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
 
 
 def run_line(report: Report) -> str:
-    """Return a run in one line: what the clock says, and, on the clock of its bound, its gap."""
+    """Return a run in one line: its seconds, and its gap if it has a bound."""
     from ..executor.reports.tables import duration, percent
 
     took = duration(report.makespan)
@@ -50,7 +50,7 @@ def run_line(report: Report) -> str:
         "" if report.pace is None else f" ({report.pace:.2f} x the cost model's seconds in the median stage)"
     )
     if report.run_gap is None or report.run_bound is None:
-        return f"in {took}{pace}; nothing is proven of it"
+        return f"in {took}{pace}; it has no bound"
     model, bound = duration(report.model_makespan), duration(report.run_bound)
     gap = percent(report.run_gap, 2)
     return f"in {took}{pace}; {model} by the model, {gap} above the proven bound of {bound}"
@@ -72,17 +72,17 @@ def print_rows(rows: Sequence[Row]) -> None:
 
     from ..executor.reports.tables import Row, rows_table
 
-    # Names and values may quote a file or a server.
+    # Names and values may come from a file or a server.
     shown = [Row(*map(escaped, astuple(row))) for row in rows]
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(shown))
 
 
 def show_server(result: ServerResult, output: str, *, as_json: bool) -> bool:
-    """Print the figures of a run on servers, as JSON or lines; return whether the bound is wrong."""
+    """Print the figures of a run on servers; return whether the bound is wrong."""
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):
-        note(f"{output}: every request had its completion already")
+        note(f"{output}: every request already has its completion")
     if not as_json and (result.finished_before or not len(result.run)):
         return False
     summary = result.figures(note) | {"output": output}
@@ -91,7 +91,7 @@ def show_server(result: ServerResult, output: str, *, as_json: bool) -> bool:
         say(json.dumps(summary))
         return wrong
     before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
-    retried = f", {summary['retries']:,} attempts made again" if summary["retries"] else ""
+    retried = f", {summary['retries']:,} retries" if summary["retries"] else ""
     rate = summary["output_tokens_per_s"]
     speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
     made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
@@ -119,7 +119,7 @@ def _show_counted(summary: Mapping[str, object]) -> None:
             + ("" if broken or not bound else f"  {counted / bound - 1:+.2%} of the bound")
         )
     else:
-        say(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
+        say(f"  {'counted by the server':28s} {'unknown':>9s}  (it has no such counter, or restarted)")
     simulated = summary.get("simulated_iterations")
     for name, value in (simulated if isinstance(simulated, dict) else {}).items():
         say(f"  {'simulated, ' + name:28s} {value:9,d}" + (f"  {value / bound - 1:+.2%}" if bound else ""))
@@ -129,7 +129,7 @@ def _show_counted(summary: Mapping[str, object]) -> None:
 
 
 def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:
-    """Print figures by their titles and names on stdout."""
+    """Print tables of figures on stdout."""
     for title, table in tables.items():
         say(title)
         for name, value in table.items():

@@ -1,4 +1,4 @@
-"""``batchbound run`` of a plan of `batchbound search`: its configuration, carried out."""
+"""``batchbound run`` for the configurations of `batchbound search`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parser import Parser
 
 
 def add_workers(parser: Parser) -> None:
-    """Add the option of a configuration with two workers."""
+    """Add the options for plans of `search`."""
     parser.add_argument(
         "--encode-device",
         metavar="DEVICE",
@@ -22,24 +22,24 @@ def add_workers(parser: Parser) -> None:
     parser.add_argument(
         "--replan",
         metavar="PROFILE",
-        help="layer profile that a plan of `search` was made with: search again with it when the lengths"
-        " drift from those planned for",
+        help="search again when lengths drift from the planned ones, with the layer profile that the plan of"
+        " `search` was made with",
     )
     parser.add_argument(
         "--tensor-parallel",
         type=positive,
         default=1,
         metavar="N",
-        help="processes that share each of the model's layers, for an RRA plan of `search` (default: 1)",
+        help="tensor-parallel processes, for an RRA plan of `search` (default: 1)",
     )
 
 
 def say_reached(configuration: PlannedConfiguration, reached: Reached | None, trace: Trace) -> None:
     """
-    Say what a run reached of what was planned, and whether completions were as long as planned.
+    Note a run's throughput, latency and lengths against the planned ones.
 
-    configuration: That was planned.
-    reached: What came of it; None if the run was too short for a steady state.
+    configuration: Planned configuration.
+    reached: Figures of the run; None if it was too short for a steady state.
     """
     if reached is None:
         note("the run was too short to reach its steady state: nothing to compare with the plan")
@@ -61,7 +61,7 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
 
 
 def _say_speed(reached: Reached) -> None:
-    """Say how fast the machine was, and whether the bound was met."""
+    """Note the machine's speed, and whether the latency bound was met."""
     if reached.slowdown is not None:
         note(f"the machine was {reached.slowdown:.2f} times slower than while it was profiled")
     if reached.latency_bound is not None:

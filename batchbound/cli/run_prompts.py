@@ -90,7 +90,7 @@ def has_prompts(args: argparse.Namespace) -> bool:
     return args.prompt_column is not None or Path(args.plan).is_dir() or holds_requests(args.plan)
 
 
-def planned_beside(args: argparse.Namespace) -> Path:
+def plan_of_prompts(args: argparse.Namespace) -> Path:
     """
     Return the plan of a run's prompts, made now or by an earlier run of the same command.
 

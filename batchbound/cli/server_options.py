@@ -1,4 +1,4 @@
-"""The options of ``run --server``, and the others that have an effect there."""
+"""Options of ``run --server``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "
 _PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 
 ON_SERVERS = (*_OF_SERVERS, *_SHARED, *_PLANNING)
-"""Options of ``run`` that have an effect on servers; its others are for our own engine."""
+"""Options of ``run`` for servers; the others are for batchbound's own engine."""
 
 
 def add_server(parser: Parser) -> None:
-    """Add the options that send a job to servers instead of a model of our own."""
+    """Add the options that send a job to servers."""
     group = parser.add_argument_group(
         "server",
-        "send the requests to a server that speaks OpenAI's protocol (vLLM, SGLang, llama.cpp, ...), in the"
-        " plan's order; PLAN may then be a batch file, and --model renames the model in every request",
+        "Send the requests to a server with OpenAI's API (vLLM, SGLang, llama.cpp, ...), in the plan's order."
+        " PLAN may then be a batch file, and --model replaces the model's name in every request.",
     )
     group.add_argument(
         "--server",
@@ -40,21 +40,21 @@ def add_server(parser: Parser) -> None:
         needs=["--server"],
         type=positive,
         metavar="N",
-        help="completions in flight on each server (default: the slots and an eighth more, 4 at least; up to"
-        " four times as many if its queue runs empty)",
+        help="completions in flight on each server (default: the slots and an eighth more, at least 4; raised"
+        " up to fourfold if its queue runs empty)",
     )
     group.add_argument(
         "--order",
         needs=["--server"],
         choices=get_args(Order),
-        help="order of the requests: auto takes the one of fewest simulated iterations (default: auto)",
+        help="order of the requests; auto: the order of fewest simulated iterations (default: auto)",
     )
     group.add_argument(
         "--batched-tokens",
         needs=["--server"],
         type=positive,
         metavar="N",
-        help="most tokens of an iteration, vLLM's --max-num-batched-tokens (default: 2048 in the simulation,"
+        help="maximum tokens per iteration, vLLM's --max-num-batched-tokens (default: 2048 in the simulation,"
         " no limit in the bound)",
     )
     group.add_argument(
@@ -62,34 +62,34 @@ def add_server(parser: Parser) -> None:
         needs=["--server"],
         type=seconds,
         metavar="S",
-        help="most seconds of a request (default: 3600)",
+        help="time limit of a request in seconds (default: 3600)",
     )
     group.add_argument(
         "--attempts",
         needs=["--server"],
         type=positive,
         metavar="N",
-        help="attempts at a request that the server refuses as busy or fails with a 5xx (default: 8)",
+        help="attempts at a request if the server is busy or fails with a 5xx (default: 8)",
     )
     group.add_argument(
         "--outage",
         needs=["--server"],
         type=seconds,
         metavar="S",
-        help="seconds without a reachable server after which the run stops (default: 600)",
+        help="seconds without a reachable server until the run stops (default: 600)",
     )
     group.add_argument(
         "--deadline",
         needs=["--server"],
         type=seconds,
         metavar="S",
-        help="seconds after which the run ends with what is finished; the rest is marked batch_expired",
+        help="seconds until the run ends; unfinished requests are marked batch_expired",
     )
     group.add_argument(
         "--body",
         needs=["--server"],
         metavar="FILE",
-        help="JSON object with fields for every request body that lacks them",
+        help="JSON object of fields to add to request bodies that lack them",
     )
 
 

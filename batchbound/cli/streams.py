@@ -1,4 +1,4 @@
-"""Standard output and standard error: closed, full, with few letters, and safe from control characters."""
+"""Safe standard output and error: closed, full or limited streams, control characters."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import textwrap
 from typing import TextIO
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
-"""All that moves the cursor, colours, or reorders letters, but for the line feed and the tab."""
+"""Control characters, which may move the cursor or reorder letters, except line feed and tab."""
 
 
 def escaped(text: str) -> str:
-    """Return a text with its control characters as escapes: it may quote a server, a table or a file."""
+    """Escape control characters in a text from a server or a file."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a text on stdout or another stream; long lines on a terminal break between words."""
+    """Print a text on a stream; on a terminal, wrap long lines."""
     stream = sys.stdout if stream is None else stream
     text = escaped(text)
     if stream is sys.stderr and stream.isatty():
@@ -35,18 +35,18 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Drop the output to a closed stream, and escape letters that a stream cannot print."""
+    """Discard output to closed streams, and escape letters that a stream cannot print."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # Else a file that is opened later would get the stream's number, and what libraries print.
+            # Otherwise a file opened later gets the stream's number, and the output of libraries.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 
 def output_lost(error: OSError) -> bool:
-    """Return whether an error is of a standard stream, as it names no file; drop the rest of the output."""
+    """Return whether an error comes from a standard stream; if so, discard further output."""
     from ..data.files.disk import WriteError
 
     if error.filename is not None or error.errno not in (*WriteError.FULL, errno.EPIPE):

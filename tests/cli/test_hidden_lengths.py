@@ -172,7 +172,7 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
         (["--swap", "1e-5"], "--swap has no effect without --hidden-lengths"),
         (["--steps", "step", "--ahead", "0.5"], "--steps has no effect without --hidden-lengths"),
         (["--hidden-lengths", "--keep", "2"], "--keep has no effect without --steps"),
-        (["--hidden-lengths", "--policy", "lpt"], "--policy lpt goes by lengths"),
+        (["--hidden-lengths", "--policy", "lpt"], "--policy lpt needs lengths"),
         (["--hidden-lengths", "--policy", "fcfs", "--swap", "1"], "--swap has no effect on the policy fcfs"),
         (["--hidden-lengths", "--steps", "no"], "has no column 'no'"),
         (["--hidden-lengths", "--steps", "step", "--keep", "4"], "it has no effect"),

@@ -158,7 +158,7 @@ def test_nothing_is_saved_where_no_seconds_are_fitted(
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("input_tokens,output_tokens\n3,4\n")
     words = ["audit", str(lengths), "--slots", "1", "--save-cost", str(tmp_path / "cost.json")]
-    assert "no seconds of an iteration were fitted" in said_by(capsys, words, 2)
+    assert "no cost of an iteration was fitted" in said_by(capsys, words, 2)
     assert not (tmp_path / "cost.json").exists()
 
 
@@ -173,7 +173,7 @@ def test_nothing_is_saved_where_no_seconds_are_fitted(
         (["--threads", "2"], "--threads has no effect"),
         (["--tokenizer", "bytes", "--model", "tiny:llama"], "--model has no effect with --tokenizer"),
         (["--token-budget", "1"], "1 tokens an iteration are fewer than 2 slots"),
-        (["--price", "2"], "Say what an iteration costs"),
+        (["--price", "2"], "Give the cost of an iteration"),
         (["--cost", "nowhere.json"], "no such cost of an iteration"),
         (["--max-position", "20"], "beyond --max-position 20"),
         (["--kv-capacity", "30"], "a request needs"),
@@ -204,7 +204,7 @@ def test_replicas_of_another_speed_are_refused(tmp_path: Path, capsys: pytest.Ca
     words = ["plan", str(batch), "--for", "vllm", "--slots", "2", "--replicas", str(replicas)]
     words += ["-o", str(tmp_path / "plan.json"), "--overwrite"]
     replicas.write_text(json.dumps({"replicas": [{"count": 2}, {"speed": 2}]}))
-    assert "another speed" in said_by(capsys, words, 2)
+    assert "do not depend on the speed" in said_by(capsys, words, 2)
     replicas.write_text(json.dumps({"replicas": [{"slots": 1}, {"slots": 3, "kv_capacity": 640}]}))
     assert main(words) == 0
     shares = IterationPlan.load(tmp_path / "plan.json").shares

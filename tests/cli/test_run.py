@@ -469,7 +469,7 @@ def test_slots_are_chosen_by_the_cost_file_alone_within_what_it_measured(
     # Two layers of two heads of 16 numbers, keys and values, four bytes each.
     assert measured.kv_token_bytes == 2 * 2 * 16 * 2 * 4
     assert f"{measured.kv_tokens:,} tokens fit" in said
-    assert "on a job it was not fitted to" in said
+    assert "on a held-out job" in said
     write_prompts(tmp_path / "prompts.jsonl", count=30, longest=9)
     words = ["plan", "prompts.jsonl", "--model", "tiny:llama", "--cost", "cost.json", "--time-limit", "0.2"]
     assert main([*words, "--slots", "auto"]) == 0

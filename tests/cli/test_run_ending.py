@@ -192,10 +192,8 @@ def test_a_run_that_stops_before_it_has_begun_says_why_in_a_line(
     monkeypatch.setattr("batchbound.cli.commands.run.run_plan", fails)
     assert main(command(planned[0], tmp_path)) == 1
     said = capsys.readouterr().err
-    assert (
-        said
-        == "batchbound: stopped: the device failed\nbatchbound: it had not begun; the same command goes on\n"
-    )
+    begin = "it had not begun; the same command starts it"
+    assert said == f"batchbound: stopped: the device failed\nbatchbound: {begin}\n"
 
 
 def test_a_ray_that_does_not_start_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

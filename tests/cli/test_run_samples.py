@@ -198,7 +198,7 @@ def test_what_is_kept_is_taken_from_the_kv_capacity(
     assert main([*words, *limits, "85"]) == 2
     said = capsys.readouterr().err
     assert "more than kv_capacity = 5" in said
-    assert "what --prefix-cache leaves of 90" in said
+    assert "the rest of 90 after --prefix-cache" in said
     assert "raise --kv-capacity, lower --prefix-cache" in said
 
 

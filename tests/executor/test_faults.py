@@ -218,7 +218,7 @@ def test_a_run_that_is_asked_to_end_says_how_to_go_on_and_loses_nothing(tmp_path
         assert process.stderr is not None
         said = process.stderr.read()
     assert "SIGTERM" in said
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     kept = len(journal.read_bytes().splitlines()) - 1
     assert kept >= 1
     assert f"{kept} finished completions" in said
@@ -272,7 +272,7 @@ FAULTS = {
     "a full disk": (
         "pass",
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))",
-        "the same command goes on",
+        "the same command resumes",
         1,
     ),
     "a model whose code fails": (

@@ -306,7 +306,7 @@ def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
     why = "the system asked the process to end (SIGTERM)" if not stopped else f"no stage ended for {stall} s"
     assert f"stopped: {why}" in said
     kept = journal.read_text().count("\n") - 1
-    assert f"{kept} finished completions are in answers.jsonl.journal; the same command goes on" in said
+    assert f"{kept} finished completions are in answers.jsonl.journal; the same command resumes" in said
 
 
 def descendants(pid: int) -> list[Path]:

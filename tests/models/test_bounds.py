@@ -306,7 +306,7 @@ def test_the_bound_command_lists_what_a_checker_proves_the_strongest_first(
     assert main(["bound", "table3:1:60", "--slots", "20"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].endswith(valid[0].source)
-    assert "NOT a bound" in printed[-3]
+    assert "NOT a valid bound" in printed[-3]
 
 
 def test_a_bound_without_levels_is_refused() -> None:

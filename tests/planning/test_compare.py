@@ -281,7 +281,7 @@ def test_the_command_says_why_a_solver_has_nothing(capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         (["--solvers", "magic"], "there is no solver 'magic'"),
-        (["--profile", "profile.txt"], "profile.txt: is no kind of image"),
+        (["--profile", "profile.txt"], "profile.txt: is not an image file"),
     ],
 )
 def test_wrong_options_are_refused(

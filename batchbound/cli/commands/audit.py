@@ -1,4 +1,4 @@
-"""``batchbound audit``: what a finished run of a server lost, against what is proven."""
+"""``batchbound audit``: losses of a finished server run, by cause, against a proven bound."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def configure(parser: Parser) -> None:
         help="a trace of `batchbound run --server`; vLLM's output with --enable-logging-iteration-details;"
         " the folder of a measured vLLM run (meta.json, requests.jsonl); times of requests (CSV with id,"
         " prompt_tokens, completion_tokens, start, first, last, or a batch's output with vLLM's metrics);"
-        " or a table of lengths that came out",
+        " or a table of the actual lengths",
     )
     parser.add_argument(
         "--slots",
         everyday=True,
         type=slot_count,
         metavar="N",
-        help="slots of the server, max_num_seqs (default: as RUN says)",
+        help="slots of the server, max_num_seqs (default: as in RUN)",
     )
     parser.add_argument(
         "--batched-tokens",
         everyday=True,
         type=positive,
         metavar="N",
-        help="most tokens of an iteration, max_num_batched_tokens (default: as RUN says, else 2048 in the"
+        help="maximum tokens per iteration, max_num_batched_tokens (default: as in RUN, else 2048 in the"
         " simulation and no limit in the bound)",
     )
     parser.add_argument(
-        "--kv-tokens", type=positive, metavar="N", help="KV capacity in tokens (default: as RUN says)"
+        "--kv-tokens", type=positive, metavar="N", help="KV capacity in tokens (default: as in RUN)"
     )
     parser.add_argument(
         "--block-tokens",
         type=positive,
         metavar="N",
-        help="tokens of a block of KV cache (default: as RUN says, else 16 simulated, 1 in the bound)",
+        help="tokens per block of KV cache (default: as in RUN, else 16 simulated, 1 in the bound)",
     )
     parser.add_argument(
         "--iterations",
         type=_span,
         metavar="FIRST:LAST",
-        help="iterations of one job in a log of several, counted from 0 (default: all)",
+        help="iterations to audit, counted from 0, if the log has several jobs (default: all)",
     )
     parser.add_argument(
         "--profile",
         metavar="PATH",
-        help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
+        help="layer profile of the device of a measured vLLM run; adds the bound and the losses in seconds",
     )
     parser.add_argument(
         "--html", metavar="FILE", everyday=True, help="draw the audit on one page for a browser"
@@ -68,7 +68,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--save-cost",
         metavar="FILE",
-        help="write the seconds of an iteration, as fitted to the run, for `plan --for ENGINE --cost FILE`",
+        help="write the cost of an iteration, fitted to the run, for `plan --for ENGINE --cost FILE`",
     )
     parser.add_argument(
         "--overwrite",
@@ -83,7 +83,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the run, and print the bound and what each cause cost beyond it."""
+    """Read the run, and print the bound and the loss by cause."""
     check_outputs(args, "html", "save_cost")
     found = audit(
         args.run_path,
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_cost is not None:
         if found.rates is None:
             hint = "Leave out --save-cost" + (" or --profile." if args.profile else ".")
-            raise InputError("no seconds of an iteration were fitted", file=args.run_path, hint=hint)
+            raise InputError("no cost of an iteration was fitted", file=args.run_path, hint=hint)
         found.rates.save(args.save_cost)
         note(f"wrote {args.save_cost}: plan with `batchbound plan FILE --for ENGINE --cost {args.save_cost}`")
     if args.json:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _span(text: str) -> tuple[int, int]:
-    """Return the first and last number of a range, for argparse."""
+    """Parse ``FIRST:LAST``."""
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two whole numbers in order")

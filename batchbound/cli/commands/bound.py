@@ -26,7 +26,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every bound, the strongest valid one first, the paper's printed formula last."""
+    """Print every bound, strongest valid one first, the paper's printed formula last."""
     problem = read_inputs(args, keep_arrivals=False).problem
     valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
     by_source = {bound.source: bound for bound in valid}
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         say(json.dumps([plain(bound) for bound in bounds]))
         return 0
     for bound in bounds:
-        doubt = "" if bound.valid else " (NOT a bound in general: shown for comparison)"
+        doubt = "" if bound.valid else " (NOT a valid bound in general: for comparison only)"
         say(f"{bound.seconds:14.6f} s  {bound.source}{doubt}")
         for name, seconds in bound.terms.items():
             say(f"{seconds:14.6f} s    {name}")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _printed(problem: Problem) -> Bound:
-    """Return the paper's formula with one prefill level: the longest stage that the problem allows."""
+    """Return the paper's formula with one prefill level, the longest stage possible."""
     prompts = problem.prompt_tokens
     tokens = problem.prefill_token_cap or max(1, int(prompts.sum()) * problem.slots // len(prompts))
     packing = solve_partition(problem.decode_steps, problem.slots)

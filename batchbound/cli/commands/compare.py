@@ -1,4 +1,4 @@
-"""``batchbound compare``: solvers and policies side by side on the same instances."""
+"""``batchbound compare``: run solvers and policies on the same instances."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_SECONDS = 10.0
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
 
 _LIMITS = {"--time-limit": "seconds", "--work": "work", "--seed": "seed", "--threads": "threads"}
-"""Options of limits, by the fields that they become."""
+"""Options of limits, with their fields of :class:`Limits`."""
 
 OUTPUTS = ("csv", "markdown", "profile", "over_time")
 """Options that name a file to write."""
@@ -46,8 +46,8 @@ def configure(parser: Parser) -> None:
         action="append",
         metavar="NAME",
         everyday=True,
-        help="instead of files: the instances of a suite of the library, each with the best schedule and"
-        f" certified bound known ({', '.join(suites())}); may be repeated",
+        help="instances of a suite of the library instead of files, each with its best known schedule and"
+        f" certified bound ({', '.join(suites())}); may be repeated",
     )
     parser.add_argument(
         "more",
@@ -61,17 +61,17 @@ def configure(parser: Parser) -> None:
         default=",".join(DEFAULT_SOLVERS),
         metavar="NAME,NAME",
         everyday=True,
-        help="solvers, of " + ", ".join(known_solvers()) + " (default %(default)s)",
+        help="solvers to compare: " + ", ".join(known_solvers()) + " (default %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
         everyday=True,
-        help=f"time of each solver in seconds (default {DEFAULT_SECONDS:g}, none with --work)",
+        help=f"time limit of each solver in seconds (default {DEFAULT_SECONDS:g}, none with --work)",
     )
     parser.add_argument(
-        "--work", type=positive, metavar="N", help="limit of each solver in steps, as of plan"
+        "--work", type=positive, metavar="N", help="limit of each solver in steps, as in `plan`"
     )
     parser.add_argument(
         "--seed", type=random_seed, default=0, help="seed of random choices (default %(default)s)"
@@ -97,7 +97,7 @@ def configure(parser: Parser) -> None:
     )
     own = "The library's instances have limits and costs of their own."
     parser.rules += [
-        Rule(problem, beside=("--suite",), hint=own),
+        Rule(problem, conflicts=("--suite",), hint=own),
         Rule(problem, when=_are_linear, where="on linear models"),
         *(
             Rule((option,), when=partial(_ignored, field), where="on {solvers}")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.profile, args.over_time):
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InputError(
-                "is no kind of image we write", file=path, hint="Name a .png, .svg or .pdf file."
+                "is not an image file that can be written", file=path, hint="Name a .png, .svg or .pdf file."
             )
     solvers = args.solvers.split(",")
     instances = _instances(args)
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _solver_names(text: str) -> str:
-    """Return known names of solvers, each once, for argparse."""
+    """Parse a list of known solver names, each once."""
     names = list(dict.fromkeys(text.split(",")))
     unknown = next((name for name in names if name not in known_solvers()), None)
     if unknown is not None:
@@ -136,17 +136,17 @@ def _solver_names(text: str) -> str:
 
 
 def _ignored(limit: str, args: argparse.Namespace) -> bool:
-    """Return whether none of the solvers has a use for a limit."""
+    """Return whether every solver ignores a limit."""
     return not any(limit in limits_heeded_by(name) for name in args.solvers.split(","))
 
 
 def _are_linear(args: argparse.Namespace) -> bool:
-    """Return whether there are files, and all of them are linear models."""
+    """Return whether all files are linear models, and there are any."""
     return args.workload is not None and all(_is_linear(name) for name in (args.workload, *args.more))
 
 
 def _report(row: Measurement) -> None:
-    """Print on stderr that a solver has ended, and why if it found nothing."""
+    """Note a solver's end on stderr, and its message."""
     note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
 
 

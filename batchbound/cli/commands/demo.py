@@ -1,4 +1,4 @@
-"""``batchbound demo``: the whole path on bundled prompts and a small model, in under a minute."""
+"""``batchbound demo``: plan and run bundled prompts on a small model, in under a minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..streams import say
 
 MODEL = "tiny:speller"
 SHOWN = 4
-"""Completions printed."""
+"""Number of completions to print."""
 
 
 def configure(parser: Parser) -> None:
@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the prompts by the command that a user would type, and show some completions."""
+    """Run the prompts with `batchbound run`, and print some completions."""
     from .. import main
 
     folder = Path(args.output)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_pairs(prompts: str, answers: str) -> list[tuple[str, str]]:
-    """Return each prompt of a batch with one message, and its completion, in the order of the file."""
+    """Return pairs of prompt and completion, in the order of the batch file."""
     told = {}
     for line in Path(answers).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

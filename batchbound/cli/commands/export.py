@@ -1,4 +1,4 @@
-"""``batchbound export``: a linear model of a workload as an MPS file, for any solver."""
+"""``batchbound export``: write a linear model of a workload as MPS, for any solver."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
     refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     problem = read_inputs(args, keep_arrivals=False).problem
     try:
-        # PuLP's reader knows no constant of an objective.
+        # PuLP's reader ignores the constant of an objective.
         model = MODELS[args.formulation](problem).with_offset_as_column()
     except UnsupportedProblemError as error:
-        hint = "Export another formulation, fewer requests or slots, or a job without that."
+        hint = "Export another formulation, or fewer requests or slots, or drop that option."
         raise InputError(str(error), where=f"--formulation {args.formulation}", hint=hint) from None
     write_mps(model, args.output)
     rows, columns = model.matrix.shape

@@ -1,4 +1,4 @@
-"""``batchbound plan``: requests in, a checked schedule with its bound out."""
+"""``batchbound plan``: make a checked schedule with a lower bound."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ..inputs import (
     seconds,
 )
 from ..interrupts import terminating
-from ..iteration_plan import add_mixing, plan_for_engine, written_beside
-from ..output import fail, note, plan_summary, show, whose_seconds
+from ..iteration_plan import add_mixing, engine_files, plan_for_engine
+from ..output import fail, note, plan_summary, seconds_basis, show
 from ..parser import Parser
 from ..plan_options import (
     DEFAULT_OUTPUT,
@@ -56,7 +56,7 @@ def configure(parser: Parser) -> None:
         "--solver",
         choices=sorted(SOLVERS),
         default=DEFAULT_SOLVER,
-        help="method that makes the schedule (default %(default)s)",
+        help="solver that makes the schedule (default %(default)s)",
     )
     group.add_argument(
         "--time-limit",
@@ -68,8 +68,7 @@ def configure(parser: Parser) -> None:
         "--work",
         type=positive,
         metavar="N",
-        help="limit of the search in steps: with it instead of a time limit, the same seed gives the same"
-        " schedule",
+        help="search limit in steps; unlike a time limit, it gives the same schedule for the same seed",
     )
     group.add_argument(
         "--seed",
@@ -81,7 +80,7 @@ def configure(parser: Parser) -> None:
         "--threads",
         type=positive,
         default=1,
-        help="threads of another library's solver (default %(default)s)",
+        help="threads of an external solver (default %(default)s)",
     )
     group.add_argument("--params", metavar="FILE", help="TOML file of search parameters: phases and shares")
     add_sweep(parser)
@@ -102,18 +101,18 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the plan, write it, and say what it is worth."""
+    """Make the plan, write it, and print its summary."""
     begun = time.perf_counter()
     if args.sweep is None:
         if not args.overwrite and args.engine is None and can_be_made_again(args.output):
-            note(f"{args.output}: the plan of before is replaced")
+            note(f"{args.output}: replacing the earlier plan")
             args.overwrite = True
-        refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
+        refuse_outputs([args.output, *engine_files(args)], args.overwrite, named_files(args, "output"))
     if args.engine is not None:
         return plan_for_engine(args, _limits(args), begun)
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
-        note("arrival times are left aside: a plan has every request at the start")
+        note("arrival times are ignored: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
@@ -132,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.seconds, args.price)
     _note_limitations(plan)
-    title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
+    title = f"{args.output}: {_what(plan)}, {seconds_basis(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
         return 0
@@ -141,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note_missing(solver: str) -> None:
-    """Say on stderr which parts of the search are not installed."""
+    """Note on stderr which parts of the search are not installed."""
     if solver != DEFAULT_SOLVER:
         return
     if not can_round():
@@ -156,21 +155,21 @@ def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
     if args.json:
         say(json.dumps({"sweep": rows}))
         return 0
-    say(f"{len(inputs.problem):,} requests, {whose_seconds(inputs.cost_source)}")
+    say(f"{len(inputs.problem):,} requests, {seconds_basis(inputs.cost_source)}")
     show_sweep(rows)
     return 0
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    """Return when to stop; without any limit given, after the default seconds."""
+    """Return the limits; without any option, the default seconds."""
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
 
 
 def _note_limitations(plan: Plan) -> None:
-    """Say what a plan suffers from: no compiled search, a solver's message, costs that were not measured."""
+    """Note a missing compiled search, a solver's message, and extrapolated costs."""
     if plan.maker.solver == DEFAULT_SOLVER and compiled_core() is None:
-        note("no compiled search is installed: install batchbound again where there is a C++ compiler")
+        note("no compiled search is installed: install a C++ compiler, then batchbound again")
     if plan.followed is not None:
         note(
             f"the plan follows {plan.followed.policy}, which evicts {plan.followed.evictions:,} requests and"
@@ -183,7 +182,7 @@ def _note_limitations(plan: Plan) -> None:
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:
-    """Return where a plan leaves the grid that its cost model was measured on."""
+    """Return where a plan leaves the grid of its cost model's measurements."""
     calibrated, fleet = calibration_of(plan), plan.fleet
     if calibrated is None:
         return ()

@@ -1,4 +1,4 @@
-"""``batchbound predict``: completion lengths learnt from past completions, with their measured error."""
+"""``batchbound predict``: predict completion lengths from past ones, with measured error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _METHODS = ("constant", "group-mean", "quantile", "encoder")
 def configure(parser: Parser) -> None:
     """Add the options of the command."""
     tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
-    train = tasks.add_parser("train", help="learn from past completions, and measure the error on others")
+    train = tasks.add_parser(
+        "train", help="train on past completions, and measure the error on held-out ones"
+    )
     _add_answers(train)
     train.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the predictor")
     train.add_argument("--overwrite", action="store_true", help="replace the predictor if it exists")
@@ -33,7 +35,7 @@ def configure(parser: Parser) -> None:
         "--method",
         choices=_METHODS,
         default="quantile",
-        help="method: constant; group-mean, of earlier completions of the same prompt; quantile, a regression"
+        help="method: constant; group-mean over earlier completions of the same prompt; quantile regression"
         " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
     )
     train.add_argument(
@@ -43,7 +45,7 @@ def configure(parser: Parser) -> None:
         Rule(("--encoder",), when=lambda args: args.method != "encoder", where="with --method {method}")
     )
     train.add_argument("--seed", type=random_seed, default=0, help="seed of training (default %(default)s)")
-    refresh = tasks.add_parser("refresh", help="train a predictor again on its completions and on new ones")
+    refresh = tasks.add_parser("refresh", help="retrain a predictor on its completions and new ones")
     refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
     _add_answers(refresh)
     refresh.add_argument("--seed", type=random_seed, default=0, help="seed of training (default %(default)s)")
@@ -64,7 +66,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the task."""
+    """Run the task."""
     tasks = {"train": _train, "refresh": _refresh, "eval": _evaluate, "apply": _apply}
     return tasks[args.task](args)
 
@@ -74,7 +76,7 @@ def _add_answers(parser: Parser) -> None:
         "files",
         nargs="+",
         metavar="PROMPTS COMPLETIONS",
-        help="an OpenAI batch file and the output file of its completions; further pairs may follow",
+        help="pairs of an OpenAI batch file and the output file of its completions",
     )
 
 
@@ -155,7 +157,7 @@ def _examples(args: argparse.Namespace) -> Examples:
         raise InputError(message, hint="Give PROMPTS ANSWERS, and further pairs.")
     parts = []
     pairs = zip(files[::2], files[1::2], strict=True)
-    # A pair that is named again would be in training and among what is held out.
+    # A pair named twice would be both trained on and held out.
     for prompts, answers in {tuple(map(os.path.realpath, pair)): pair for pair in pairs}.values():
         records, lengths = read_batch(prompts), read_answer_lengths(answers)
         if not any(record.custom_id in lengths for record in records):

@@ -1,4 +1,4 @@
-"""``batchbound profile``: measure a model on this machine, as whole stages or layer by layer."""
+"""``batchbound profile``: measure a model on this machine, by stage or by layer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PROMPT = 512
-"""Tokens of the longest prompt to measure if the user does not say."""
+"""Default length of the longest prompt to measure, in tokens."""
 
 
 def configure(parser: Parser) -> None:
@@ -53,18 +53,18 @@ def configure(parser: Parser) -> None:
         type=slot_count,
         default=DEFAULT_SLOTS,
         everyday=True,
-        help="most slots to measure (default %(default)s)",
+        help="maximum number of slots to measure (default %(default)s)",
     )
     parser.add_argument(
         "--prompt-tokens",
         type=positive,
         metavar="TOKENS",
         everyday=True,
-        help=f"longest prompt to measure (default {DEFAULT_PROMPT}, or what the model's positions leave room"
-        " for)",
+        help=f"longest prompt to measure (default {DEFAULT_PROMPT}, or as many as the model's positions"
+        " allow)",
     )
     parser.add_argument(
-        "--points", type=positive, default=5, help="points along each side of the grid (default %(default)s)"
+        "--points", type=positive, default=5, help="points along each axis of the grid (default %(default)s)"
     )
     parser.add_argument(
         "--repeats", type=positive, default=3, help="measurements of each point (default %(default)s)"
@@ -73,13 +73,13 @@ def configure(parser: Parser) -> None:
         "--layers",
         action="store_true",
         everyday=True,
-        help="measure layers, attention apart from the rest, for `batchbound search --profile`",
+        help="measure each layer, attention separately, for `batchbound search --profile`",
     )
     parser.add_argument(
         "--pinned",
         action="store_true",
         needs=["--layers"],
-        help="with --layers: measure as `run --pinned` runs the model",
+        help="with --layers: measure for runs with `run --pinned`",
     )
     parser.add_argument(
         "--encode-device",
@@ -103,12 +103,12 @@ def configure(parser: Parser) -> None:
         "--extend",
         action="store_true",
         needs=["--layers"],
-        help="with --layers: keep the points of the output's profile, and measure the others of the grid",
+        help="with --layers: keep the points of an existing profile, and measure only the missing ones",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
+    """Measure the model, and write a fitted cost model or a layer profile."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
@@ -142,12 +142,12 @@ def run(args: argparse.Namespace) -> int:
     say(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
     say(
         f"  KV cache       {calibrated.kv_token_bytes:,.0f} bytes/token,"
-        f" {calibrated.kv_tokens:,} tokens fit beside the weights"
+        f" {calibrated.kv_tokens:,} tokens fit with the weights"
     )
     beyond = calibrated.held_out
     if beyond is not None:
         say(
-            f"  on a job it was not fitted to: {beyond.makespan:+.1%} of all seconds,"
+            f"  on a held-out job: {beyond.makespan:+.1%} of all seconds,"
             f" mean error of a stage {beyond.prefill_mape:.1%}, of a step {beyond.decode_mape:.1%}"
         )
     return 0
@@ -159,15 +159,15 @@ def _check_positions(args: argparse.Namespace) -> None:
     limit = positions_of(args.model)
     if limit is not None and args.prompt_tokens is not None and args.prompt_tokens > limit:
         what = f"--prompt-tokens {args.prompt_tokens:,} is beyond the {limit:,} positions of {args.model}"
-        raise InputError(what, hint="Give less, or leave it out.")
+        raise InputError(what, hint="Lower it, or leave it out.")
 
 
 def _say_shorter(args: argparse.Namespace, longest: int) -> None:
-    """Say on stderr if the prompts measured are shorter than was asked for."""
+    """Note on stderr if the measured prompts are shorter than --prompt-tokens."""
     if args.prompt_tokens is not None and longest < args.prompt_tokens:
         note(
-            f"batches are measured with prompts of up to {longest:,} tokens on average, not"
-            f" {args.prompt_tokens:,}: some are longer, and completions follow within the model's positions"
+            f"batches have prompts of up to {longest:,} tokens on average, not {args.prompt_tokens:,}: longer"
+            " prompts and their completions must fit the model's positions"
         )
 
 
@@ -188,7 +188,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     tier = tier_of(model, args)
     worker = _worker(model, tier, args)
     limit = position_limit(model.config)
-    # The lengths of a batch spread around their mean, the longest to some 2.3 times it.
+    # The longest prompt of a batch is about 2.3 times the mean.
     longest = args.prompt_tokens or DEFAULT_PROMPT
     longest = longest if limit is None else min(longest, int((limit - 32) / 2.3))
     _say_shorter(args, longest)
@@ -213,7 +213,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     }
     with Journal(points_path, identity) as journal, _keeping(model, args, output.parent) as keep:
         if journal.finished:
-            note(f"{points_path}: going on after {len(journal.finished)} measurements")
+            note(f"{points_path}: continuing after {len(journal.finished)} measurements")
         total = measured.measurements(paired=worker is not None)
         with progress(total, "measurements") as advance:
             profile = profile_layers(
@@ -235,7 +235,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 
 @contextmanager
 def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
-    """Yield what puts a completion on disk as a run does; what it wrote is gone afterwards."""
+    """Yield a function that writes a completion to a temporary file, as a run does."""
     from ...executor.jobs.job import answer_of
     from ...executor.jobs.journal import Journal
     from ...executor.models.source import ModelLoadError
@@ -244,7 +244,7 @@ def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Cal
     try:
         tokenizer = load_tokenizer(args.model)
     except ModelLoadError:
-        # Bytes take about as long to write: a model may come without a tokenizer.
+        # A model may lack a tokenizer; bytes take about as long to write.
         tokenizer = load_tokenizer("bytes")
     record = Prompts.random(Workload.from_lengths([1], [1]), 1, seed=0).records[0]
     ends = None if args.pinned else end_tokens(model, tokenizer)
@@ -258,7 +258,7 @@ def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Cal
 
 
 def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:
-    """Return what a second worker loads; None if there is none."""
+    """Return the engine of a second worker, or None without one."""
     import torch
 
     from ...executor.processes.engine_spec import EngineSpec
@@ -268,7 +268,7 @@ def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | No
         others = [index for index in range(torch.cuda.device_count()) if index != model.device.index]
         device = f"cuda:{others[0]}" if others else "none"
         if not others:
-            note("there is no other GPU: what two workers cost each other (WAA) is not measured")
+            note("there is no other GPU: the interference of two workers (WAA) is not measured")
     if device == "none":
         return None
     return EngineSpec(
@@ -283,7 +283,7 @@ def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | No
 
 
 def _layer_table(profile: LayerProfile, measured: Grid) -> str:
-    """Return the times at the corners of the grid, and how much of them is attention."""
+    """Return the times at the grid's corners, with the share of attention."""
     cost, layers = LayerCost(profile), profile.shape.layers
     heads = ("batch", "tokens", "encode", "attention", "decode step", "attention")
     lines = ["  " + " ".join(f"{head:>12s}" for head in heads)]
@@ -315,7 +315,7 @@ def measure(
     repeats: int = 3,
     tier: Tier | None = None,
 ) -> CalibratedCost:
-    """Return a loaded model's costs on this machine, measured up to ``slots`` and ``prompt_tokens``."""
+    """Return a loaded model's costs on this machine, up to ``slots`` and ``prompt_tokens``."""
     from ...executor.engines.device_memory import memory_of, token_bytes_of
     from ...executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
     from ...executor.engines.tiers import choose_tier
@@ -349,7 +349,7 @@ def measure(
         stages = profile(
             engine_for, slots_grid, prompt_grid, repeats=repeats, on_point=lambda done, _: advance(done)
         )
-        # A whole job has batches as runs have them; another one, of other lengths, judges the fit.
+        # A whole job has realistic batches; a second one, of other lengths, tests the fit.
         stages += serve(fit_cost(stages), 0)
         found = calibrate(
             stages,

@@ -1,4 +1,4 @@
-"""``batchbound report``: how far a plan or a run is from the bound, and where the time went."""
+"""``batchbound report``: print the gap of a plan or a run, and the loss by cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..reporting import print_report, print_tables
 from ..streams import say
 
 MOST_PANELS = 32
-"""Replicas that fit into one picture."""
+"""Most replicas in one picture."""
 
 OUTPUTS = ("html", "gantt", "perfetto")
 """Options that name files to write."""
@@ -40,15 +40,14 @@ def configure(parser: Parser) -> None:
         "plan",
         nargs="?",
         metavar="PLAN",
-        help="plan (default: the newest in this folder, plan.json or that of a run of prompts)",
+        help="plan (default: the newest plan.json or NAME.plan.json in this folder)",
     )
     parser.add_argument(
         "trace",
         nargs="?",
         metavar="TRACE",
-        help="trace of the run (default: NAME.trace.jsonl of NAME.plan.json, else trace.jsonl, if it exists;"
-        " else the plan itself is reported); for a"
-        " run on replicas, the name given to `run --trace`, of which each replica has its own",
+        help="trace of the run; for replicas, the name given to `run --trace` (default: NAME.trace.jsonl for"
+        " NAME.plan.json, else trace.jsonl; if neither exists, the report is of the plan alone)",
     )
     parser.add_argument(
         "--gantt",
@@ -69,14 +68,14 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, and draw what was asked for."""
+    """Print the report, and write its pictures."""
     from ...executor.reports.gantt import Panel, save_gantt
     from ...executor.reports.page import save_page
     from ...executor.reports.perfetto import save_perfetto
 
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
-            raise InputError("a picture is .png or .svg", file=picture, hint="Name it so.")
+            raise InputError("a picture is .png or .svg", file=picture, hint="Name a .png or .svg file.")
     _name_newest(args)
     if is_of_kind(args.plan, KIND):
         return _report_iterations(args)
@@ -86,8 +85,9 @@ def run(args: argparse.Namespace) -> int:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _traces_of(args.trace, count)
-    if args.html is not None and not args.overwrite and can_be_made_again(args.html):
-        note(f"{args.html}: the page of before is replaced")
+    is_page = args.html is not None and Path(args.html).suffix == ".html"
+    if is_page and not args.overwrite and can_be_made_again(args.html):
+        note(f"{args.html}: replacing the earlier page")
         check_outputs(args, "gantt", "perfetto", read=paths)
     else:
         check_outputs(args, *OUTPUTS, read=paths)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:
-    """Return the report of a run; its errors name the file that is wrong."""
+    """Return the report of a run, or raise an error that names the file."""
     try:
         calibration_of(plan)
     except InputError as error:
@@ -128,7 +128,7 @@ def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace
 
 
 def _name_newest(args: argparse.Namespace) -> None:
-    """Name the newest plan of this folder if none is named, and the trace of its run."""
+    """Default to the newest plan of this folder and the trace of its run."""
     if args.plan is None:
         plans = [*Path().glob("plan.json"), *Path().glob("*.plan.json")]
         args.plan = str(max(plans, key=lambda path: path.stat().st_mtime)) if plans else "plan.json"
@@ -138,7 +138,7 @@ def _name_newest(args: argparse.Namespace) -> None:
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:
-    """Return the plan that was named, or the one that a run on replicas made of it."""
+    """Return the named plan, or the one that a run on replicas made of it."""
     plan = Plan.load(args.plan)
     trace = args.trace or "trace.jsonl"
     shared = shared_plan_path(trace)
@@ -153,21 +153,21 @@ def _plan_of(args: argparse.Namespace) -> Plan:
     if (ours.ids.tolist(), ours.output_tokens.tolist()) == (asked.ids.tolist(), asked.output_tokens.tolist()):
         return ran
     if args.trace is None:
-        return plan  # Left over from another run: nobody named it.
+        return plan  # A trace of another run, found by its default name.
     raise InputError(f"is not of the plan {args.plan}", file=shared, hint="Give the plan that was run.")
 
 
 def _traces_of(trace: str | None, count: int) -> list[Path]:
-    """Return the traces that the user names, those of a run with the default name, or none."""
+    """Return the named traces, those with a default name, or none."""
     if trace is None:
         found = trace_paths("trace.jsonl", count)
         return found if found[0].exists() else []
-    # One replica's trace stands for all of them.
+    # One replica's name implies the traces of all.
     return trace_paths(run_trace(trace) if count > 1 and Path(trace).exists() else trace, count)
 
 
 def _report_iterations(args: argparse.Namespace) -> int:
-    """Print the figures of a plan for servers, and of its run if there is one."""
+    """Print the figures of a plan for servers and of its run, if any."""
     where, hint = "on a plan for servers", "Draw the run with --html."
     refuse_given(args, ("gantt", "perfetto"), where, hint, file=args.plan)
     plan = IterationPlan.load(args.plan)

@@ -1,4 +1,4 @@
-"""``batchbound run``: a plan's requests served on a HuggingFace model."""
+"""``batchbound run``: run the requests of a plan on a HuggingFace model or a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
-from ..run_prompts import PLANNING, add_planning, has_prompts, lengths_repeat, planned_beside, policy_of
+from ..run_prompts import PLANNING, add_planning, has_prompts, lengths_repeat, plan_of_prompts, policy_of
 from ..server_options import ON_SERVERS, add_server, server_options
 from ..streams import say
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 OUTPUT, TRACE = "answers.jsonl", "trace.jsonl"
-"""Where completions and trace go if the user does not say."""
+"""Default files of completions and trace."""
 
 
 class _AddAdapter(argparse.Action):
-    """Adds an adapter's folder to those by name."""
+    """Action that collects adapters by name."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
@@ -68,9 +68,9 @@ def configure(parser: Parser) -> None:
         nargs="?",
         default="plan.json",
         metavar="PLAN",
-        help="plan, or prompts, which are planned by what is known of them (default %(default)s)",
+        help="plan, or file of prompts to plan and run (default %(default)s)",
     )
-    parser.add_argument("--prompts", metavar="FILE", help="file of the planned prompts, if it was moved")
+    parser.add_argument("--prompts", metavar="FILE", help="file of the planned prompts, if moved")
     add_model(parser, required=False)
     add_planning(parser)
     add_server(parser)
@@ -80,7 +80,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--any-model",
         action="store_true",
-        help="complete every request by the loaded model, whatever model it names",
+        help="run every request on the loaded model, whatever model it names",
     )
     parser.add_argument(
         "--adapter",
@@ -94,8 +94,8 @@ def configure(parser: Parser) -> None:
     choice.add_argument(
         "--pinned",
         action="store_true",
-        help="decode every completion to its planned length; without it, a completion ends at an"
-        " end-of-sequence token or at its max_tokens",
+        help="decode every completion to its planned length, instead of to an end-of-sequence token or"
+        " max_tokens",
     )
     choice.add_argument(
         "--temperature",
@@ -113,9 +113,9 @@ def configure(parser: Parser) -> None:
         "--kv-tokens",
         type=positive,
         metavar="N",
-        help="most tokens of KV cache on the device; the rest is offloaded to the host (default: no limit)."
-        " With --server: the KV capacity of each engine, of a model without sliding windows (default: the"
-        " plan's; the server's own if --model is a folder whose config has no windows)",
+        help="KV capacity of the device in tokens; the rest is offloaded to the host (default: no limit)."
+        " With --server: KV capacity of each engine, for models without sliding windows (default: the plan's;"
+        " the server's own if --model is a folder whose config has no windows)",
     )
     parser.add_argument(
         "--policy",
@@ -138,8 +138,8 @@ def configure(parser: Parser) -> None:
         "--stall-seconds",
         type=positive,
         metavar="S",
-        help="seconds without a finished stage after which the run stops, as a device call may hang; one of"
-        " several replicas is given up after half of them (default 1800)",
+        help="seconds without a finished stage until the run stops, as a device call may hang; one of several"
+        " replicas is abandoned after half of them (default 1800)",
     )
     parser.add_argument(
         "--params", metavar="FILE", help="TOML file whose table [run] tunes journal, watchdog and retries"
@@ -147,16 +147,16 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--repeatable",
         action="store_true",
-        help="compute each request as if it were alone, so that runs of the same prompts on the same machine"
-        " have the same bits, after a stop and resume too; slower where slots are few. The trace names a"
-        " digest, and `verify TRACE --same-as TRACE` compares two runs",
+        help="compute each request as if it were alone: repeated runs on the same machine give the same bits,"
+        " also after a stop and resume; slower with few slots. The trace has a digest, and `verify TRACE"
+        " --same-as TRACE` compares two runs",
     )
     parser.add_argument(
         "--on-error",
         choices=("stop", "record"),
-        help="if the model fails on a request (logits that are not finite) or cannot serve it (too long, or"
-        " an unknown token): stop the run, or record an error in place of its completion, serve the others"
-        " and exit with 1 (default: record)",
+        help="if a request fails (logits that are not finite) or cannot be served (too long, unknown token):"
+        " stop the run, or record an error as its completion, serve the others and exit with 1 (default:"
+        " record)",
     )
     parser.add_argument(
         "-o",
@@ -175,34 +175,34 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
     ours = parser.names_since(but=ON_SERVERS)
-    hint = "Leave it out: the server decides, or the request's body."
-    parser.rules.append(Rule(ours, beside=("--server",), hint=hint))
+    hint = "Leave it out: the server or the request's body decides."
+    parser.rules.append(Rule(ours, conflicts=("--server",), hint=hint))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve what has no completion yet, write completions and traces, and print the report."""
+    """Run the unfinished requests, write completions and traces, and print the report."""
     from ...executor.models.faults import RunStoppedError, TerminatedError
 
     _name_outputs(args)
-    under_way: list[Journal] = []
+    running: list[Journal] = []
     try:
-        # To its end: outputs that are being written are no better a moment to die without a word.
+        # Up to the end of the run, as it also writes the outputs.
         with terminating():
-            failed, count = (_on_servers if args.server else _on_model)(args, under_way)
+            failed, count = (_on_servers if args.server else _on_model)(args, running)
     except WrongBoundError:
         return WRONG_BOUND
     except (RunStoppedError, TerminatedError) as error:
-        _say_stopped(str(error), under_way)
+        _say_stopped(str(error), running)
         return 1
     except WriteError as error:
-        if not under_way:
+        if not running:
             raise
-        _say_stopped(str(error), under_way)
+        _say_stopped(str(error), running)
         return 1
     except KeyboardInterrupt:
-        if not under_way:
+        if not running:
             raise
-        _say_stopped("interrupted", under_way)
+        _say_stopped("interrupted", running)
         return INTERRUPTED
     if failed:
         warn(f"{args.output}: {failed} of {count} requests failed; their lines say why")
@@ -210,24 +210,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 class WrongBoundError(Exception):
-    """A finished run beats its bound though every assumption was checked."""
+    """Error of a run that beats its bound with all assumptions checked."""
 
 
 def _name_outputs(args: argparse.Namespace) -> None:
-    """Name the completions and the trace where the user does not: the trace follows the completions."""
+    """Set the default files of completions and trace; the trace follows the completions."""
     if args.trace is None:
         args.trace = TRACE if args.output is None else str(Path(args.output).with_suffix(".trace.jsonl"))
     args.output = args.output or OUTPUT
 
 
-def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
-    """Carry the plan out on a model, and return the requests failed, and all."""
+def _on_model(args: argparse.Namespace, running: list[Journal]) -> tuple[int, int]:
+    """Run the plan on a model; return the number of failed requests and of all."""
     if args.model is None:
         hint = "Name a model with --model, or a server with --server."
-        raise InputError("nothing is named to run the requests on", hint=hint)
+        raise InputError("there is no model or server to run the requests on", hint=hint)
     rerun: str | None = None
     if has_prompts(args):
-        args.plan, prompts = str(planned_beside(args)), args.plan
+        args.plan, prompts = str(plan_of_prompts(args)), args.plan
         plan = Plan.load(args.plan)
         if args.policy is None and args.replicas in (None, 1):
             args.policy = policy_of(plan)
@@ -236,12 +236,12 @@ def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, 
             rerun = typed_again("--overwrite")
     else:
         hint = "Give the prompts instead of the plan, or leave it out."
-        refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
+        refuse_given(args, PLANNING, "on a plan, which fixes it", hint, file=args.plan)
     silence()
 
     @contextmanager
     def watching(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-        under_way.append(journal)
+        running.append(journal)
         _say_kept(journal, args.output, "completions")
         with _watched(plan, journal, _stall_seconds(args)) as on_stage:
             yield on_stage
@@ -264,12 +264,12 @@ def _records(prompts: str, args: argparse.Namespace) -> tuple[PromptRecord, ...]
     return read_batch(prompts, columns_of(args))
 
 
-def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
-    """Send the requests to servers, and return those that failed, and all."""
+def _on_servers(args: argparse.Namespace, running: list[Journal]) -> tuple[int, int]:
+    """Send the requests to servers; return the number of failed requests and of all."""
 
     @contextmanager
     def watching(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
-        under_way.append(journal)
+        running.append(journal)
         _say_kept(journal, args.output, "requests")
         with progress(left, "requests") as advance:
             yield advance
@@ -302,13 +302,13 @@ def _options(args: argparse.Namespace) -> RunOptions:
 
 
 def _stall_seconds(args: argparse.Namespace) -> float:
-    """Return the seconds without a finished stage after which the run stops."""
+    """Return the seconds without a finished stage until the run stops."""
     return float(args.stall_seconds or params_of(args.params).stall_seconds)
 
 
 @contextmanager
 def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[[Stage, int], None]]:
-    """Yield what is told of each stage: progress, and a watchdog."""
+    """Yield a callback for each stage, which updates progress and the watchdog."""
     from ...executor.jobs.plan_clock import Follower
     from ...executor.jobs.watchdog import Watchdog
 
@@ -325,12 +325,12 @@ def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[
 
 
 def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
-    """Print what a run came to, with its report."""
+    """Print the result of a run."""
     report, traces = result.report, result.traces
     if result.finished_before:
         note(f"{args.output}: this job is finished; --overwrite would serve it again")
     elif not report.requests:
-        note(f"{args.output}: nothing was left to serve")
+        note(f"{args.output}: nothing was left to run")
     else:
         warn_of_other_machine(result.plan, traces[0])
         if result.plan.configuration is not None and args.policy is None:
@@ -349,7 +349,7 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
 
 
 def _gain(result: RunResult, args: argparse.Namespace, *, repeats: bool) -> Gain | None:
-    """Return what a run on one machine gained; its costs and the plan of its lengths are kept."""
+    """Return the gain of a run on one replica; save its costs and next plan."""
     if len(result.traces) > 1 or (result.plan.configuration is not None and args.policy is None):
         return None
     trace = result.traces[0]
@@ -364,7 +364,7 @@ def _gain(result: RunResult, args: argparse.Namespace, *, repeats: bool) -> Gain
 
 
 def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
-    """Print the end screen of a run, and where its files stand."""
+    """Print the gain of a run and its files."""
     resumed = result.report.resumed - result.failed
     if resumed > 0:
         say(f"{args.output}: {gain.requests:,} completions after {resumed:,} from before")
@@ -380,25 +380,25 @@ def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: s
 
 
 def _show_run(result: RunResult, args: argparse.Namespace) -> None:
-    """Print for people what a run came to, and where the rest of it stands."""
+    """Print the figures of a run and its files."""
     report, files, traces = result.report, result.files, result.traces
-    # Requests that failed are in no trace either; they are told on their own.
+    # Failed requests are in no trace either; they are reported separately.
     resumed = report.resumed - result.failed
     before = f" after {resumed:,} from before" if resumed > 0 else ""
     where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
     say(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
     if len(traces) > 1:
         print_report(report, as_json=False)
-    say(f"{files.traces[0]}: where the time went; `batchbound report {args.plan} {files.traces[0]}` shows it")
+    say(f"{files.traces[0]}: loss by cause: `batchbound report {args.plan} {files.traces[0]}`")
     if files.picture is not None:
         say(f"{files.picture}: all replicas, for ui.perfetto.dev")
     if files.shared is not None:
-        say(f"{files.shared}: the plan shared out")
+        say(f"{files.shared}: the plan of each replica")
 
 
 @contextmanager
 def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
-    """Yield what is told each stage and the requests finished: by the plan, or by requests for a fleet."""
+    """Yield a callback for progress by the plan, or by requests for a fleet."""
     from ...executor.jobs.plan_clock import Follower, PlanClock
 
     names = plan.workload.ids.tolist()
@@ -409,12 +409,12 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
         return
     bound = None if plan.claim is None else plan.claim.seconds
     position = {name: i for i, name in enumerate(names)}
-    told = len(journal.finished)
+    reported = len(journal.finished)
 
     def ended() -> Iterator[tuple[int, int]]:
-        nonlocal told
-        new = list(journal.finished.latest(len(journal.finished) - told))
-        told = len(journal.finished)
+        nonlocal reported
+        new = list(journal.finished.latest(len(journal.finished) - reported))
+        reported = len(journal.finished)
         return ((position[name], _tokens(row)) for name, row in new)
 
     clock = PlanClock(plan.problem, plan.schedule, left, bound, ended)
@@ -423,35 +423,35 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 
 def _tokens(row: Mapping[str, Any]) -> int:
-    """Return the tokens of a completion by its line, or UNKNOWN of one that failed."""
+    """Return the tokens of a completion's line, UNKNOWN if it failed."""
     from ...executor.jobs.length_estimator import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}
     return int(body.get("usage", {}).get("completion_tokens", UNKNOWN))
 
 
-def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
-    """Say on stderr why a run ended early, and what is left of it; without a journal it had not begun."""
+def _say_stopped(reason: str, running: Sequence[Journal]) -> None:
+    """Print on stderr why a run stopped, and its finished completions."""
     warn(f"stopped: {reason}")
-    kept = [journal for journal in under_way if journal.finished]
+    kept = [journal for journal in running if journal.finished]
     for journal in kept:
-        warn(f"{len(journal.finished)} finished completions are in {journal.path}; the same command goes on")
-    if not under_way:
-        warn("it had not begun; the same command goes on")
+        warn(f"{len(journal.finished)} finished completions are in {journal.path}; the same command resumes")
+    if not running:
+        warn("it had not begun; the same command starts it")
     elif not kept:
         warn("no completion was finished")
 
 
 def _abandon(journal: Journal, seconds: float) -> None:
-    """End the process from outside the call that hangs: each finished completion is on disk."""
+    """End the process of a hanging call; finished completions are on disk."""
     _say_stopped(f"no stage ended for {seconds:g} s, a device call may hang (see --stall-seconds)", [journal])
     os._exit(1)
 
 
 def _say_kept(journal: Journal, output: str, what: str) -> None:
-    """Say on stderr what an earlier part of a run left, and what of it is damaged."""
+    """Print on stderr what an earlier part of a run finished, and damaged lines."""
     if journal.finished:
-        note(f"{output}: going on after {len(journal.finished)} finished {what}")
+        note(f"{output}: continuing after {len(journal.finished)} finished {what}")
     if journal.dropped:
         lines = ", ".join(map(str, journal.dropped[:10])) + (" ..." if len(journal.dropped) > 10 else "")
-        warn(f"{journal.path}: damaged in line {lines}; what stood there is done again")
+        warn(f"{journal.path}: damaged in line {lines}; their requests run again")

@@ -1,4 +1,4 @@
-"""``batchbound search``: the execution configuration of most throughput under a latency bound."""
+"""``batchbound search``: find the configuration of highest throughput under a latency bound."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _COLUMNS = (
     "req/s", "looked at",
 )  # fmt: skip
 
-_LEGEND = """  TP devices a layer, B_E prompts of an encoding phase, N_D decode iterations between two,
-  B_m parts of a decode batch, groups of TP devices, stages of the pipeline, B_D requests decoding,
-  GB on the fullest device; latency from the start of a prompt to the last token, TTFT to the first,
-  TPOT from there a token"""
+_LEGEND = """  TP: devices per layer; B_E: prompts per encoding phase; N_D: decode iterations between phases;
+  B_m: parts of a decode batch; groups: groups of TP devices; stages: pipeline stages;
+  B_D: decoding requests; GB: memory of the fullest device; latency: start of a prompt to last token;
+  TTFT: to first token; TPOT: time per further token"""
 
 _BOUNDS = ("--latency-bound", "--ttft-bound", "--tpot-bound")
 
 MOST_ENCODE_BATCH = 256
-"""Requests up to which encoding batches are searched by default."""
+"""Largest encoding batch to search by default, in requests."""
 
 
 def configure(parser: Parser) -> None:
@@ -57,16 +57,19 @@ def configure(parser: Parser) -> None:
         type=seconds,
         metavar="S",
         everyday=True,
-        help="most seconds of a completion of the 99th-percentile length (default: no bound)",
+        help="maximum latency of a completion of 99th-percentile length, in seconds (default: no bound)",
     )
     group.add_argument(
-        "--ttft-bound", type=seconds, metavar="S", help="most seconds to its first token (default: no bound)"
+        "--ttft-bound",
+        type=seconds,
+        metavar="S",
+        help="maximum seconds to its first token (default: no bound)",
     )
     group.add_argument(
         "--tpot-bound",
         type=seconds,
         metavar="S",
-        help="most seconds of each token after that (default: no bound)",
+        help="maximum seconds per further token (default: no bound)",
     )
     costs = group.add_mutually_exclusive_group()
     costs.add_argument(
@@ -74,21 +77,21 @@ def configure(parser: Parser) -> None:
         action="append",
         metavar="PATH",
         everyday=True,
-        help="layer profile, one for each tensor-parallel degree: a file, or a folder in LLMServingSim's"
+        help="layer profiles, one per tensor-parallel degree: files, or folders in LLMServingSim's"
         " format (default: the cost model of --cost, one device)",
     )
     costs.add_argument(
         "--roofline",
         metavar="DEVICE",
         choices=sorted(ROOFLINE_DEVICES),
-        help="estimate the costs from this device's rates for the model of --model-config, with an error bar"
+        help="estimate the costs of --model-config's model from this device's rates, with an error bar"
         f" ({', '.join(sorted(ROOFLINE_DEVICES))})",
     )
     costs.add_argument(
         "--device-rates",
         metavar="FILE",
-        help="as --roofline, for a device of your own: JSON with name, flops (a second, 16 bits),"
-        " bandwidth (bytes a second), memory (bytes), and if it has them flops_8bit and flops_4bit",
+        help="like --roofline, for another device: JSON with name, flops (16 bits, per second), bandwidth"
+        " (bytes per second), memory (bytes), and optionally flops_8bit and flops_4bit",
     )
     group.add_argument(
         "--model-config",
@@ -106,7 +109,7 @@ def configure(parser: Parser) -> None:
         default=0.0,
         metavar="SHARE",
         needs=list(_BOUNDS),
-        help="share of each bound kept back, for a machine that is slower at times (default %(default)s)",
+        help="share of each bound kept in reserve for slower phases (default %(default)s)",
     )
     batch = group.add_mutually_exclusive_group()
     batch.add_argument(
@@ -119,12 +122,12 @@ def configure(parser: Parser) -> None:
         "--encode-batch",
         type=positive,
         metavar="N",
-        help="keep this batch and search the rest: the decode steps of RRA, after lengths have changed",
+        help="encoding batch to keep; search only the rest (RRA's decode steps, if lengths changed)",
     )
     group.add_argument(
-        "--independent", action="store_true", help="take input and output lengths as independent"
+        "--independent", action="store_true", help="treat input and output lengths as independent"
     )
-    group.add_argument("--frontier", action="store_true", help="print throughput against latency as well")
+    group.add_argument("--frontier", action="store_true", help="also print throughput against latency")
     parser.add_argument(
         "-o",
         "--output",
@@ -188,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:
-    """Return the link between the devices, and say which it is; None for one device."""
+    """Return and note the link between devices; None for one device."""
     if args.devices == 1:
         return None
     link = link_of(args, profiles[0].device if profiles else "")
@@ -198,16 +201,16 @@ def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | 
 
 
 def _say_limits(found: ConfigurationSearch) -> None:
-    """Say what the lengths and the profiles mean for what was searched."""
+    """Note correlated lengths, and strategies that the profiles exclude."""
     correlation = found.timelines[False].lengths.correlation
     if abs(correlation) > 0.1:
         note(f"input and output lengths correlate at {correlation:+.2f}; taken into account")
     if found.devices > len(found.timelines) == 1:
-        note("WAA is left out: the profile does not say what two workers cost each other")
+        note("WAA is left out: the profile has no interference of two workers")
 
 
 def _say_extrapolated(found: ConfigurationSearch) -> None:
-    """Say which configurations decode more requests at a time than anybody measured."""
+    """Note configurations that decode more requests than the profile measured."""
     for config, at_once, measured in found.extrapolated():
         note(
             f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
@@ -216,14 +219,14 @@ def _say_extrapolated(found: ConfigurationSearch) -> None:
 
 
 def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
-    """Return the profiles that the options name; none where the cost model is searched as a whole."""
+    """Return the profiles of the options; none if the search uses a cost model."""
     profiles: list[LayerProfile] = []
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
     elif args.roofline or args.device_rates:
         if args.model_config is None:
             name = "--roofline" if args.roofline else "--device-rates"
-            raise InputError(f"{name} needs a model", hint="Say --model-config with its config.json.")
+            raise InputError(f"{name} needs a model", hint="Give its config.json as --model-config.")
         device = (
             RooflineDevice.load(args.device_rates) if args.device_rates else ROOFLINE_DEVICES[args.roofline]
         )
@@ -237,7 +240,7 @@ def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
 
 
 def _with_cost_of(inputs: Inputs, profile: LayerProfile, file: str) -> Inputs:
-    """Return the inputs with the costs that a profile comes nearest to: a plan's seconds are the model's."""
+    """Return the inputs with a cost model fitted to a profile."""
     from ...executor.profiling.calibrate import calibrate_to_profile
 
     try:
@@ -246,7 +249,7 @@ def _with_cost_of(inputs: Inputs, profile: LayerProfile, file: str) -> Inputs:
         raise InputError(f"no costs can be fitted to it: {error}", file=file) from None
     source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
     if profile.operation("loop") is not None:
-        # Measured on an engine of ours: a run can tell whether it is on the same machine.
+        # For profiles of batchbound's engine, a run can check that the machine is the same.
         source |= plain(fitted)
     return replace(inputs, problem=replace(inputs.problem, cost=fitted.cost), cost_source=source)
 

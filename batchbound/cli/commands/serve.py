@@ -1,4 +1,4 @@
-"""``batchbound serve``: a serving policy on requests that arrive, simulated or on a model."""
+"""``batchbound serve``: run a serving policy on arriving requests, simulated or on a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..parser import Parser, Rule
 from ..streams import say
 
 TWO_DEVICES = "distserve"
-"""The policy's name that splits prompts and completions over two devices."""
+"""Name of the policy that runs prefill and decode on two devices."""
 
 
 _PIPELINED = frozenset({"econoserve", "pipelined"})
@@ -45,14 +45,14 @@ _HEEDED_BY = {
     "swap": _PREDICTING | {"fastserve", "vllm", TWO_DEVICES},
     "transfer": frozenset({TWO_DEVICES}),
 }
-"""Options that have an effect on some policies only, and those."""
+"""Options that only some policies heed, and those policies."""
 
 _DEFAULTS = {"forward_size": 512, "length_error": 0.0, "swap": 0.0, "transfer": 0.0}
-"""What these options are by default; the others None."""
+"""Defaults of these options; None for the others."""
 
 
 _SIZES = ("padding", "reserved", "buffer")
-"""Shares of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
+"""Fields of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
 
 
 def configure(parser: Parser) -> None:
@@ -72,7 +72,7 @@ def configure(parser: Parser) -> None:
     )
     device = parser.add_argument_group("device, simulated")
     device.add_argument(
-        "--cost", everyday=True, metavar="FILE", help="file of fitted coefficients, DistServe's JSON"
+        "--cost", everyday=True, metavar="FILE", help="JSON file of fitted coefficients in DistServe's format"
     )
     device.add_argument(
         "--model", everyday=True, help="name of the model in that file, for instance facebook/opt-13b"
@@ -93,21 +93,21 @@ def configure(parser: Parser) -> None:
         type=positive,
         default=32,
         metavar="N",
-        help="tokens of a block (default %(default)s)",
+        help="tokens per block (default %(default)s)",
     )
     device.add_argument(
         "--swap",
         type=at_least_zero,
         default=_DEFAULTS["swap"],
         metavar="SECONDS",
-        help="seconds to move one token to the host or back",
+        help="seconds to move the KV cache of one token to the host or back",
     )
     device.add_argument(
         "--transfer",
         type=at_least_zero,
         default=_DEFAULTS["transfer"],
         metavar="SECONDS",
-        help="seconds to send one token to a second device",
+        help="seconds to send the KV cache of one token to a second device",
     )
     engine = parser.add_argument_group("device, real")
     engine.add_argument(
@@ -120,25 +120,27 @@ def configure(parser: Parser) -> None:
         "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
     )
     engine.add_argument(
-        "--verify", action="store_true", help="compare every completion with the model's own, given alone"
+        "--verify",
+        action="store_true",
+        help="compare every completion with the model's own for the request alone",
     )
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
         "--longest",
         type=positive,
         metavar="TOKENS",
-        help="tokens that max-allocation reserves for each request (default: those of the longest)",
+        help="tokens that max-allocation reserves per request (default: those of the longest request)",
     )
     sizes.add_argument(
         "--forward-size",
         type=positive,
         default=_DEFAULTS["forward_size"],
         metavar="N",
-        help="target tokens of an iteration (default %(default)s)",
+        help="target tokens per iteration (default %(default)s)",
     )
     default = EconoServeSizes()
     for name, what in (
-        ("padding", "raise predicted lengths by this share"),
+        ("padding", "share to add to predicted lengths"),
         ("reserved", "share of the memory kept for prompts"),
         ("buffer", "share of a predicted length by which a guest may overstay"),
     ):
@@ -153,9 +155,11 @@ def configure(parser: Parser) -> None:
         type=log_deviation,
         default=_DEFAULTS["length_error"],
         metavar="SD",
-        help="log-deviation of the predicted lengths (default: known)",
+        help="standard deviation of log(predicted / actual) lengths (default: lengths are known)",
     )
-    sizes.add_argument("--seed", type=random_seed, default=0, help="seed of that error (default %(default)s)")
+    sizes.add_argument(
+        "--seed", type=random_seed, default=0, help="seed of the prediction error (default %(default)s)"
+    )
     parser.add_argument(
         "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
     )
@@ -174,7 +178,7 @@ def configure(parser: Parser) -> None:
             when=lambda args: not args.length_error and args.engine is None,
             where="without --length-error",
         ),
-        Rule(("--tensor-parallel", "--cost", "--model", "--swap", "--transfer"), beside=("--engine",)),
+        Rule(("--tensor-parallel", "--cost", "--model", "--swap", "--transfer"), conflicts=("--engine",)),
         Rule(("--verify", "--dtype"), without=("--engine",)),
     ]
 
@@ -249,7 +253,7 @@ def _simulated(
 def _on_model(
     args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
 ) -> tuple[ServingRun, dict[str, Any]]:
-    """Serve on a model, and return what it did and what only a real run has to say."""
+    """Serve on a model, and return the run and the figures of a real run."""
     if args.policy == TWO_DEVICES:
         raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
     from ...executor.models.prompts import Prompts

@@ -1,4 +1,4 @@
-"""``batchbound simulate``: any policy on any workload, in the simulator."""
+"""``batchbound simulate``: simulate a policy on a workload."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OF_THE_PLAN = (
     "--policy",
     "--assignment",
 )
-"""Options that a plan has settled."""
+"""Options that a plan fixes."""
 
 DEFAULT_POLICY = "fcfs"
 
@@ -64,28 +64,28 @@ def configure(parser: Parser) -> None:
         "--plan",
         metavar="PLAN",
         everyday=True,
-        help="follow this plan instead of a policy, on the completion lengths of FILE, for instance a plan of"
-        " predicted lengths on the true ones; slots, costs and limits are the plan's",
+        help="follow this plan, with its slots, costs and limits, instead of a policy; the lengths are those"
+        " of FILE, for instance the true ones for a plan of predicted lengths",
     )
     parser.add_argument(
         "--assignment",
         choices=("own", "optimal"),
         default="own",
         excludes=["--hidden-lengths", "--replicas"],
-        help="assignment of requests to slots, for policies that start from one: the policy's own, or a bin"
-        " packing proven optimal (default %(default)s)",
+        help="assignment of requests to slots, for policies that use one: the policy's own, or an optimal bin"
+        " packing (default %(default)s)",
     )
     ways.add_argument(
         "--replicas",
         metavar="N|FILE",
-        help="engines that share the job, each following the policy; an idle one takes over requests that"
-        " wait at the others (FILE as of `plan --replicas`)",
+        help="number of engines, or a file as in `plan --replicas`; each follows the policy, and an idle one"
+        " takes over waiting requests of the others",
     )
     parser.add_argument(
         "--dispatch",
         choices=sorted(RULES),
         needs=["--replicas"],
-        help="rule that shares the requests out (default: lpt)",
+        help="rule that dispatches requests to replicas (default: lpt)",
     )
     add_hidden_lengths(parser, ways)
     parser.add_argument("--trace", metavar="FILE", everyday=True, help="write the trace to this file")
@@ -95,11 +95,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", everyday=True, help="print one JSON object instead of a table"
     )
-    parser.rules.append(Rule(OF_THE_PLAN, beside=("--plan",)))
+    parser.rules.append(Rule(OF_THE_PLAN, conflicts=("--plan",)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, and say what the policy reaches and the bound."""
+    """Simulate, and print the makespan and the bound."""
     begun = time.perf_counter()
     if args.hidden_lengths:
         _check_traces(args, 1)
@@ -121,7 +121,7 @@ def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
 
 
 def _check_traces(args: argparse.Namespace, replicas: int) -> None:
-    """Raise InputError if traces cannot be written without a loss; a fleet's are known with its replicas."""
+    """Raise InputError if the traces of all replicas cannot be written."""
     if args.trace is not None and replicas > 1:
         paths = trace_paths(args.trace, replicas)
         refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
@@ -141,14 +141,14 @@ def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     trace = simulate(problem, policy_named(policy, problem, assignment))
     found = report(problem, trace, proven_bound(problem), None)
     if trace.evictions:
-        # The simulator keeps to the KV capacity, which a bound of a run elsewhere does without.
+        # The simulator obeys the KV capacity, so the stronger bound holds.
         seconds = max(found.run_bound or 0.0, evicting_bound(problem).seconds)
         found = replace(found, run_bound=seconds)
     return [trace], found
 
 
 def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Return the traces and report of replicas that each follow the policy, with backoff."""
+    """Return the traces and report of replicas that follow the policy, with backoff."""
     inputs = read_inputs(args, keep_arrivals=False)
     fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
     _check_traces(args, len(fleet.replicas))
@@ -162,7 +162,7 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Return the traces and report of a plan carried out on the lengths that the workload says."""
+    """Return the traces and report of a plan followed on the workload's lengths."""
     plan = Plan.load(args.plan)
     _check_traces(args, len(plan.fleet.replicas))
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
@@ -182,7 +182,7 @@ def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
-    """Return what each replica does that follows its queue, with backoff, or its own schedule."""
+    """Return the trace of each replica, following its queue or schedule."""
     if len(plan.fleet.replicas) == 1:
         return [simulate(plan.problem, plan_policy(plan, plan.schedule, plan.problem), truth)]
     shares, fleet = plan.shares, plan.fleet

@@ -1,4 +1,4 @@
-"""``batchbound validate``: the simulator's error against a measured run."""
+"""``batchbound validate``: print the simulator's error against a measured run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "run_path",
         metavar="RUN",
-        help="the folder of a measured vLLM run (meta.json, requests.jsonl), or a trace of `batchbound run`",
+        help="folder of a measured vLLM run (meta.json, requests.jsonl), or a trace of `batchbound run`",
     )
     parser.add_argument(
         "--profile",
         metavar="PATH",
-        help="layer profile of a vLLM run's device: a file, or a folder in LLMServingSim's format",
+        help="layer profile of the vLLM run's device: a file, or a folder in LLMServingSim's format",
     )
     parser.add_argument(
         "--cost", metavar="paper|FILE", help="cost model of a trace: a file of `batchbound profile`"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay the run in the simulator, and print the errors."""
     if Path(args.run_path).is_dir():
         if args.profile is None:
-            hint = "Say --profile with the layer profile of the run's device."
+            hint = "Give the layer profile of the run's device as --profile."
             raise InputError("the run is a vLLM run and needs a layer profile", file=args.run_path, hint=hint)
         if args.cost is not None:
             raise InputError("is for a trace, not for a vLLM run", where="--cost", hint="Leave it out.")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError("is for a vLLM run, not for a trace", where="--profile", hint="Leave it out.")
         trace = Trace.load(args.run_path)
         if args.cost is None:
-            hint = "Say --cost with a file of `batchbound profile`."
+            hint = "Give a file of `batchbound profile` as --cost."
             raise InputError("the trace needs a cost model", file=args.run_path, hint=hint)
         refuse_given(args, LINK_OPTIONS, "on one device")
         if not (trace.finished > 0).all() or not len(trace):
@@ -77,11 +77,11 @@ def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
     if link is None:
         refuse_given(args, LINK_OPTIONS, "on one device")
     if measured.kv_capacity is None:
-        note("the run does not say how many tokens of KV cache fit: taken as unlimited")
+        note("the run does not state its KV capacity: it is taken as unlimited")
     warnings = mismatches(measured, profile)
     if link is None:
         warnings += profile.warnings
-        note("no link: the model is on one device, so that none of the time depends on one")
+        note("no link: the model is on one device")
         return validate_run(measured, profile, None), warnings
     say_link(link)
     found = validate_run(measured, profile, link)

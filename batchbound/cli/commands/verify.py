@@ -1,4 +1,4 @@
-"""``batchbound verify``: a plan's schedule and bound checked again, without the solver that made them."""
+"""``batchbound verify``: check a plan's schedule and bound again, without the solver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIT_FACTS = {
     "product_rows": "rows of a product",
     "processor": "processor",
 }
-"""Facts of a trace that decide the bits of a run, with their names for the user."""
+"""Facts of a trace that determine the bits of a run, with names for the user."""
 
 
 def configure(parser: Parser) -> None:
@@ -34,13 +34,13 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--same-as",
         metavar="TRACE",
-        help="PLAN is the trace of a run with --repeatable, and this is another's: compare their digests",
+        help="compare the digests of two traces of runs with --repeatable: PLAN and this one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the plan, which has the referee check its schedule, and re-derive its bound."""
+    """Load and check the plan, and derive its bound again."""
     if args.same_as is not None:
         return _compare_runs(args)
     plan = load_plan(args.plan)
@@ -66,19 +66,19 @@ def run(args: argparse.Namespace) -> int:
         evicts = bound_of(plan) is None or followed is not None
         which = "schedule" if evicts else "schedule that evicts no request"
         say(f"no {which} takes less than {bound.seconds:.6f} s: {bound.source}")
-        say("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
+        say("no gap: the bound is zero" if plan.gap is None else f"gap {plan.gap:.4%}")
     return 0
 
 
 def _compare_runs(args: argparse.Namespace) -> int:
-    """Compare the digests of two runs, and say what else differs."""
+    """Compare the digests of two runs, and print other differences."""
     runs = [Trace.load(path).engine for path in (args.plan, args.same_as)]
     for path, engine in zip((args.plan, args.same_as), runs, strict=True):
         if "digest" not in engine:
             raise InputError("names no digest", file=path, hint="Run again with --repeatable.")
     one, other = runs
     differing = [name for name in BIT_FACTS if one.get(name) != other.get(name)]
-    # A run is named by all of them together.
+    # The fact "run" covers all others.
     differing = [name for name in differing if name != "run"] or differing
     same = one["digest"] == other["digest"]
     if args.json:
@@ -88,8 +88,8 @@ def _compare_runs(args: argparse.Namespace) -> int:
         say(f"the same tokens and log-probabilities, bit by bit: digest {one['digest']}")
     if same:
         return 0
-    told = "; ".join(f"{BIT_FACTS[name]}: {one.get(name)} and {other.get(name)}" for name in differing)
-    return fail(f"tokens or log-probabilities differ ({told or 'nothing else that the traces name differs'})")
+    facts = "; ".join(f"{BIT_FACTS[name]}: {one.get(name)} and {other.get(name)}" for name in differing)
+    return fail(f"tokens or log-probabilities differ ({facts or 'the traces agree in every other fact'})")
 
 
 def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
@@ -122,5 +122,5 @@ def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
     if plan.seconds_gap is not None:
         say(f"gap {plan.seconds_gap:.4%}")
     if plan.profile is not None:
-        say("that those prices lie under the profile was tried on whole iterations, and is not proven again")
+        say("only a sample of iterations checks that those prices are at most the profile's")
     return 0

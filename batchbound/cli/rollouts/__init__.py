@@ -1,1 +1,1 @@
-"""Jobs of rollouts whose lengths nobody knows, on the command line."""
+"""Rollouts of unknown lengths on the command line."""

@@ -1,4 +1,4 @@
-"""``simulate --hidden-lengths``: jobs, and steps of rollouts, whose policy sees no length."""
+"""``simulate --hidden-lengths``: policies that see no length, for jobs and rollout steps."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
-    """Add the options of jobs with unknown lengths; one of them is among the ways to simulate."""
+    """Add the options of jobs with unknown lengths."""
     ways.add_argument(
         "--hidden-lengths",
         action="store_true",
         everyday=True,
         help=f"hide the lengths from the policy ({', '.join(WITHOUT_LENGTHS)}; default {CHOSEN}); the bound"
-        " knows them",
+        " uses them",
     )
     group = parser.add_argument_group("unknown lengths")
     group.add_argument(
@@ -51,9 +51,9 @@ def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
         nargs="+",
         action="extend",
         needs=["--hidden-lengths"],
-        help="earlier completions (tables, or a run's trace or output): of other requests, for the"
-        " distribution of lengths; of the same ids (an earlier epoch, another model), for the length of each."
-        " Adds an expected makespan",
+        help="files of earlier completions: tables, or traces or outputs of runs. Those of other requests"
+        " give the distribution of lengths; those of the same ids (an earlier epoch, another model) predict"
+        " each length. Adds an expected makespan",
     )
     group.add_argument(
         "--swap",
@@ -61,40 +61,40 @@ def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
         metavar="SECONDS",
         needs=["--hidden-lengths"],
         excludes=["--steps"],
-        help="seconds that one token of KV cache takes to the host or back; running requests may then be"
-        " preempted for waiting ones",
+        help="allow to preempt running requests for waiting ones; seconds to move the KV cache of one token"
+        " to the host or back",
     )
     group.add_argument(
         "--steps",
         metavar="COLUMN",
         needs=["--hidden-lengths"],
-        help="column of the table that names the training step of each request",
+        help="column of the table with the training step of each request",
     )
     _add_way(group)
     parser.rules += [
-        Rule(("--trace",), beside=("--steps",)),
+        Rule(("--trace",), conflicts=("--steps",)),
         Rule(
             ("--swap",),
             when=lambda args: args.hidden_lengths and not _entry(args).takes_swap,
             where="on the policy {policy}",
-            hint=f"Say --policy {CHOSEN}.",
+            hint=f"Give --policy {CHOSEN}.",
         ),
         Rule(
             ("--history",),
-            # Of one step the history also gives an expected makespan.
+            # For a single step the history gives an expected makespan to any policy.
             when=lambda args: args.steps is not None and not _entry(args).takes_known,
             where="on the policy {policy} with --steps",
-            hint=f"Leave it out, or say --policy {CHOSEN}.",
+            hint=f"Leave it out, or give --policy {CHOSEN}.",
         ),
     ]
 
 
 def _entry(args: argparse.Namespace) -> HiddenEntry:
-    """Return the entry of the policy; InputError if it needs lengths."""
+    """Return the registry entry of the policy; InputError if it needs lengths."""
     name = args.policy or CHOSEN
     if name not in WITHOUT_LENGTHS:
-        hint = f"Without them there are {', '.join(WITHOUT_LENGTHS)}."
-        raise InputError(f"--policy {name} goes by lengths", hint=hint)
+        hint = f"Choose one of {', '.join(WITHOUT_LENGTHS)}."
+        raise InputError(f"--policy {name} needs lengths", hint=hint)
     return WITHOUT_LENGTHS[name]
 
 
@@ -130,12 +130,12 @@ def _add_way(group: Group) -> None:
 
 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
-    """Simulate, and return the trace of a single step and what the policy reaches."""
+    """Simulate, and return the traces of a single step and the figures."""
     _entry(args)
     inputs = read_inputs(args, keep_arrivals=args.steps is None)
     problem = inputs.problem
     if args.swap is not None and not has_groups(problem):
-        message = "--swap has no effect: what runs gives way by its group, and no group has two requests"
+        message = "--swap has no effect: preemption goes by groups, and no group has two requests"
         raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
     history = History(tuple(earlier_completions(path) for path in each_once(args.history or ())))
     if args.steps is None:
@@ -145,7 +145,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
 
 
 def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print what a policy reaches on stdout: as one JSON object, or as a table."""
+    """Print the figures on stdout, as one JSON object or a table."""
     if as_json:
         say(json.dumps(found))
     else:
@@ -155,7 +155,7 @@ def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
 def _one(
     args: argparse.Namespace, problem: Problem, history: History, longest: int | None
 ) -> tuple[Trace, dict[str, Any]]:
-    """Return the trace of a step, and what is said of it."""
+    """Return the trace and the figures of one step."""
     name = args.policy or CHOSEN
     known = history.known(problem, longest)
     trace = simulate_hidden(problem, name, known, args.swap)
@@ -187,14 +187,14 @@ def _one(
 def _several(
     args: argparse.Namespace, problem: Problem, history: History, longest: int | None
 ) -> dict[str, Any]:
-    """Return what is said of several steps."""
+    """Return the figures of several steps."""
     if not is_table(args.workload):
-        message = "--steps is for a table of lengths, that has a column of steps"
+        message = "--steps needs a table of lengths with a column of steps"
         raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")
     step = read_steps(args.workload, args.steps)
     if len(step) != len(problem):
         raise InputError(
-            "rows were left out, so that steps fit no more", file=args.workload, hint="Give whole rows."
+            "rows were left out, so steps do not match the rows", file=args.workload, hint="Give whole rows."
         )
     name = args.policy or CHOSEN
     known, truth = history.known(problem, longest), problem.workload.output_tokens
@@ -223,35 +223,35 @@ def _several(
 
 
 def _longest_stated(inputs: Inputs) -> int | None:
-    """Return the tokens that no completion is longer than, by the option and by what requests state."""
+    """Return the largest completion in tokens, by the option or the requests."""
     caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
     stated = [cap for cap in caps if cap is not None]
     most = max(stated) if stated and len(stated) == len(caps) else inputs.job.lengths.longest
     if any(cap != most for cap in caps):
-        reach = "go on for ever" if most is None else f"reach {most:,}"
-        note(f"some requests state fewer tokens: what to expect is said as if every one might {reach}")
+        assumed = "no limit" if most is None else f"a limit of {most:,} tokens"
+        note(f"requests state different limits: the expected makespan assumes {assumed} for each")
     return most
 
 
 def _longest(inputs: Inputs) -> int | None:
-    """Return the decode steps after which every completion is cut, if anybody says."""
+    """Return the largest completion in decode steps, or None."""
     most = _longest_stated(inputs)
     return None if most is None else max(1, most - int(inputs.problem.prefill_emits_first_token))
 
 
 def _rows(found: Mapping[str, Any]) -> list[Row]:
-    """Return the lines of a table for people."""
+    """Return the rows of the table."""
     from ...executor.reports.tables import Row, duration, percent
 
     shares = {
         "gap": "above the bound",
         "recovered": "of FCFS's loss recovered",
-        "recovered_told_lengths": "by one told each group's lengths, not whose",
-        "intraclass_correlation": "alike within a group (ICC)",
+        "recovered_told_lengths": "with each group's lengths known",
+        "intraclass_correlation": "correlation within a group (ICC)",
         "saved": "less time than FCFS with a barrier",
         "stale_share": "completions begun in an earlier step",
         "kept_length_bias": "kept completions longer by",
-        "early_length_bias": "those before the last step longer by",
+        "early_length_bias": "completions before the last step longer by",
     }
     seconds = {
         "makespan_s": "makespan",
