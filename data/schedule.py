@@ -341,7 +341,9 @@ class Schedule:
             there = np.bincount(points) > 0
             times, place = np.flatnonzero(there), (np.cumsum(there) - 1)[spans]
         else:
-            times = np.unique(points)
+            # Unique's hash table takes ten times as long.
+            points.sort()
+            times = points[np.diff(points, prepend=-1) > 0]
             place = np.searchsorted(times, spans)
         begin, stop = place[: len(first)], place[len(first) :]
         size = len(times)

@@ -47,8 +47,8 @@ FIRST = 4
 RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
 """Policies simulated before the others, after each rule that dispatches: one is mostly the best."""
 
-RULES_SECONDS = 0.1
-"""Seconds that the rules may take in any case, after the search: mostly it is better."""
+RULES_SECONDS, RULES_SHARE = 0.1, 0.2
+"""Seconds, and the most of the limit, kept for the rules after the search: mostly it is better."""
 
 FIRST_SEARCHES = 0.5
 """Share of the seconds left in which every replica is searched once; the rest goes to those that end last."""
@@ -193,7 +193,19 @@ class _FleetSearch:
     def left(self) -> float:
         """Seconds left, less than none where it is late; infinite where they are not limited."""
         seconds = self._limits.seconds
-        return float("inf") if seconds is None else seconds - (time.perf_counter() - self.began)
+        if seconds is None:
+            return math.inf
+        return seconds - self._for_rules(seconds) - (time.perf_counter() - self.began)
+
+    def _for_rules(self, seconds: float) -> float:
+        """Return the seconds of them that are kept for the rules after the search."""
+        return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0
+
+    @property
+    def _tries_rules(self) -> bool:
+        """Whether rules may come to something better, and requests are few enough to simulate them."""
+        several = 1 < len(self._busy) <= len(self._fleet) <= MOST_SIMULATED
+        return several and self._groups is None and not self._fixed
 
     def _late(self) -> bool:
         """Return whether no seconds are left."""
@@ -248,10 +260,8 @@ class _FleetSearch:
 
     def try_rules(self) -> None:
         """Take what rules come to if it is better; their replicas that run dry take over from others."""
-        end = time.perf_counter() + max(RULES_SECONDS, self.left)
-        if self._fixed or self._groups is not None or not 1 < len(self._shares) <= len(self._fleet):
-            return
-        for rule in self._rules() if len(self._fleet) <= MOST_SIMULATED else ():
+        end = time.perf_counter() + max(0.0, self.left) + self._for_rules(self._limits.seconds or math.inf)
+        for rule in self._rules() if self._tries_rules else ():
             if time.perf_counter() >= end:
                 return
             shares = self._simulated(*rule, end)

@@ -42,10 +42,10 @@ WAITING = ("threshold", "lagrangian-token", "lagrangian")
 """Policies that wait longest before a prefill stage."""
 
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
-"""Policies whose schedules one pass makes as well where neither memory nor tokens are limited."""
+"""Policies whose schedules one pass makes as well: nothing but slots is limited, a stage's cost linear."""
 
-SIMULATED = 100_000
-"""Requests up to which policies are simulated: of more, one takes as long as a plan should."""
+SIMULATED, IN_PASSES = 2_000, 10_000
+"""Requests up to which every rule is a baseline, and those that take time in proportion to the requests."""
 
 
 class _GivenUpError(Exception):
@@ -56,7 +56,9 @@ Baseline = Callable[[float], Schedule | None]
 """Makes a rule's schedule, given the makespan to beat in seconds; None if it is no better, or evicts."""
 
 
-def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline], list[Baseline]]:
+def baselines(
+    problem: Problem, late: Callable[[], bool], sizes: tuple[int, int] = (SIMULATED, IN_PASSES)
+) -> tuple[list[Baseline], list[Baseline]]:
     """
     Return the baselines: those that a user could run instead, and other quick constructions.
 
@@ -67,6 +69,9 @@ def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline
 
     problem: The problem, every request there at the start.
     late: Whether there is no time left; asked with each stage of a simulation or a pass.
+    sizes: Requests up to which the former are every policy, and up to which longest first and first come,
+        first served; of more, longest first is the only one, with the ski-rental rule and, under scarce
+        memory, without it.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
@@ -84,8 +89,15 @@ def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline
         orders = [group_by_group(problem, classes) for classes in CLASSES]
         in_turn += [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in orders]
         others += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
-    if len(problem) > SIMULATED:
-        return [*in_turn, *passes], others
+    simulations, in_passes = sizes
+    if len(problem) > simulations:
+        linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *others]
+        if problem.memory_can_run_out:
+            linear = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
+            rest = [lambda _: backward_schedule(problem, late), *in_turn]
+        fewest = 2 if problem.memory_can_run_out else 1
+        most = len(linear) if len(problem) <= in_passes else fewest
+        return linear[:most], [*linear[most:], *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
@@ -95,7 +107,8 @@ def baselines(problem: Problem, late: Callable[[], bool]) -> tuple[list[Baseline
     if problem.prefill_token_cap is None:
         # One pass makes the schedules of some rules, and of the others those that wait are best.
         names = dict.fromkeys((*WAITING, *names))
-        rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
+        linear_cost = not problem.cost.prefill_floor and not problem.cost.prefill_bend
+        rules = [simulated(name) for name in names if not linear_cost or name not in IN_ONE_PASS]
         return [*in_turn, *passes, *rules], others
     return [*in_turn, *passes, *map(simulated, names)], others
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from ...heuristics.queues.prefill_rules import bearable_idle, steps_to_wait
 
 LOOK_AHEAD = 48
 """Waiting requests tried in a row without finding one that fits before a stage is closed."""
+
+
+ASKED_EVERY = 64
+"""Stages between two looks at the clock where stages take the next requests in order."""
 
 
 def ski_rental_schedule(
@@ -50,21 +54,66 @@ def ski_rental_in_time(
     burst: int | None = None,
 ) -> Schedule | None:
     """Return :func:`ski_rental_schedule`, or None once it is late, which is asked before each stage."""
-    waiting = list((longest_first(problem) if order is None else order).tolist())
-    waiting.reverse()
-    chooser = _Chooser(problem)
+    order = longest_first(problem) if order is None else order
     # Where decode steps cost nothing, longer than any could idle.
     bearable = min(bearable_idle(problem, patience), float(problem.decode_steps.max() * problem.slots))
+    most = problem.slots if burst is None else min(burst, problem.slots)
+    limited = problem.kv_capacity is not None or problem.prefill_token_cap is not None
+    made = (_chosen if limited else _in_order)(problem, late, order, bearable, most)
+    if made is None:
+        return None
+    bin_of, times = made
+    return Schedule.from_bins(problem, bin_of, np.diff(np.array(times, dtype=np.int64)))
+
+
+def _in_order(
+    problem: Problem, late: Callable[[], bool], order: IntArray, bearable: float, most: int
+) -> tuple[IntArray, list[int]] | None:
+    """Return the bins and their times, and the end, where every stage takes the next requests in order."""
+    decode_steps: list[int] = problem.decode_steps[order].tolist()
+    finishes, begun, starts = list[int](), list[int](), list[int]()
+    head, now, idle, count = 0, 0, 0, len(order)
+    while head < count:
+        joining = min(most, problem.slots - len(finishes), count - head)
+        wait = 0
+        # The last requests wait for no other that could join them.
+        if joining and finishes and joining < count - head:
+            wait = steps_to_wait(bearable, idle, joining)
+        if joining and not wait:
+            if len(begun) % ASKED_EVERY == 0 and late():
+                return None
+            begun.append(head)
+            starts.append(now)
+            for steps in decode_steps[head : head + joining]:
+                heappush(finishes, now + steps)
+            head, idle = head + joining, 0
+            continue
+        elapsed = min(wait, max(finishes[0] - now, 1)) if joining else finishes[0] - now
+        idle += joining * elapsed
+        now += elapsed
+        while finishes and finishes[0] <= now:
+            heappop(finishes)
+    bin_of = np.empty(count, dtype=np.int64)
+    bin_of[order] = np.repeat(np.arange(len(begun)), np.diff([*begun, count]))
+    return bin_of, [*starts, max(finishes, default=now)]
+
+
+def _chosen(
+    problem: Problem, late: Callable[[], bool], order: IntArray, bearable: float, most: int
+) -> tuple[IntArray, list[int]] | None:
+    """Return the bins and their times, and the end, where memory or tokens choose who joins a stage."""
+    waiting: list[int] = order.tolist()
+    waiting.reverse()
+    chooser = _Chooser(problem)
     bin_of = np.empty(len(problem), dtype=np.int64)
     starts: list[int] = []
     finishes: list[int] = []
     decode_steps = problem.decode_steps.tolist()
     now, idle = 0, 0.0
-    most = problem.slots if burst is None else burst
     while waiting:
         chosen, full = chooser.choose(waiting, min(most, problem.slots - len(finishes)), now)
         if chosen:
-            # The last requests wait for nobody who could still join them.
+            # The last requests wait for no other that could join them.
             now_or_never = full or len(chosen) == len(waiting) or not finishes
             wait = 0 if now_or_never else steps_to_wait(bearable, idle, len(chosen))
             if not wait:
@@ -75,7 +124,7 @@ def ski_rental_in_time(
                 chooser.admit(chosen)
                 _remove(waiting, chosen)
                 for request in chosen:
-                    heapq.heappush(finishes, now + decode_steps[request])
+                    heappush(finishes, now + decode_steps[request])
                 idle = 0.0
                 continue
             # Choosing anew at every finish is slow where memory is checked, and four times a wait is enough.
@@ -85,9 +134,8 @@ def ski_rental_in_time(
         else:
             now = finishes[0]
         while finishes and finishes[0] <= now:
-            heapq.heappop(finishes)
-    end = max(finishes, default=now)
-    return Schedule.from_bins(problem, bin_of, np.diff(np.array([*starts, end], dtype=np.int64)))
+            heappop(finishes)
+    return bin_of, [*starts, max(finishes, default=now)]
 
 
 def _remove(waiting: list[int], chosen: list[int]) -> None:
@@ -118,8 +166,6 @@ class _Chooser:
 
     def choose(self, waiting: list[int], free: int, now: int) -> tuple[list[int], bool]:
         """Return the requests a stage at round ``now`` takes, and whether it is as full as can be."""
-        if self._cap is None and self._memory is None:
-            return waiting[-free:][::-1] if free else [], False
         if self._memory is not None:
             self._memory.forget(self._held)
             self._memory.advance(now)

@@ -40,6 +40,8 @@ class SearchParams:
     shares: Shares of single phases by name, in place of ``share``.
     baseline_requests: Requests up to which every built-in rule is simulated before the search begins,
         whatever the limit. With more, a plan is never worse than a rule for larger jobs, which start later.
+    linear_requests: Requests up to which longest first and first come, first served are, each with and
+        without waiting. Larger jobs begin with longest first alone.
     baseline_share: Share of the limits for the other schedules that a search starts from.
     exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
     exact_share: Share of the time for bound and exact search where the exact search takes most of it.
@@ -52,6 +54,7 @@ class SearchParams:
     share: float = 0.3
     shares: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     baseline_requests: int = 2_000
+    linear_requests: int = 10_000
     baseline_share: float = 0.25
     exact_requests: int = 24
     exact_share: float = 0.8
@@ -64,7 +67,7 @@ class SearchParams:
         for name, share in shares.items():
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise ParamsError(f"{name} is {share!r}; it must be from 0 to 1")
-        for name in ("baseline_requests", "exact_requests"):
+        for name in ("baseline_requests", "linear_requests", "exact_requests"):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ParamsError(f"{name} is {number!r}; it must be a whole number, at least 0")

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from .baselines import baselines
+from .baselines import Baseline, baselines
 from .constructive import ski_rental_schedule
 from .incumbent import Budget, Incumbent, SearchRun, Stop, TracePoint
 from .params import ParamsError, SearchParams
 from .phases import PHASES, Phase
-
-BASELINE_SECONDS = 0.2
-"""Seconds that baselines may take in any case; a larger value helps large jobs at short limits."""
-
-OVERTIME, OVERTIME_SECONDS = 0.02, 0.12
-"""Share of the limit, and seconds, after it in which baselines that it left no time for are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,44 +81,37 @@ class ScheduleSearch:
         self.incumbent = Incumbent(problem, seconds, iterations, stop)
         self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._params.core)
         self._problem = problem
-        self._untried: list[Callable[[float], Schedule | None]] = []
-        self._late_at = math.inf
 
     def begin(self, start: Schedule | None = None) -> None:
         """
-        Offer the given schedule and the baselines: every built-in rule, then others in a share of the limits.
+        Offer the given schedule and the baselines: a fixed set by size, then others in a share of the limits.
 
         Raises ValueError if ``start`` breaks a rule of the problem.
         """
-        best = self.incumbent
+        best, params = self.incumbent, self._params
         if start is not None:
             if (violation := start.check(self._problem)) is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
-            if not self._params.baseline_requests and not self._params.baseline_share:
+            if not params.baseline_requests and not params.baseline_share:
                 return
-        rules, others = baselines(self._problem, lambda: best.elapsed > self._late_at)
-        if len(self._problem) <= self._params.baseline_requests:
-            self._untried = rules
-            self._try(math.inf)
-            self._untried = others
-        else:
-            self._untried = [*rules, *others]
-        self._try(max(BASELINE_SECONDS, self._params.baseline_share * best.seconds))
+        late_at = math.inf
+        sizes = params.baseline_requests, params.linear_requests
+        rules, others = baselines(self._problem, lambda: best.elapsed > late_at, sizes)
+        for baseline in rules:
+            self._offer(baseline)
+        late_at = params.baseline_share * best.seconds if params.baseline_share else 0.0
+        for baseline in others:
+            if best.elapsed > late_at:
+                break
+            self._offer(baseline)
         if not best.is_there:
             best.offer(ski_rental_schedule(self._problem))
 
-    def _try(self, end: float) -> None:
-        """Offer baselines that have not been tried, until some seconds are over."""
-        best, self._late_at = self.incumbent, end
-        while self._untried and best.elapsed <= end:
-            schedule = self._untried[0](best.makespan)
-            if best.elapsed > end and schedule is None:
-                # It may have been cut off, and is tried again against a better schedule.
-                break
-            del self._untried[0]
-            if schedule is not None:
-                best.offer(schedule)
+    def _offer(self, baseline: Baseline) -> None:
+        schedule = baseline(self.incumbent.makespan)
+        if schedule is not None:
+            self.incumbent.offer(schedule)
 
     def improve(self, bound: float = 0.0) -> None:
         """Run the phases until the limits are used up, or the makespan comes down to a proven bound."""
@@ -136,9 +122,6 @@ class ScheduleSearch:
             budget = Budget(best, self._share(phase) if number < len(phases) else 1.0)
             if not budget.over:
                 phase.improve(self._run, budget)
-        if not best.proven:
-            # Against a good schedule most baselines are soon given up.
-            self._try(best.seconds + OVERTIME * best.seconds + OVERTIME_SECONDS)
 
     def _share(self, phase: Phase) -> float:
         """Return the share of the time left that a phase gets."""
