@@ -224,9 +224,7 @@ def continuous_batching(
     manager.start()
     answers: list[list[int]] = [[] for _ in jobs]
     for index, job in enumerate(jobs):
-        manager.add_request(
-            job.prompt, request_id=str(index), max_new_tokens=job.tokens, eos_token_id=end
-        )
+        manager.add_request(job.prompt, request_id=str(index), max_new_tokens=job.tokens, eos_token_id=end)
     left = len(jobs)
     while left:
         result = manager.get_result(timeout=1)

@@ -1,1 +1,1 @@
-"""Claims on engines of others, and their assumptions."""
+"""Claims about other engines, and their assumptions."""

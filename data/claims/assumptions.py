@@ -1,4 +1,4 @@
-"""Assumptions of a bound on a server's iterations, and the arguments that rely on them."""
+"""Assumptions of bounds on a server's iterations, and the arguments that rely on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Assumption:
     An assumption of a bound, and its basis.
 
     name: One of this module's names.
-    basis: ``checked`` from what the server tells, ``stated`` by the user, ``assumed``, or ``broken``.
+    basis: ``checked`` with the server's facts, ``stated`` by the user, ``assumed``, or ``broken``.
     detail: Evidence, in words.
     """
 
@@ -46,7 +46,7 @@ RELIES_ON: Mapping[str, tuple[str, ...]] = {
     "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE, DISTINCT),
     "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, ONE_ENGINE),
 }
-"""Assumptions that the argument of each kind of certificate relies on, and those of charges in seconds."""
+"""Assumptions behind each kind of certificate, and behind bounds in seconds."""
 
 
 def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:
@@ -58,15 +58,15 @@ def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assump
 def least_label(assumptions: Iterable[Assumption], *kinds: object) -> str:
     """Return the name of a bound: ``proven`` only under assumptions that are checked or stated."""
     assumed = any(one.basis == "assumed" for one in relied_on(assumptions, *kinds))
-    # A broken assumption is one that the bound allows for.
+    # The bound allows for a broken assumption.
     return "least, if assumptions hold" if assumed else "proven least"
 
 
 def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption, ...]:
     """
-    Return the assumptions of a bound on an engine that nobody has looked at, at stated limits.
+    Return the assumptions of a bound on an unseen engine with stated limits.
 
-    known: Assumptions with another basis than of an unseen engine.
+    known: Assumptions with another basis than for an unseen engine.
     """
     short: Basis = "assumed" if limits.kv_tokens is None else "checked"
     usual = (
@@ -76,7 +76,7 @@ def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption,
         Assumption(ONE_ENGINE, "stated"),
         Assumption(COLD_CACHE, "assumed"),
         *(() if limits.batched_tokens >= UNLIMITED else (Assumption(TOKEN_BUDGET, "stated"),)),
-        # An argument that needs it is used only where the KV capacity suffices.
+        # An argument that needs it is used only if the KV capacity suffices.
         Assumption(NO_EVICTION, short, "" if limits.kv_tokens is None else "the KV capacity suffices"),
     )
     named = {one.name: one for one in (*usual, *known)}
@@ -84,7 +84,7 @@ def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption,
 
 
 def assumed_line(assumptions: Iterable[Assumption]) -> str | None:
-    """Return the assumptions that nobody checked or stated, in one line; None without any."""
+    """Return the unchecked and unstated assumptions in one line; None without any."""
     names = [one.name for one in assumptions if one.basis == "assumed"]
     return f"assuming: {', '.join(names)}" if names else None
 
@@ -97,10 +97,10 @@ def broken_line(assumptions: Iterable[Assumption]) -> str | None:
 
 def blame(assumptions: Iterable[Assumption]) -> tuple[str, bool]:
     """
-    Return which assumptions of a beaten bound do not hold, in words, and whether the bound itself is wrong.
+    Explain a beaten bound: return the suspect assumptions, and True if the bound itself is wrong.
 
-    Broken ones are named alone; else those that are assumed, else those that are stated. If every one was
-    checked, the bound is wrong.
+    Suspects are the broken assumptions, else the assumed, else the stated ones. If all were checked, the
+    bound is wrong.
     """
     known = list(assumptions)
     for basis in ("broken", "assumed", "stated"):

@@ -1,4 +1,4 @@
-"""A cost model fitted to measurements, with its error and what was measured."""
+"""A cost model fitted to measurements, with its error and the measured engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from .cost import CostModel
 @dataclass(frozen=True, slots=True)
 class FitError:
     """
-    How far a fitted cost model is from the stages it was fitted to.
+    Error of a fitted cost model on its own measurements.
 
     prefill_mape, decode_mape: Mean absolute error of a prefill stage and of a decode step, as a fraction of
         the measured seconds.
-    makespan: Predicted over measured seconds of all stages together, minus one: positive if the model is
-        slow.
-    prefill_stages, decode_steps: Measured stages and decode steps that the error is taken over.
+    makespan: Predicted over measured seconds of all stages, minus one; positive if the model is too slow.
+    prefill_stages, decode_steps: Numbers of measured stages and decode steps.
     """
 
     prefill_mape: float
@@ -34,18 +33,17 @@ class FitError:
 @dataclass(frozen=True, slots=True)
 class CalibratedCost:
     """
-    A cost model of one model on one machine, measured or stated.
+    Measured or stated cost model of a model on a machine.
 
-    cost: The fitted coefficients, or those that somebody states: nothing else is needed then.
-    error: Of the fit, on the stages it was made from; None of coefficients that are stated.
-    engine: What was measured, as the engine describes itself: its name, tier, model, device, dtype and
-        versions. Nothing of coefficients that are stated.
-    date: When, as an ISO date.
-    slots_grid, prompt_grid: Slots and prompt lengths (tokens) that were measured; outside them the model
-        extrapolates.
-    held_out: Error on a whole job that the fit was not made from; None if none was run.
-    kv_token_bytes, kv_tokens: Bytes of a token in KV cache, and the tokens that fitted next to the weights; 0
-        if unknown.
+    cost: Fitted coefficients, or stated ones, which need no other field.
+    error: Error of the fit on its own stages; None for stated coefficients.
+    engine: Description of the measured engine: name, tier, model, device, dtype and versions; empty for
+        stated coefficients.
+    date: ISO date of the measurement.
+    slots_grid, prompt_grid: Measured slots and prompt lengths (tokens); beyond them the model extrapolates.
+    held_out: Error on a whole job outside the fit; None if none was run.
+    kv_token_bytes, kv_tokens: Bytes of a token in KV cache, and tokens that fit next to the weights; 0 if
+        unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 2)
@@ -67,7 +65,7 @@ class CalibratedCost:
 
     def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
         """
-        Return each place where a plan leaves the measured range, one text each.
+        Return a text for each quantity of a plan outside the measured range.
 
         ``longest`` is its longest prompt, ``held`` the mean KV tokens of a request in a decode step.
         """
@@ -82,9 +80,9 @@ class CalibratedCost:
 
     def differences(self, engine: Mapping[str, object]) -> tuple[str, ...]:
         """
-        Return the differences of another engine from the one measured, one text each.
+        Return a text for each difference of another engine from the measured one.
 
-        None differs from coefficients that are stated.
+        Stated coefficients fit every engine.
         """
         if not self.engine:
             return ()

@@ -1,4 +1,4 @@
-"""Collective operations of tensor and expert parallelism, as operations of a profile."""
+"""Collective operations of tensor and expert parallelism in a layer profile."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .model_shape import ModelShape
 EXPERTS = ("moe",)
 """Operations that compute a layer's experts."""
 _FAR = 1e6
-"""Tokens or sequences up to which the data sent is linear in them."""
+"""Largest number of tokens or sequences; the data sent is linear up to it."""
 _ROUTE = 8
-"""Bytes that say which expert a token goes to, and with what weight (vLLM: 32 bits each)."""
+"""Bytes of an expert's number and weight for a token (vLLM: 32 bits each)."""
 SQUARES = 8
 """Bytes of a token's sums of squares of its queries and keys, 32 bits each."""
 
 
 def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
     """
-    Return a profile with the collective operations of its tensor-parallel devices.
+    Add the collective operations of tensor-parallel devices to a profile.
 
-    A layer adds up two arrays: after the attention, and after the feed-forward part; and the squares of
-    queries and keys where their norm is over all heads. Once an iteration the embedding is added up, and each
-    device's share of the logits is gathered.
+    A layer all-reduces two arrays, after attention and after the feed-forward part, and the squares of
+    queries and keys if their norm is over all heads. Each iteration all-reduces the embedding and gathers the
+    logits.
     """
     degree, shape = profile.tensor_parallel, profile.shape
     if degree == 1 or profile.operation("synchronisation") is not None:
@@ -60,7 +60,7 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
 
 
 def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
-    """Return a profile without its experts, and the experts alone."""
+    """Split a profile into the part without experts, and the experts."""
     experts = tuple(each for each in profile.operations if each.name in EXPERTS)
     rest = tuple(each for each in profile.operations if each.name not in EXPERTS)
     return replace(profile, operations=rest), replace(profile, operations=experts)
@@ -68,11 +68,11 @@ def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
 
 def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> float:
     """
-    Return the seconds in which devices exchange one iteration's tokens around the experts they share.
+    Return the seconds to exchange an iteration's tokens between devices that share experts.
 
-    Every device gathers the tokens of all with their routes, computes those of its own experts, and the sums
-    are scattered back (vLLM's all-gather and reduce-scatter). All wait for the device that receives most:
-    the one with the fewest tokens of its own.
+    Every device gathers all tokens with their routes, computes those of its own experts, and scatters the
+    sums (vLLM's all-gather and reduce-scatter). All wait for the device that receives most, the one with the
+    fewest tokens of its own.
     """
     if len(tokens) == 1:
         return 0.0

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 LONGEST_TIME = 1e12
-"""Seconds: a time beyond it, thirty thousand years, is damage and not a measurement."""
+"""Longest valid time in seconds; a longer one, over thirty thousand years, is damaged data."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """
-    Seconds of a prefill stage and of a decode step, affine in what they process.
+    Seconds of a prefill stage and of a decode step, affine in the work.
 
     A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
     ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
@@ -30,11 +30,11 @@ class CostModel:
 
     Tokens beyond the bend never cost less than those before, so a stage's seconds are convex in its tokens.
 
-    An engine adds two costs that no schedule decides: padding that its attention reads, and
-    ``decode_per_change`` seconds for each burst of decode steps, as rows, masks and read-back follow every
-    change of the running batch. Schedules, bounds and the simulator leave both out; predictions and the
-    figures of a run count them (:meth:`~batchbound.data.trace.Stage.model_seconds`). Neither is negative,
-    so a run's model seconds stay above every bound.
+    An engine adds two costs beyond the schedule: padding that attention reads, and ``decode_per_change``
+    seconds for each burst of decode steps, to update the running batch. Schedules, bounds and the simulator
+    leave both out; predictions and a run's figures include them
+    (:meth:`~batchbound.data.trace.Stage.model_seconds`). Neither is negative, so a run's model seconds stay
+    above every bound.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class CostModel:
     decode_per_kv_token
         Seconds per token of KV cache read in a decode step.
     prefill_bend, prefill_per_token_beyond
-        Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
-        prompts cost more than a line does.
+        Tokens of a prefill stage from which each further one costs more, and the additional seconds of each,
+        for the attention of long prompts.
     decode_per_change
         Seconds that an engine adds to each burst of decode steps over the same slots.
 
@@ -85,13 +85,13 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Return the cost model of a file of ``batchbound profile``, or of one that states coefficients."""
+        """Return the cost model in a file of ``batchbound profile`` or of stated coefficients."""
         from .calibration import CalibratedCost
 
         return CalibratedCost.load(path).cost
 
     def with_free_prefill(self) -> CostModel:
-        """Return the same costs of decode steps, with prefill stages that cost nothing."""
+        """Return the cost model with free prefill stages."""
         return CostModel(
             0.0, 0.0, self.decode_base, self.decode_per_slot, decode_per_kv_token=self.decode_per_kv_token
         )
@@ -134,7 +134,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 
 def refuse_impossible_costs(costs: DataclassInstance) -> None:
-    """Refuse coefficients that no cost can have, and make floats of the others, as a file has them."""
+    """Refuse impossible coefficients, and convert the others to floats."""
     for field in fields(costs):
         value: Any = getattr(costs, field.name)
         if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 <= value <= LONGEST_TIME:

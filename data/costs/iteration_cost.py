@@ -16,18 +16,18 @@ _MILLISECOND = 1e-3
 @dataclass(frozen=True, slots=True)
 class MixedCost:
     """
-    Seconds of an iteration, by three lines: two of decoding, one of computing prompts.
+    Seconds of an iteration by three linear functions: two of decoding, one of prompts.
 
-    Decoding is bound by reading the weights while few requests decode, by computing when many do; prompts and
-    generated tokens share the linear layers, so with prompts a generated token costs what a prompt's does,
-    and a prompt's no more than a generated one. (The line of prompts is fitted to large ones: by itself it
-    would have an iteration leap with its first prompt token, where reading the weights binds.)
+    Few decoding requests are bound by reading the weights, many by computing. Prompts and generated tokens
+    share the linear layers, so in an iteration with prompts both kinds of token cost the same. (The function
+    of prompts is fitted to large ones. Alone it would jump at the first prompt token, where reading the
+    weights binds.)
 
     prefill_base, prefill_per_token: Seconds of an iteration with prompts, and per token in it.
     prefill_per_pair: Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
     few_base, few_per_request, few_per_kv_token: Seconds of a decode iteration of few requests, per request,
         and per token of KV cache read.
-    many_base, many_per_request, many_per_kv_token: The same, of many requests.
+    many_base, many_per_request, many_per_kv_token: The same for many requests.
     swap_per_token: Seconds to move one token's KV cache to the host's memory, or back.
     transfer_per_token: Seconds to move one token's KV cache to another device.
     """
@@ -49,7 +49,7 @@ class MixedCost:
 
     def seconds(self, decodes: int, kv_tokens: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
         """
-        Return the seconds of one iteration, swaps not counted.
+        Return the seconds of one iteration without swaps.
 
         ``pairs`` is the sum over the chunks of prompts of ``new * (new + 2 * held)`` tokens.
         """
@@ -75,7 +75,7 @@ def read_distserve_cost(
     swap_per_token: float = 0.0,
     transfer_per_token: float = 0.0,
 ) -> MixedCost:
-    """Return the coefficients DistServe fitted to a model on its devices."""
+    """Return DistServe's fitted coefficients of a model."""
     models = read_json_object(Path(file))
     entry = models.get(model)
     if not isinstance(entry, dict):
@@ -92,7 +92,7 @@ def read_distserve_cost(
         if not isinstance(values, list) or len(values) != 3 or not all(map(is_number, values)):
             where = f"field '{model}.{tensor_parallel}.{name}'"
             raise InputError("is not three numbers", file=file, where=where, hint="Give three milliseconds.")
-        # A fit may come out slightly below zero where the term hardly matters.
+        # A fit may be slightly below zero if the term hardly matters.
         return [max(0.0, float(value)) * _MILLISECOND for value in values]
 
     base, token, pair = three("prefill")

@@ -1,4 +1,4 @@
-"""Seconds of an engine's iteration per unit of work, fitted to a run, and their file."""
+"""Seconds per unit of work of an engine's iteration, fitted to a run, and their file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_TIME)]
 @dataclass(frozen=True, slots=True)
 class IterationRates:
     """
-    Seconds of an iteration, and per unit of what it computes.
+    Fixed seconds of an iteration, and seconds per unit of its work.
 
-    iterations: Of an iteration, whatever is in it.
-    decodes: Per sequence that computes the one token drawn last.
-    prompt_tokens: Per token computed in a chunk.
-    drawn: Per token drawn.
-    kv_tokens: Per token that the decoding sequences hold, the new one included.
-    pairs: Per new token of a chunk and token held before it, half of the new ones counted.
-    source: What they were fitted to.
-    error: Share by which seconds are missed that the fit has not seen; None if unknown.
+    iterations: Fixed seconds of an iteration.
+    decodes: Seconds per decoding sequence.
+    prompt_tokens: Seconds per token of a chunk.
+    drawn: Seconds per drawn token.
+    kv_tokens: Seconds per KV token of the decoding sequences, new ones included.
+    pairs: Seconds per pair of a chunk's token and an earlier token, with half of the chunk's own tokens.
+    source: Origin of the fit.
+    error: Relative error on seconds outside the fit; None if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_iteration_cost", 1)

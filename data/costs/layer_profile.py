@@ -20,7 +20,7 @@ AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """Axes of an operation: all new tokens, sequences, new tokens per prompt, tokens already held by that prompt,
 decoding sequences, and tokens held by each of those."""
 FARTHEST = 1e12
-"""The largest number of tokens or sequences that a point may be at."""
+"""Largest number of tokens or sequences of a point."""
 
 PHASES = ("both", "encode", "decode", "mixed", "run")
 _TOGETHER = {
@@ -28,25 +28,25 @@ _TOGETHER = {
     "encode": {"sequences", "length", "past"},
     "decode": {"sequences", "length", "decodes", "context"},
 }
-"""Besides tokens or sequences alone: what operations of a phase can depend on; of other phases, anything."""
+"""Axes allowed for operations of a phase, in addition to tokens or sequences; other phases allow all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
     """
-    One operation of a model, timed at points.
+    One operation of a model with its measured points.
 
-    name: What it is (``qkv_proj``, ``attention``, ...).
-    phase: One of :data:`PHASES`: where it runs. ``mixed`` is the attention of an iteration that both encodes
-        and decodes, in the place of the two others; ``run`` is what an engine does besides: how often depends
-        on the configuration it runs (:func:`~batchbound.models.exegpt.run_profile.profile_of_run`).
-    axes: What its time depends on, of :data:`AXES`. One with ``length`` but without ``sequences`` is the time
-        of one sequence.
-    points: Shape (points, axes).
-    seconds: Shape (points,), of one execution.
-    times: Executions in a layer, or in an iteration.
-    per_layer: Whether every layer runs it, or an iteration once.
-    spread: Half of the range between the quartiles of the repeats, seconds, shape (points,); None if unknown.
+    name: Name of the operation (``qkv_proj``, ``attention``, ...).
+    phase: One of :data:`PHASES`. ``mixed`` is the attention of an iteration that both encodes and decodes, in
+        place of the two others. ``run`` is the engine's other work, whose frequency depends on the
+        configuration (:func:`~batchbound.models.exegpt.run_profile.profile_of_run`).
+    axes: Quantities of :data:`AXES` that determine its time. With ``length`` but without ``sequences`` it is
+        the time of one sequence.
+    points: Measured points, shape (points, axes).
+    seconds: Seconds of one execution, shape (points,).
+    times: Executions per layer, or per iteration.
+    per_layer: True if every layer runs it, False if an iteration runs it once.
+    spread: Half of the interquartile range of the repeats in seconds, shape (points,); None if unknown.
     """
 
     name: str
@@ -84,19 +84,19 @@ class Operation:
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProfile:
     """
-    The operations of a model on a device at one tensor-parallel degree.
+    Operations of a model on a device at one tensor-parallel degree.
 
-    shape: The model.
-    device: What it ran on.
+    shape: Shape of the model.
+    device: Name of the device.
     device_bytes: Memory of one device, bytes; 0 if unknown.
     tensor_parallel: Devices that share every layer.
-    operations: In any order.
-    source: Where the times come from, in a sentence.
-    measured: False for modelled times, which says the source, too.
-    versions: Of the software measured.
-    warnings: What a reader noticed in the data and left out.
+    operations: Operations in any order.
+    source: Origin of the times in a sentence.
+    measured: False for modelled times.
+    versions: Versions of the measured software.
+    warnings: Problems in the data that a reader left out.
     kv_tokens: Tokens of KV cache that fit on the device next to the weights; 0 if unknown.
-    reference: How fast the machine was meanwhile; None if unknown.
+    reference: Speed of the machine during the measurement; None if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_layer_profile", 1)
@@ -115,12 +115,12 @@ class LayerProfile:
     reference: ReferenceTime | None = None
 
     def operation(self, name: str) -> Operation | None:
-        """Return the operation of that name, or None."""
+        """Return the operation with this name, or None."""
         return next((operation for operation in self.operations if operation.name == name), None)
 
     @property
     def most_decoding(self) -> float:
-        """The most requests that a decode iteration was measured with; infinite for modelled times."""
+        """Most requests of a measured decode iteration; infinite for modelled times."""
         if not self.measured:
             return float("inf")
         return min(

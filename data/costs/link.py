@@ -1,4 +1,4 @@
-"""The link between devices that share a model, and what adding up or gathering arrays over it costs."""
+"""Link between devices that share a model, and its seconds for collective operations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import accumulate
 @dataclass(frozen=True, slots=True)
 class Link:
     """
-    What connects the devices of a group.
+    Connection of the devices of a group.
 
-    name: As options name it.
-    bandwidth: Bytes a second that a device sends and receives at the same time.
-    latency: Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on next to no data.
-    source: Where the two come from, in a sentence.
+    name: Name in options.
+    bandwidth: Bytes per second that a device sends and receives at the same time.
+    latency: Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on very little data.
+    source: Origin of both numbers in a sentence.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Link:
             )
 
     def all_reduce_seconds(self, devices: int, data: float) -> float:
-        """Return the seconds in which devices add up an array that each of them has (ring all-reduce)."""
+        """Return the seconds of a ring all-reduce."""
         if devices == 1:
             return 0.0
         return self.latency + 2 * (devices - 1) / devices * data / self.bandwidth
 
     def gather_seconds(self, devices: int, data: float) -> float:
-        """Return the seconds of an all-gather, or of a reduce-scatter: half of the ring's steps."""
+        """Return the seconds of an all-gather or a reduce-scatter, half of the ring's steps."""
         if devices == 1:
             return 0.0
         return self.latency + (devices - 1) / devices * data / self.bandwidth
@@ -66,7 +66,7 @@ LINKS: Mapping[str, Link] = {
     )
 }  # fmt: skip
 """Known links, by name."""
-FREE_LINK = Link("none", float("inf"), 0.0, "a link that takes no time: the rest does not depend on one")
+FREE_LINK = Link("none", float("inf"), 0.0, "a link without transfer times")
 """Link that takes no time."""
 DEVICE_LINKS: Mapping[str, str] = {
     "RTXPRO6000": "pcie5-rtxpro6000",
@@ -80,14 +80,15 @@ DEVICE_LINKS: Mapping[str, str] = {
     "b300": "nvlink5",
     "gb200": "nvlink5",
 }
-"""The link that devices of a kind usually have, by the device's name in profiles and among rooflines."""
+"""Usual link of a device, by its name in profiles and among rooflines."""
 
 
 def usual_link(device: str) -> Link | None:
     """
-    Return the link that devices of a name usually have, None if it is not known.
+    Return the usual link of a device by its name; None if unknown.
 
-    ``H100`` and ``H100-80GB-HBM3`` are h100-80gb: one name may end sooner, but not in the midst of a word.
+    ``H100`` and ``H100-80GB-HBM3`` match h100-80gb: one name may be the other's beginning, up to a whole
+    word.
     """
     given = _beginnings(device)
     for name, link in DEVICE_LINKS.items():
@@ -98,5 +99,5 @@ def usual_link(device: str) -> Link | None:
 
 
 def _beginnings(device: str) -> list[str]:
-    """Return a name's first word, its first two, and so on, without separators."""
+    """Return a name's first word, first two words, and so on, without separators."""
     return list(accumulate(re.findall(r"[a-z0-9]+", device.lower())))

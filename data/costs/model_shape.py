@@ -1,4 +1,4 @@
-"""The sizes of a transformer that decide what it costs, from its ``config.json``."""
+"""Sizes of a transformer that determine its costs, read from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..files.record import Positive
 from .quantisation import weight_bytes_of
 
 WeightBytes = Annotated[float, msgspec.Meta(ge=0, le=64)]
-"""Bytes of a weight, as a file may state them."""
+"""Bytes of a weight, as valid in a file."""
 
 LARGEST_SIZE = 10**9
-"""No layer of any model is as wide; products of two sizes and of a few tokens can be counted."""
+"""Largest size of a layer; products of two sizes and a few tokens stay countable."""
 
 _UNCOSTED = {
-    "index_topk": "attention that picks its keys by an index",
+    "index_topk": "attention that selects its keys by an index",
     "linear_num_value_heads": "layers of linear attention",
     "mamba_d_state": "Mamba layers",
     "ssm_state_size": "Mamba layers",
@@ -33,43 +33,41 @@ _UNCOSTED = {
     "block_types": "recurrent blocks",
     "hybrid_override_pattern": "Mamba layers",
 }
-"""Fields of configurations that say a layer costs something this library has no formula for."""
+"""Fields of configurations whose layers have no cost formula here."""
 
 
 _PLAIN = ("bloom", "falcon", "mpt")
-"""Families without a gate; their configurations name no function."""
+"""Families without a gate, whose configurations name no activation function."""
 _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "mpt", "opt", "t5")
-"""Families with the embedding's weights in the output head, unless the configuration says otherwise."""
+"""Families that share the embedding with the output head by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """
-    The sizes of a transformer that decide what it costs.
+    Sizes of a transformer that determine its costs.
 
-    name: As its makers call it.
-    layers: Decoder layers.
-    hidden, heads, kv_heads, head_dim, intermediate, vocabulary: Widths, in values; heads in number.
+    name: Name by its makers.
+    layers: Number of decoder layers.
+    hidden, heads, kv_heads, head_dim, intermediate, vocabulary: Widths in values, and numbers of heads.
         ``kv_heads`` is 1 for multi-query attention.
     bytes_per_value: Bytes of a value of the KV cache, of activations, and of weights that are not quantised.
     encoder_layers: Encoder layers; 0 for a decoder-only model.
-    gated: Whether the feed-forward part has a gate (three matrices) or not (two).
-    tied_embedding: Whether the output head shares the embedding's weights.
-    experts, active_experts, expert_intermediate: Experts of a layer, how many of them a token uses, and the
-        width of one; 0 for a dense model.
-    shared_intermediate: Width of the experts that every token uses, together.
-    dense_layers: Of a model with experts, the layers that have none.
-    latent, query_latent, rope_dim, value_dim: Of latent attention (MLA): width of the keys' and values'
-        common latent, of the queries' (0 for none), of the part of a key that carries positions, and of a
-        head's value; ``latent`` is 0 for other models.
-    window, window_layers: Tokens that the layers with a sliding window attend to, and how many layers have
-        one.
-    feed_forward_bytes, attention_bytes: Bytes of a weight of the feed-forward part (or experts) and of
-        attention, where they are quantised; 0 for ``bytes_per_value``.
-    multiply_bits: Of the numbers that are multiplied with the weights: 16, or 8 or 4 where both are
-        quantised.
-    head_norm, norm_across: Whether queries and keys are normalised, and whether over all heads at once:
-        devices that share a layer then add up their parts of the squares.
+    gated: True if the feed-forward part has a gate (three matrices instead of two).
+    tied_embedding: True if the output head shares the embedding's weights.
+    experts, active_experts, expert_intermediate: Experts of a layer, experts used by a token, and width of an
+        expert; 0 for a dense model.
+    shared_intermediate: Total width of the experts that every token uses.
+    dense_layers: Layers without experts in a model with experts.
+    latent, query_latent, rope_dim, value_dim: Sizes of latent attention (MLA): latent of keys and values,
+        latent of queries (0 for none), key part with positions, and value of a head; ``latent`` is 0 for
+        other models.
+    window, window_layers: Tokens of a sliding window, and number of layers with one.
+    feed_forward_bytes, attention_bytes: Bytes of a quantised weight of the feed-forward part (or experts) and
+        of attention; 0 for ``bytes_per_value``.
+    multiply_bits: Bits of the factors in products with weights: 16, or 8 or 4 with quantised activations.
+    head_norm, norm_across: True if queries and keys are normalised, and if over all heads at once; devices
+        that share a layer then add up the squares.
     """
 
     name: str
@@ -103,7 +101,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
-        """Return the shape that a HuggingFace ``config.json`` describes."""
+        """Return the shape in a HuggingFace ``config.json``."""
         outer, inner = config, config.get("text_config")
         if isinstance(inner, dict):
             config = {**outer, **inner}
@@ -145,7 +143,7 @@ class ModelShape:
 
     @property
     def attention_values(self) -> int:
-        """Weights of one layer's attention, in values (cross-attention left out)."""
+        """Values of one layer's attention weights, without cross-attention."""
         if not self.latent:
             return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         key, into = self.head_dim + self.rope_dim, self.query_latent or self.hidden
@@ -156,17 +154,17 @@ class ModelShape:
 
     @property
     def expert_values(self) -> int:
-        """Weights of one expert, in values."""
+        """Values of one expert's weights."""
         return self._matrices * self.hidden * self.expert_intermediate
 
     @property
     def shared_values(self) -> int:
-        """Weights of a layer with experts that every token reads: the shared expert and the router."""
+        """Values of the shared expert and the router, which every token reads."""
         return self._matrices * self.hidden * self.shared_intermediate + self.hidden * self.experts
 
     @property
     def dense_values(self) -> int:
-        """Weights of the feed-forward part of a layer without experts, in values."""
+        """Values of the feed-forward weights in a layer without experts."""
         return self._matrices * self.hidden * self.intermediate
 
     @property
@@ -175,23 +173,23 @@ class ModelShape:
 
     @property
     def expert_layers(self) -> int:
-        """Layers that have experts."""
+        """Number of layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def embedding_values(self) -> int:
-        """Weights of the embedding and the output head, in values."""
+        """Values of the embedding and the output head."""
         return (1 if self.tied_embedding else 2) * self.vocabulary * self.hidden
 
     @property
     def kernels(self) -> float:
         """
-        Kernels that a layer launches, the mean over the layers: what it takes however few the tokens.
+        Mean number of kernels that a layer launches, its fixed cost for few tokens.
 
-        Nine: two norms, queries with KV, their positions, attention, its output, and three of
-        the feed-forward part. Norms of queries and keys are one more; a latent five (two norms, the queries
-        in two steps, KV absorbed); experts seven in the place of three (router, choice, order,
-        three, sum); shared experts three.
+        Nine kernels: two norms, queries with KV, their positions, attention, its output, and three of the
+        feed-forward part. Norms of queries and keys add one. A latent adds five (two norms, queries in two
+        steps, absorbed KV). Experts have seven instead of three (router, choice, order, three, sum). Shared
+        experts add three.
         """
         share = self.expert_layers / self.layers
         own = 9 + self.head_norm + (5 if self.latent else 0)
@@ -199,18 +197,18 @@ class ModelShape:
 
     @property
     def layer_bytes(self) -> float:
-        """Bytes of the weights of one layer, all its experts with it; the mean over the layers."""
+        """Mean bytes of a layer's weights, all experts included."""
         return float(self.read_bytes(np.array([np.inf]))[0])
 
     def experts_read(self, tokens: FloatArray) -> FloatArray:
-        """Return the mean number of different experts that some tokens use, if each is as likely."""
+        """Return the expected number of different experts that tokens use, if all are equally likely."""
         if not self.experts:
             return np.zeros_like(tokens)
         missed = 1.0 - self.active_experts / self.experts
         return np.asarray(self.experts * (1.0 - missed**tokens))
 
     def read_bytes(self, tokens: FloatArray) -> FloatArray:
-        """Return the bytes of weights that a layer reads for some tokens, the mean over the layers."""
+        """Return the mean bytes of weights that a layer reads for a number of tokens."""
         return np.asarray(self.feed_forward_read(tokens) + self.attention_read)
 
     @property
@@ -220,7 +218,7 @@ class ModelShape:
         return of_attention + 2 * self.hidden * self.bytes_per_value
 
     def feed_forward_read(self, tokens: FloatArray) -> FloatArray:
-        """Return the bytes of feed-forward weights that a layer reads for some tokens, the mean."""
+        """Return the mean bytes of feed-forward weights that a layer reads for a number of tokens."""
         of_experts = self.experts_read(tokens) * self.expert_values + self.shared_values
         share = self.expert_layers / self.layers
         feed_forward = share * of_experts + (1 - share) * self.dense_values
@@ -228,7 +226,7 @@ class ModelShape:
 
     @property
     def token_values(self) -> float:
-        """Weights of a layer that one token is multiplied with, in values, the mean over the layers."""
+        """Mean values of a layer's weights that are multiplied with one token."""
         share = self.expert_layers / self.layers
         of_experts = self.active_experts * self.expert_values + self.shared_values
         feed_forward = share * of_experts + (1 - share) * self.dense_values
@@ -236,23 +234,23 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights, those of all experts with them."""
+        """Bytes of all weights, all experts included."""
         layers = self.layers + self.encoder_layers
         return layers * self.layer_bytes + self.bytes_per_value * self.embedding_values
 
     @property
     def kv_bytes_per_layer_token(self) -> int:
-        """Bytes of KV cache of one token in one layer; of the latent, where there is one."""
+        """Bytes of KV cache, or of the latent, of one token in one layer."""
         if self.latent:
             return (self.latent + self.rope_dim) * self.bytes_per_value
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
     def kv_copies(self, devices: int) -> float:
-        """Return the number of devices of a group that hold the same KV cache; a latent is whole on each."""
+        """Return the number of devices with the same KV cache; each device holds the whole latent."""
         return devices if self.latent else max(1.0, devices / self.kv_heads)
 
     def attended(self, context: FloatArray) -> FloatArray:
-        """Return the tokens that a layer attends to, given those held, the mean over the layers."""
+        """Return the mean number of tokens that a layer attends to, given those held."""
         if not self.window_layers:
             return context
         share = self.window_layers / self.layers
@@ -260,14 +258,14 @@ class ModelShape:
 
     @property
     def prompt_pair_flops(self) -> int:
-        """Operations of a layer's attention for a pair of a prompt's tokens, all heads; nothing absorbed."""
+        """Operations of a layer's attention for a pair of prompt tokens, all heads, without absorption."""
         if self.latent:
             return 2 * self.heads * (self.head_dim + self.rope_dim + self.value_dim)
         return 4 * self.heads * self.head_dim
 
 
 def refuse_uncosted(config: Mapping[str, object]) -> None:
-    """Refuse a configuration with layers that no formula here counts."""
+    """Refuse a configuration with layers that have no cost formula here."""
     what = next((why for field, why in _UNCOSTED.items() if config.get(field)), None)
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and set(kinds) - {"full_attention", "sliding_attention", "attention"}:
@@ -280,7 +278,7 @@ def refuse_uncosted(config: Mapping[str, object]) -> None:
 
 
 class _Sizes:
-    """Whole numbers of a configuration, each under one of several names."""
+    """Whole numbers of a configuration by alternative names."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
@@ -366,7 +364,7 @@ def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
         return {}
-    # Older configurations state an interval at which a layer attends to all tokens.
+    # Older configurations state the interval of layers with full attention.
     alternate = 2 if str(config.get("model_type", "")).startswith("gemma2") else None
     every = config.get("sliding_window_pattern", alternate)
     if isinstance(kinds, list):
@@ -380,7 +378,7 @@ def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
 
 
 def holds_whole_context(folder: str | os.PathLike[str]) -> bool | None:
-    """Return whether each layer of a model keeps the KV of its whole context; None without a config."""
+    """Return whether each layer keeps the KV cache of the whole context; None without a config."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -392,7 +390,7 @@ def holds_whole_context(folder: str | os.PathLike[str]) -> bool | None:
     kinds = config.get("layer_types")
     full = not isinstance(kinds, list) or set(map(str, kinds)) <= {"full_attention", "attention"}
     window = config.get("sliding_window") is not None and config.get("use_sliding_window") is not False
-    # Layers without attention, or with attention to parts, go by many names.
+    # Layers without full attention have many names.
     odd = any(
         name in config for name in (*_UNCOSTED, "attention_chunk_size", "conv_L_cache", "layers_block_type")
     )

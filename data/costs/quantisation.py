@@ -1,4 +1,4 @@
-"""Bytes of a quantised weight, as a model's configuration says it is stored."""
+"""Bytes of a quantised weight by a model's configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..files.disk import InputError
 
 _SCALED = {4: 0.5 + 1 / 16, 8: 1.0 + 1 / 16}
-"""Bytes of a weight with this number of bits and its share of a group's scale: a byte for 16 weights."""
+"""Bytes of a weight with a number of bits and its share of a group's scale, a byte for 16 weights."""
 _BYTES = {
     "fp8": 1.0,
     "fbgemm_fp8": 1.0,
@@ -17,16 +17,16 @@ _BYTES = {
     "int8": 1.0,
 }
 _MULTIPLIED = {"fp8": 8, "fbgemm_fp8": 8, "int8": 8, "nvfp4": 4, "mxfp4": 4, "fp4": 4}
-"""Bits of the factors, by methods that quantise activations too."""
+"""Bits of the factors by methods that also quantise activations."""
 _BY_BITS = ("gptq", "awq", "auto-round", "bitsandbytes", "compressed-tensors", "hqq", "torchao", "quanto")
 _ATTENTION = ("self_attn", "attention", "attn")
 
 
 def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float, int]:
     """
-    Return the bytes of a feed-forward and of an attention weight, and the bits multiplied.
+    Return the bytes of a feed-forward and an attention weight, and the bits of the factors.
 
-    The bytes are 0 where nothing is quantised; methods that keep weights alone multiply in 16 bits.
+    The bytes are 0 without quantisation. Methods that quantise only weights multiply in 16 bits.
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict):

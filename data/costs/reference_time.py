@@ -1,4 +1,4 @@
-"""Speed of a machine during a measurement: the seconds of a fixed piece of work."""
+"""Speed of a machine during a measurement, as seconds of a fixed piece of work."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from ..arrays import FloatArray
 
 PROMPTS, TOKENS, DECODE_STEPS = 16, 32, 4
-"""The fixed piece of work, about the size of a small job: a smaller one would fit the caches."""
+"""Fixed piece of work, the size of a small job; a smaller one would fit into the caches."""
 WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {DECODE_STEPS} decode steps"
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTime:
     """
-    What the fixed piece of work took while a profile was measured.
+    Seconds of the fixed piece of work during a profile's measurement.
 
-    seconds: The median of its readings.
-    work: What the piece of work is: only times of the same work can be compared.
+    seconds: Median of the readings.
+    work: Description of the work; only times of the same work are comparable.
     """
 
     seconds: float
@@ -30,13 +30,13 @@ class ReferenceTime:
         if self.work != WORK:
             raise ValueError(f"the work {self.work!r} is not {WORK!r}: profile again")
         if not 0 < self.seconds < float("inf"):
-            raise ValueError(f"{self.seconds} is no number of seconds that a piece of work can take")
+            raise ValueError(f"{self.seconds} is not a possible number of seconds for the work")
 
     @classmethod
     def of(cls, readings: Sequence[float] | FloatArray) -> ReferenceTime:
-        """Return the reference for readings in seconds, shape (readings,), at least one."""
+        """Return the reference for at least one reading in seconds, shape (readings,)."""
         return cls(float(np.median(readings)))
 
     def slowdown(self, readings: Sequence[float] | FloatArray) -> float | None:
-        """Return how many times slower a machine was than the one on which the reference was taken."""
+        """Return the factor by which a machine was slower than the reference."""
         return float(np.median(readings)) / self.seconds if len(readings) else None

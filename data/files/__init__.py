@@ -1,1 +1,1 @@
-"""Files on disk: read with bounds, written whole, mistakes named."""
+"""Files on disk, with bounded reading, atomic writing and precise errors."""

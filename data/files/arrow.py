@@ -1,4 +1,4 @@
-"""Errors of pyarrow as the one error of all input."""
+"""Errors of pyarrow as InputError."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .sources import local_file, refuse_streams
 
 
 def require_arrow() -> None:
-    """Raise ImportError that says how to install pyarrow if it is missing."""
+    """Raise ImportError with an installation hint if pyarrow is missing."""
     if find_spec("pyarrow") is None:
         raise ImportError("Parquet and Arrow files need pyarrow: pip install 'batchbound[parquet]'")
 
 
 def holds_parquet(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins as Parquet does; one that cannot be read does not."""
+    """Return whether a file is readable and begins as Parquet."""
     refuse_streams(path)
     try:
         with open(local_file(path), "rb") as stream:
@@ -30,10 +30,10 @@ def holds_parquet(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
-    """Turn any error of reading a Parquet or Arrow file into an InputError that names the file."""
+    """Turn errors while reading a Parquet or Arrow file into an InputError that names the file."""
     try:
         yield
-    except Exception as error:  # pyarrow's errors share no base of their own
+    except Exception as error:  # pyarrow's errors have no common base
         why = next(iter(str(error).splitlines()), type(error).__name__)
         kind = "Arrow" if Path(path).suffix == ".arrow" else "Parquet"
         raise InputError(f"not a readable {kind} file ({why})", file=path, hint=hint) from None

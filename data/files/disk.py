@@ -1,4 +1,4 @@
-"""Read and write files with named mistakes, and nothing half-written."""
+"""Read files with precise errors, and write files atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .sources import first_bytes, reading
 from .sources import refuse_streams as refuse_streams
 
 _BLOCK = 2**20
-"""Characters of a file that are read at a time."""
+"""Characters read from a file at a time."""
 
 _REWRITE = "Write it as Parquet, to a name that ends in .parquet."
 _NO_TEXT = {
@@ -32,17 +32,17 @@ _NO_TEXT = {
     b"FEA1": ("is a Feather file", _REWRITE),
     b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
 }
-"""Files that hold no text, by their first bytes: name, and the next step."""
+"""Messages and hints for binary files by their first bytes."""
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
-    """Return the error for a file that cannot be written, by its cause: disk or input."""
+    """Return the error for a file that cannot be written, caused by the disk or the input."""
     kind = WriteError if error.errno in WriteError.FULL else InputError
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the UTF-8 text of a file, decompressed; InputError if it cannot be read or is no text."""
+    """Return the decompressed UTF-8 text of a file; InputError if it is unreadable or not text."""
     head = first_bytes(path, 8)
     for magic, (what, hint) in _NO_TEXT.items():
         if head.startswith(magic):
@@ -61,7 +61,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a text file, without their line breaks; errors are those of :func:`read_text`."""
+    """Yield the lines of a text file without line breaks; errors as in :func:`read_text`."""
     head = first_bytes(path, 8)
     for magic, (what, hint) in _NO_TEXT.items():
         if head.startswith(magic):
@@ -79,12 +79,12 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
                 yield from whole
         yield rest
     except UnicodeDecodeError:
-        read_text(path)  # names the byte
+        read_text(path)  # its error names the byte
         raise
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Return the one JSON object a file holds."""
+    """Return the single JSON object in a file."""
     value = parsed_json(read_text(path), path)
     if not isinstance(value, dict):
         raise InputError("not a JSON object", file=path, hint="Write it again.")
@@ -110,16 +110,16 @@ def parsed_json(
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
     """
-    Yield a stream that becomes ``path``, or the file that it links to, only when it is complete.
+    Yield a stream that replaces ``path``, or the target of its link, once it is complete.
 
-    Remains of a killed process are removed.
+    It removes unfinished files of killed processes.
     """
-    # Else a link to a larger disk would be replaced by the file itself.
+    # Otherwise the file would replace a link to a larger disk.
     target, temporary = Path(os.path.realpath(path)), ""
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
-        with contextlib.suppress(OSError):  # a folder may be written and not be read
+        with contextlib.suppress(OSError):  # a folder may be writable but not readable
             _discard_dead(target)
         handle, temporary = _locked_beside(target)
         with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as stream:
@@ -127,7 +127,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-            # Before it is closed, and with it unlocked.
+            # Renamed before closing, which unlocks the file.
             os.replace(temporary, target)
     except OSError as error:
         _discard(temporary)
@@ -141,11 +141,11 @@ def _locked_beside(target: Path) -> tuple[int, str]:
     """Return a new file next to ``target``, locked until it is closed, and its name."""
     while True:
         handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
-        with contextlib.suppress(OSError):  # without locks no other process removes it
+        with contextlib.suppress(OSError):  # without locks no other process removes the file
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
-        # Another process took it for a dead one's before it was locked.
+        # Another process removed it as unfinished before it was locked.
         os.close(handle)
 
 
@@ -164,7 +164,7 @@ def _discard_dead(target: Path) -> None:
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
     """Write ``value`` as JSON to ``path`` atomically."""
-    # As one text: written piece by piece, a plan of a million requests takes ten times as long.
+    # Writing a large plan in pieces takes ten times as long as in one text.
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as stream:
         stream.write(text)
@@ -172,7 +172,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
 
 
 def _why_not_json(text: str) -> tuple[str, str]:
-    """Return the mistake in a text that is not JSON, and its line if known."""
+    """Return the mistake in an invalid JSON text, and its line if known."""
     if not text.strip():
         return "the file is empty", ""
     try:
@@ -185,7 +185,7 @@ def _why_not_json(text: str) -> tuple[str, str]:
 
 
 _PARTIAL = ".partial"
-"""Suffix of files that are being written."""
+"""Suffix of unfinished files."""
 
 _LONG = re.compile(r"\d{19}")
 

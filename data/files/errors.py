@@ -1,4 +1,4 @@
-"""The error of everything that a user gives or a disk refuses."""
+"""Errors of input and of a failing disk."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import os
 
 _LONGEST_MESSAGE = 1000
-"""Characters beyond which a message is shown by its two ends."""
+"""Longest message in characters; the middle of a longer one is cut."""
 
 
 class InputError(ValueError):
     """
-    A mistake in the input: the file, the place in it, the value, and the hint.
+    Error in the input, with file, place, value and hint.
 
-    message: The mistake, with the offending value.
-    file: The file it stands in, if any.
-    where: The line or field, as a person would look for it ("line 3, field 'custom_id'").
-    hint: The next step.
+    message: Mistake, with the offending value.
+    file: File with the mistake, if any.
+    where: Line or field ("line 3, field 'custom_id'").
+    hint: Next step for the user.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class InputError(ValueError):
         name = "" if file is None else os.fspath(file) or "''"
         place = ", ".join(part for part in (name, where) if part)
         if len(message) > _LONGEST_MESSAGE:
-            # It shows a value that has the length of a book.
+            # The message shows a very long value.
             message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
         text = f"{place}: {message}" if place else message
         super().__init__(f"{text}. {hint}" if hint else text)
@@ -35,13 +35,13 @@ class InputError(ValueError):
 
 
 class WriteError(InputError):
-    """A disk is full or fails; the input is right, and earlier output is kept."""
+    """Error of a full or failing disk; earlier output is kept."""
 
     FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-    """Errors of the system that say so."""
+    """Error numbers of the system for a full or failing disk."""
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it, cut where it is long."""
+    """Return a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

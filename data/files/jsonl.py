@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, and digests of files."""
+"""JSON lines files, and digests of files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .disk import InputError, text_lines
 from .sources import local_file, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
-"""Commands that make lines of JSON, by how it begins."""
+"""Commands that convert JSON to lines, by its first character."""
 
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield each line's number, counted from one, and its object; blank lines are passed over."""
+    """Yield each line's number, from one, and its object; blank lines are skipped."""
     empty = True
     for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
@@ -51,7 +51,7 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
 
 
 def _parsed(line: str) -> object:
-    """Return a line's value as json.loads does, sooner where it is plain JSON."""
+    """Return a line's value as json.loads does, but faster for plain JSON."""
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

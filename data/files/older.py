@@ -1,4 +1,4 @@
-"""Names that fields had in older files."""
+"""Field names of older files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ RENAMED = {
     "decode rounds": "decode steps",
     "slot-rounds": "slot-steps",
 }
-"""Old and new names of fields; versions below the present one of a kind of file have the old."""
+"""Old and new names of fields, for files of an older version."""
 
 
 SOURCES = {"fewest stages and rounds": "fewest stages and decode steps"}
-"""Old and present names of a bound's argument."""
+"""Old and present names of a bound's argument by source."""
 
 
 def with_new_names(value: Any) -> Any:
-    """Return plain JSON values with the fields of an older file under their present names."""
+    """Return an older file's JSON values with the present names of fields."""
     if isinstance(value, dict):
         found = {RENAMED.get(name, name): with_new_names(entry) for name, entry in value.items()}
         if isinstance(found.get("source"), str):

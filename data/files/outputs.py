@@ -1,4 +1,4 @@
-"""Files that are to be written: refused before the work where something would be lost, or nothing kept."""
+"""Checks of output files before the work, against loss of data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .sources import first_bytes
 def refuse_outputs(
     paths: Sequence[str | os.PathLike[str]], overwrite: bool, read: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
-    """Raise InputError if an output cannot be written, or only with a loss."""
+    """Raise InputError if an output cannot be written without a loss."""
     for number, path in enumerate(paths):
         target = Path(path)
         if target.is_dir():
             raise InputError("is a folder", file=path, hint="Name a file.")
         if os.fspath(path) == "-" or (target.exists() and not target.is_file()):
-            raise InputError("is no file, which outputs are written to", file=path, hint="Name a file.")
+            raise InputError("is not a regular file", file=path, hint="Name a file.")
         if target.is_symlink() and not target.exists():
-            # Written through, it would make a file that somebody else named.
+            # Writing through the link would create a file elsewhere.
             raise InputError("is a link to a file that does not exist", file=path, hint="Name another file.")
         if any(_same_file(target, other) for other in read):
             raise InputError("is read by this command", file=path, hint="Name another output.")
@@ -41,7 +41,7 @@ def refuse_outputs(
 
 
 def can_be_made_again(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a plan or a report of ours, and no interrupted run in its folder needs it."""
+    """Return whether a file is a plan or a report that no interrupted run in its folder needs."""
     target = Path(path)
     if not target.is_file() or any(target.resolve().parent.glob("*.journal")):
         return False

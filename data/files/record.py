@@ -1,4 +1,4 @@
-"""One codec for all files of ours: a dataclass as plain JSON values, and back with any wrong field named."""
+"""Codec of batchbound's files between dataclasses and JSON, with precise errors."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _KINDS = {
     "array": "is not a list",
     "object": "is not an object",
 }
-"""Messages for a value that is not of the kind expected."""
+"""Messages for a value of an unexpected type."""
 
 _SHOWN = 60
-"""Most characters of a wrong value that an error shows."""
+"""Most characters of a wrong value in an error."""
 
 
 def plain(value: object) -> Any:
@@ -57,7 +57,7 @@ def record(
     line: int = 0,
     hint: str = "",
 ) -> _Kind:
-    """Return the record of plain JSON values from :func:`plain`; unknown fields are left out."""
+    """Return the record from the JSON values of :func:`plain`; unknown fields are ignored."""
     hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
     value = _present(kind, value)
     _check_header(kind, value, file, hint)
@@ -82,12 +82,12 @@ def record(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether something is a finite number, which true and false are not."""
+    """Return whether a value is a finite number, and not true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number, which some write with a point (12.0), or None if it is none."""
+    """Return a whole number, also from 12.0, or None."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if type(value) is int else None
@@ -96,7 +96,7 @@ def whole(value: object) -> int | None:
 def refuse_unknown(
     kind: type, value: object, *, file: str | os.PathLike[str] | None, within: str = "", hint: str
 ) -> None:
-    """Raise InputError if an object has a field that a dataclass has not."""
+    """Raise InputError if an object has a field that a dataclass lacks."""
     known = {entry.name for entry in dataclasses.fields(kind)}
     for name in sorted(value.keys() - known) if isinstance(value, dict) else ():
         field = f"{within}.{name}" if within else name
@@ -129,7 +129,7 @@ def schema(kind: type) -> dict[str, Any]:
 
 
 def _present(kind: type, value: object) -> object:
-    """Return an older file's fields as those of the present version, if the kind still reads it."""
+    """Return an older file's fields in the present version, if the kind supports it."""
     header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
     older: tuple[int, ...] = getattr(kind, "JSON_OLDER", ())
     if header is None or not isinstance(value, dict) or type(value.get(header[0])) is not int:
@@ -158,7 +158,7 @@ def _to_plain(value: Any) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str):
-        # Such as torch's version, a subclass of str.
+        # Such as torch's version, which is a subclass of str.
         return "".join(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
@@ -179,7 +179,7 @@ def _from_plain(kind: Any, value: Any) -> object:
 
 
 def _types(value: list[Any]) -> set[type]:
-    """Return the types of a list's entries, those of lists in it included."""
+    """Return the types of a list's entries, nested lists included."""
     found = set(map(type, value))
     if list in found:
         found = (found - {list}).union(*(_types(each) for each in value if isinstance(each, list)))
@@ -210,13 +210,13 @@ def _one_line(value: Any) -> Any:
 
 
 def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[str], str]:
-    """Return the place of what is wrong and what is, by msgspec's words for it."""
+    """Return place and message of a mistake from msgspec's message."""
     steps: list[str] = []
     missing = re.fullmatch(r"Object missing required field `(.*)`", said)
     got = re.fullmatch(r"Expected `(.*)`, got `(.*)`", said)
     for step in path:
         if step == "[...]" and isinstance(value, dict) and got is not None:
-            # msgspec does not tell which entry of an object it was.
+            # msgspec does not name the entry of an object.
             step = next((name for name, each in value.items() if _name_of(each) == got[2]), step)
         steps.append(step)
         kind = _inside(kind, step)
@@ -242,7 +242,7 @@ def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[
 
 
 def _inside(kind: Any, step: str) -> Any:
-    """Return the kind of a field or entry, as far as it is known."""
+    """Return the type of a field or entry, if it is known."""
     kind = _bare(kind)
     if dataclasses.is_dataclass(kind):
         return get_type_hints(kind, include_extras=True).get(step)

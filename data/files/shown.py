@@ -1,4 +1,4 @@
-"""A few lines for people in place of a page of arrays: in a console and in a notebook."""
+"""Short text for objects in a console or a notebook, instead of their arrays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 
 
 class Shown:
-    """Base of objects that print as a title and a few named values."""
+    """Base of objects that print a title and a few named values."""
 
     __slots__ = ()
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield the title with its value, then each name with its value; None is left out."""
+        """Yield title and names with their values; None is left out."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -34,12 +34,12 @@ class Shown:
 
 
 def percentage(share: float | None) -> str | None:
-    """Return a share in per cent, None for none."""
+    """Return a share in per cent, or None."""
     return None if share is None else f"{share:.2%}"
 
 
 def seconds(value: float | None) -> str | None:
-    """Return seconds with their unit, None for none."""
+    """Return seconds with their unit, or None."""
     return None if value is None else f"{value:,.4g} s"
 
 

@@ -1,4 +1,4 @@
-"""Input files as users name them: local or behind a URL, plain or compressed."""
+"""Input files, local or at a URL, plain or compressed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 def _open_zstd(stream: IO[bytes]) -> Any:
     import pyarrow as pa
 
-    # pyarrow's stream lacks the lines of a buffered one.
+    # pyarrow's stream has no line iteration; a buffered one does.
     return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
 
 
@@ -46,7 +46,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def local_file(path: str | os.PathLike[str]) -> Path:
-    """Return the local file of a path; a URL is fetched once in a process, to a temporary folder."""
+    """Return the local file of a path; a URL is downloaded once in a process."""
     return _fetched(os.fspath(path)) if is_url(path) else Path(path)
 
 
@@ -65,7 +65,7 @@ def _fetched(url: str) -> Path:
         raise InputError(str(error), file=url, hint="Install the package for this kind of URL.") from None
     except FileNotFoundError:
         raise InputError("no such file", file=url, hint=hint) from None
-    except Exception as error:  # each kind of URL has errors of its own
+    except Exception as error:  # each kind of URL has its own errors
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise InputError(f"cannot be fetched ({why})", file=url, hint=hint) from None
     return target
@@ -80,7 +80,7 @@ def _folder() -> Path:
 
 def refuse_streams(path: str | os.PathLike[str]) -> None:
     """
-    Raise InputError if a path can be read only once: a pipe, a terminal, standard input.
+    Raise InputError for a path that can be read only once: pipe, terminal, standard input.
 
     Files are opened several times, and the second reader of a pipe would wait for ever.
     """
@@ -92,14 +92,14 @@ def refuse_streams(path: str | os.PathLike[str]) -> None:
     except OSError:
         if name == "-":
             raise InputError("standard input is not read", file=path, hint=hint) from None
-        return  # its reader says why
+        return  # the reader's error explains it
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InputError("is a pipe or a device, no file", file=path, hint=hint)
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, decompressed; InputError if it cannot be read."""
+    """Open a file to read its decompressed bytes; InputError if it cannot be read."""
     refuse_streams(path)
     try:
         with open(local_file(path), "rb") as raw:
@@ -122,7 +122,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def first_bytes(path: str | os.PathLike[str], count: int) -> bytes:
-    """Return the first bytes of a file, decompressed; nothing of a file that cannot be read."""
+    """Return the first decompressed bytes of a file; none if it cannot be read."""
     try:
         with reading(path) as stream:
             return stream.read(count)

@@ -1,4 +1,4 @@
-"""A folder with atomic replacement of its content: a link in it names the current version."""
+"""Folder with atomic replacement of its content by a link to the current version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = "version-"
 
 
 def current_version(path: str | os.PathLike[str]) -> Path:
-    """Return where the files of the version in force stand: in the folder itself if it has no versions."""
+    """Return the folder of the current version, or the folder itself without versions."""
     link = Path(path) / _CURRENT
     if not link.is_dir():
         return Path(path)
@@ -31,9 +31,9 @@ def current_version(path: str | os.PathLike[str]) -> Path:
 @contextlib.contextmanager
 def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iterator[Path]:
     """
-    Yield an empty folder; what is written to it becomes the content of ``path`` at once.
+    Yield an empty folder that atomically becomes the content of ``path``.
 
-    Replacing a link is one step, so a process killed at any moment leaves the version before or this one.
+    Replacing a link is one step, so a process killed at any moment leaves the old or the new version.
     """
     folder = Path(path)
     try:
@@ -59,7 +59,7 @@ def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iter
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes a version: what looks left over might be another's."""
+    """Wait until no other process makes a version, whose files look like leftovers."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -69,7 +69,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _link(path: Path, target: str) -> None:
-    """Make ``path`` a link to ``target``, in one step if it exists."""
+    """Make ``path`` a link to ``target`` in one step."""
     if path.is_symlink() and os.readlink(path) == target:
         return
     beside = path.with_name(f".{path.name}.new")

@@ -275,11 +275,11 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "an Arrow stream": (binary(b"\xff" * 4), r"prompts.jsonl: is an Arrow stream. Write it as Parquet"),
     "a plan to standard output": (
         options("plan", "prompts.jsonl", "-o", "-"),
-        r"-: is no file, which outputs are written to\. Name a file",
+        r"-: is not a regular file\. Name a file",
     ),
     "a plan to a device": (
         options("plan", "prompts.jsonl", "-o", "/dev/null", "--overwrite"),
-        r"/dev/null: is no file, which outputs are written to\. Name a file",
+        r"/dev/null: is not a regular file\. Name a file",
     ),
     "requests from a pipe": (piped("plan", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),
     "a plan from a pipe": (piped("verify", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),

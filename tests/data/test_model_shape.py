@@ -86,7 +86,7 @@ def test_quantised_weights_take_the_bytes_their_method_keeps(
     ("fields", "named"),
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"index_topk": 2048}, "picks its keys by an index"),
+        ({"index_topk": 2048}, "selects its keys by an index"),
         ({"mamba_d_state": 16}, "Mamba"),
         ({"quantization_config": {"quant_method": "riddle"}}, "riddle"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),

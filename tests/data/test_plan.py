@@ -124,7 +124,9 @@ def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str, tmp_path: 
 )
 def test_requests_in_the_place_of_a_plan_are_told_from_one(text: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text(text)
-    with pytest.raises(InputError, match=r"in.txt: holds requests and is not a plan. Make a plan from it: batch"):
+    with pytest.raises(
+        InputError, match=r"in.txt: holds requests and is not a plan. Make a plan from it: batch"
+    ):
         Plan.load(tmp_path / "in.txt")
 
 
