@@ -142,7 +142,7 @@ _HOMES = {
     "suite": ".comparing.instance_library",
     "verify": ".judging",
 }
-"""The module of each public name, imported when the name is first used: planning loads no torch."""
+"""Module of each public name, imported on first use, so that planning loads no torch."""
 
 
 def __getattr__(name: str) -> Any:

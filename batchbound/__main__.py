@@ -1,11 +1,11 @@
-"""``batchbound``, and ``python -m batchbound``: a command in a process of its own, from begin to end."""
+"""Entry point of ``batchbound`` and ``python -m batchbound``."""
 
 import signal
 import sys
 
 
 def command() -> int:
-    """Return the exit status of the command that the words of this process name."""
+    """Run the command of this process and return its exit status."""
     try:
         from .cli import main
     except KeyboardInterrupt:
@@ -13,10 +13,10 @@ def command() -> int:
         return 130
     status = main()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # The work is over: an interrupt while Python tidies up would print a traceback.
+        # An interrupt while Python shuts down would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # An interrupt that came in a text that was run (a data class being made) is noted down until another text
-    # is: Python would end the process by the signal and not by the status, although it was dealt with.
+    # Python remembers an interrupt in exec'd code (as in dataclasses) until other code is exec'd. Otherwise
+    # the process would end by the signal instead of the status, although the interrupt was handled.
     exec("")
     return status
 

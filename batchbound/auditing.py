@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BUDGET = 2048
-"""Tokens of an iteration in the simulation if unknown: vLLM's default on most devices."""
+"""Simulated tokens per iteration if unknown: vLLM's default on most devices."""
 
 _ROUNDED = 1e-9
-"""Share of the measured seconds that counts as rounding."""
+"""Fraction of the measured seconds that counts as rounding."""
 
 _NO_COST = "no seconds: the iterations do not fit a linear cost"
 
@@ -66,16 +66,16 @@ _NO_COST = "no seconds: the iterations do not fit a linear cost"
 @dataclass(frozen=True, slots=True, repr=False)
 class Audit(Shown):
     """
-    The bound of a run, and its loss by cause.
+    Bound of a run, and its loss by cause.
 
-    tables: By title, the figures by their names: iterations, seconds, evictions, the bound's certificate.
-    assumptions: Assumptions of the figures, and reasons for figures that are missing.
-    losses: Losses that the picture shows, an entry for each unit.
+    tables: Figures by title and name: iterations, seconds, evictions, the bound's certificate.
+    assumptions: Assumptions of the figures, and reasons for missing figures.
+    losses: Losses in the picture, an entry per unit.
     runs: Running requests over time, in the run and in other orders.
     clock: Unit of the clock of ``runs``.
-    rates: Seconds of an iteration as fitted to the run; None if the iterations do not fit a linear cost.
+    rates: Cost of an iteration, fitted to the run; None if a linear cost does not fit.
     claims: Assumptions of the bound on iterations, each with its basis.
-    is_defect: Whether the run beats the bound though every assumption was checked.
+    is_defect: True if the run beats the bound with all assumptions checked.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -98,7 +98,7 @@ class Audit(Shown):
             yield "assuming", assumption
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with a row for each figure: its table, name and value."""
+        """Return a data frame with the table, name and value of each figure."""
         import pandas as pd
 
         rows = [(title, name, value) for title, table in self.tables.items() for name, value in table.items()]
@@ -106,10 +106,10 @@ class Audit(Shown):
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
         """
-        Draw the audit as one page for a browser.
+        Write the audit as one page for a browser.
 
-        path: The file.
-        title: What was audited.
+        path: File of the page.
+        title: Title of the page.
         Raises InputError if the file cannot be written.
         """
         save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
@@ -117,7 +117,7 @@ class Audit(Shown):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The run's file, and the server's limits that the caller states."""
+    """File of the run, and server limits stated by the caller."""
 
     path: Path
     slots: int | None
@@ -134,7 +134,7 @@ class _Asked:
                 raise InputError(str(error), hint="Correct it, or leave it out.") from None
 
     def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
-        """Return the server's limits; impossible ones raise InputError."""
+        """Return the server's limits; InputError if they are impossible."""
         if self.block_tokens is not None and kv_tokens is None:
             what = "--block-tokens has no effect without a KV capacity"
             raise InputError(what, file=self.path, hint="Add --kv-tokens, or leave it out.")
@@ -145,7 +145,7 @@ class _Asked:
             raise InputError(str(error), file=self.path, hint=hint) from None
 
     def stated(self, silent: str) -> EngineLimits:
-        """Return the limits that the caller states, for a run whose file holds none."""
+        """Return the caller's limits, for a file that has none."""
         if self.slots is None:
             raise InputError(f"{silent} not say the slots", file=self.path, hint="Add --slots N.")
         return self.limits(
@@ -153,7 +153,7 @@ class _Asked:
         )
 
     def proven(self, limits: EngineLimits) -> EngineLimits:
-        """Return the limits of the bound: those that the caller does not state are unlimited."""
+        """Return the limits of the bound; limits not stated are infinite."""
         return replace(
             limits,
             batched_tokens=UNLIMITED if self.batched_tokens is None else limits.batched_tokens,
@@ -172,9 +172,9 @@ def audit(
     profile: str | os.PathLike[str] | None = None,
 ) -> Audit:
     """
-    Return the lower bound on the iterations of a run's requests, and what the run lost above it.
+    Return the lower bound on the iterations of a server's run, and its loss by cause.
 
-    Without a ``profile``, seconds are an estimate with its error: a linear cost fitted to the run's times.
+    Without a ``profile``, seconds are estimates, with their error, from a linear cost fitted to the run.
 
     Parameters
     ----------
@@ -183,12 +183,12 @@ def audit(
         a measured vLLM run; a CSV of ``id, prompt_tokens, completion_tokens, start, first, last``; the output
         of an OpenAI batch with vLLM's request metrics; or a table of the lengths of completions.
     slots, batched_tokens, kv_tokens, block_tokens
-        The server's limits: requests at a time, tokens of an iteration, tokens of the KV cache and of one of
-        its blocks; the run's own if left out.
+        Limits of the server: running requests, tokens per iteration, KV capacity in tokens, tokens per block;
+        by default those of the run.
     iterations
-        First and last iteration of a job in a log that holds several, counted from 0; all if left out.
+        First and last iteration of a job, counted from 0, if the log has several; all by default.
     profile
-        Layer profile of a measured vLLM run's device: adds the bound and the losses in seconds.
+        Layer profile of the device of a measured vLLM run; adds the bound and the losses in seconds.
 
     Raises
     ------
@@ -233,28 +233,28 @@ def _server_run(asked: _Asked) -> Audit:
     except ValueError as error:
         raise InputError(str(error), file=asked.path, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
-    tables, lost, said = _counted(found)
+    tables, lost, remarks = _counted(found)
     if engines > 1:
-        said = (*said, "no seconds: they are fitted to one engine, and there are several")
+        remarks = (*remarks, "no seconds: they are fitted to one engine, and there are several")
     elif found.broken or found.drafts != 0:
-        said = (*said, "no seconds: an assumption of their bound is broken")
+        remarks = (*remarks, "no seconds: an assumption of their bound is broken")
     if engines > 1 or found.broken or found.drafts != 0:
-        return Audit(tables, said, lost, claims=found.assumptions, is_defect=found.is_defect)
+        return Audit(tables, remarks, lost, claims=found.assumptions, is_defect=found.is_defect)
     done = np.flatnonzero(ran.failed == 0)
     request = np.repeat(np.arange(len(done)), ran.choices[done])
     job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
     known = replace(limits, sequences=found.limits.sequences)
     audit = _with_seconds(tables, job, known, found.limits)
-    said = (*said, *audit.assumptions)
-    return replace(audit, losses=(*lost, *audit.losses), assumptions=said, claims=found.assumptions)
+    remarks = (*remarks, *audit.assumptions)
+    return replace(audit, losses=(*lost, *audit.losses), assumptions=remarks, claims=found.assumptions)
 
 
 def _counted(
     found: IterationAudit,
 ) -> tuple[dict[str, Mapping[str, object]], tuple[Losses, ...], tuple[str, ...]]:
-    """Return the tables of a server's iterations, their losses, and what is assumed or broken."""
+    """Return tables of iterations, losses, and assumptions of a server's run."""
     lines = (broken_line(found.assumptions), assumed_line(found.assumptions), found.broken)
-    said = tuple(line for line in lines if line is not None)
+    remarks = tuple(line for line in lines if line is not None)
     tables: dict[str, Mapping[str, object]] = {
         "iterations": {
             "counted by the server": found.counted,
@@ -267,22 +267,22 @@ def _counted(
         "certificate": dict(found.bound.certificate),
     }
     if found.counted is None or found.broken:
-        return tables, (), said
+        return tables, (), remarks
     parts = {name: float(value) for name, value in found.losses.items()}
     lost = Losses("iterations", found.counted, found.bound.iterations, parts, found.label)
-    return tables, (lost,), said
+    return tables, (lost,), remarks
 
 
 def _with_seconds(
     tables: Mapping[str, Mapping[str, object]], job: TimedJob, limits: EngineLimits, proven: EngineLimits
 ) -> Audit:
-    """Return tables with estimated seconds, or with the reason why there are none."""
+    """Return tables with estimated seconds, or the reason for their absence."""
     found = estimate_seconds(job, limits, proven, orders_of(job.sequences))
     if found is None:
         return Audit(tables, ("no seconds: the job is too large to simulate",))
     error, rates = found.fit.error, _rates(found.fit)
     if error is None:
-        why = f"too few times, or no time passed, to fit and test a cost ({found.fit.marks} times)"
+        why = f"the times are too few, or all equal, to fit and test a cost ({found.fit.marks} times)"
         return Audit(tables, (f"no seconds: {why}",), rates=rates)
     far = abs(found.simulated - found.measured) > LARGEST_ERROR * found.measured
     if far or not found.fit.is_linear or found.least > found.measured * (1.0 + _ROUNDED):
@@ -296,12 +296,14 @@ def _with_seconds(
             for name, run in found.orders.items()
         },
     }
-    said = f"seconds are estimated: a linear cost, fitted to the job's own times with an error of {error:.0%}"
+    remarks = (
+        f"seconds are estimated: a linear cost, fitted to the job's own times with an error of {error:.0%}"
+    )
     runs = [_running("the run", job.start if job.first is None else job.first, job.last)]
     runs += _simulated(found.orders)
     shown = {**tables, "seconds": seconds, **_fitted(found.fit)}
     drawn = tuple(runs if job.first is not None else runs[1:])
-    return Audit(shown, (said,), (), drawn, "seconds", rates)
+    return Audit(shown, (remarks,), (), drawn, "seconds", rates)
 
 
 def _simulated(orders: Mapping[str, PricedRun]) -> tuple[Occupancy, ...]:
@@ -314,7 +316,7 @@ def _simulated(orders: Mapping[str, PricedRun]) -> tuple[Occupancy, ...]:
 
 
 def _running(name: str, begin: FloatArray, end: FloatArray) -> Occupancy:
-    """Return the number of spans that are open, over time."""
+    """Return the number of running requests over time."""
     times = np.concatenate((begin, end))
     change = np.repeat([1.0, -1.0], len(begin))
     order = np.argsort(times, kind="stable")
@@ -390,7 +392,7 @@ def _lengths(asked: _Asked) -> Audit:
 
 
 def _unseen(limits: EngineLimits) -> tuple[Assumption, ...]:
-    """Return the assumptions of a bound on a run whose engine nobody has looked at."""
+    """Return the assumptions of a bound on a run of an unknown engine."""
     return stated_limits(limits, Assumption(DISTINCT, "assumed"))
 
 
@@ -422,9 +424,9 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     if profile is not None:
         found = _in_seconds(ran, limits, profile, claims)
         spans = _running("the run", ran.first_token, ran.finished)
-        said = (*assumed, *found.assumptions)
+        remarks = (*assumed, *found.assumptions)
         tables = {**tables, **found.tables}
-        return replace(found, tables=tables, assumptions=said, runs=(spans,), claims=audit.claims)
+        return replace(found, tables=tables, assumptions=remarks, runs=(spans,), claims=audit.claims)
     if ran.data_parallel > 1:
         why = "no seconds: they are fitted to one replica, and there are several"
         return replace(audit, assumptions=(*assumed, why))
@@ -452,7 +454,7 @@ def _in_seconds(
     table = read_profile(profile)
     link = usual_link(table.device)
     if ran.data_parallel > 1 or (link is None and table.tensor_parallel > 1):
-        what = "seconds of several replicas, or of devices whose link is not known, cannot be audited"
+        what = "an audit in seconds needs a single replica, and a known link between its devices"
         raise InputError(what, file=profile, hint="Leave the profile out.")
     try:
         cost = LayerCost(table if link is None else with_all_reduce(table, link))
@@ -486,12 +488,12 @@ def _in_seconds(
 
 
 def _tidy(losses: Mapping[str, float], measured: float) -> dict[str, float]:
-    """Return losses with those of no more than rounding as zero."""
+    """Return losses, with zero for rounding errors."""
     return {name: 0.0 if abs(value) <= _ROUNDED * measured else value for name, value in losses.items()}
 
 
 def _shown(name: str, value: float) -> tuple[str, float]:
-    """Return a loss's row; seconds that the cost model asks too much are no negative loss."""
+    """Return the row of a loss; the cost model's excess is not a negative loss."""
     return ("cost model above measured", -value) if name == MODEL and value < 0 else (f"lost: {name}", value)
 
 

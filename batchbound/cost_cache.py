@@ -1,4 +1,4 @@
-"""Costs that earlier runs measured, kept in the user's cache folder for the next plan and run."""
+"""Cache of costs measured by earlier runs, for the next plan and run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .data.trace import Trace
 @dataclass(frozen=True, slots=True)
 class CostCache:
     """
-    A folder of measured costs, a file for each model, machine, device, dtype and number of slots.
+    Folder of measured costs, by model, machine, device, dtype and number of slots.
 
-    folder: Made when the first costs are kept.
-    least_prefill_stages, least_decode_steps: A run with fewer of either does not replace what is kept; larger
-        values keep costs longer.
+    folder: Path of the folder, made for the first costs.
+    least_prefill_stages, least_decode_steps: Least size of a run that replaces kept costs; larger values keep
+        costs longer.
     """
 
     folder: Path
@@ -31,7 +31,7 @@ class CostCache:
 
     @classmethod
     def of_user(cls) -> CostCache:
-        """Return the user's cache: ``BATCHBOUND_COST_CACHE``, else in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+        """Return the cache at ``BATCHBOUND_COST_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``."""
         named = os.environ.get("BATCHBOUND_COST_CACHE")
         if named:
             return cls(Path(named))
@@ -39,7 +39,7 @@ class CostCache:
         return cls(Path(root) / "batchbound" / "costs")
 
     def keep(self, model: str, slots: int, found: CalibratedCost) -> bool:
-        """Keep the costs of a run unless it was too short; return whether they were kept."""
+        """Save the costs of a long enough run; return whether they were saved."""
         error = found.error
         if error is None or error.prefill_stages < self.least_prefill_stages:
             return False
@@ -50,12 +50,12 @@ class CostCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             found.save(path)
         except OSError:
-            # A home that cannot be written costs the next plan its costs, and this run nothing.
+            # An unwritable cache must not fail the run.
             return False
         return True
 
     def find(self, model: str, slots: int) -> CalibratedCost | None:
-        """Return what was kept of a model on this machine: nearest in slots, then newest; None if nothing."""
+        """Return a model's costs on this machine, nearest in slots, then newest, or None."""
         kept = sorted(self._kept(model), key=lambda one: (abs(one[0] - slots), -one[1]))
         for _, _, path in kept:
             try:
@@ -65,7 +65,7 @@ class CostCache:
         return None
 
     def _kept(self, model: str) -> Iterator[tuple[int, float, Path]]:
-        """Yield the slots, the time and the path of each file of a model."""
+        """Yield slots, time and path of each file of a model."""
         for path in self._folder_of(model).glob("*-*.json"):
             slots = path.stem.rpartition("-")[2]
             if slots.isdecimal():
@@ -77,7 +77,7 @@ class CostCache:
 
 
 def costs_of(trace: Trace) -> CalibratedCost | None:
-    """Return the costs that a run's own stages show; None where they are too few to fit."""
+    """Return costs fitted to a run's stages; None if there are too few."""
     from .executor.profiling.calibrate import calibrate
 
     try:
@@ -87,7 +87,7 @@ def costs_of(trace: Trace) -> CalibratedCost | None:
 
 
 def _conditions(found: CalibratedCost) -> str:
-    """Return what else decides the costs: device with its threads, dtype and layout of the KV cache."""
+    """Return a key of device, threads, dtype and layout of the KV cache."""
     return "|".join(str(found.engine.get(name)) for name in ("device", "dtype", "tier"))
 
 

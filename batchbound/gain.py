@@ -1,4 +1,4 @@
-"""Gain of a run over first come, first served, and its distance to the least possible."""
+"""Gain of a run over first come, first served, and its gap to the bound."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .solvers.solve import solve
 @dataclass(frozen=True, slots=True)
 class GainParams:
     """
-    How much work the comparison may do.
+    Search time and baseline of the comparison.
 
-    share: Search time as a share of the run's seconds; more finds a better order for known lengths.
-    least_seconds, most_seconds: Limits of that time.
-    policy: The baseline: what an engine without a plan would do.
+    share: Search time as a fraction of the run's seconds; more finds a better order for known lengths.
+    least_seconds, most_seconds: Limits of the search time.
+    policy: Baseline policy, as of an engine without a plan.
     """
 
     share: float = 0.02
@@ -44,8 +44,8 @@ class Course:
     """
     One way to serve the requests of a run.
 
-    seconds: On the run's own clock.
-    decode_steps, prefill_stages: Counted, not scaled.
+    seconds: Makespan on the run's clock.
+    decode_steps, prefill_stages: Exact counts.
     """
 
     seconds: float
@@ -63,17 +63,16 @@ class Gain:
     """
     A run and its alternatives for the same completions on the same slots.
 
-    All seconds are on the run's clock: simulated ones are the cost model's, times measured over modelled
-    seconds of this run. Decode steps are exact.
+    Simulated seconds are the cost model's, times ``clock``. Decode steps are exact.
 
-    requests, slots: Completions that the run served, and how many at a time.
-    first_come: First come, first served, simulated at the lengths that came out.
+    requests, slots: Number of completions of the run, and of slots.
+    first_come: First come, first served, simulated with the actual lengths.
     this_run: The run itself.
-    known: A plan made with those lengths.
-    least: Proven seconds: no schedule of these completions takes less (assuming that the cost model holds).
-    clock: Measured seconds for a second of the cost model.
-    evicts: Whether the run evicted requests; then the bound allows for it, and no plan of known lengths is
-        shown unless it takes less than the run.
+    known: A plan made with the actual lengths.
+    least: Lower bound of all schedules of these completions, in seconds, if the cost model holds.
+    clock: Measured seconds per second of the cost model.
+    evicts: True if the run evicted requests. The bound then allows for evictions, and ``known`` is only shown
+        if it takes less than the run.
     """
 
     requests: int
@@ -87,17 +86,17 @@ class Gain:
 
     @property
     def saved(self) -> float:
-        """The share of first come, first served's seconds that the run saved; below zero if it lost some."""
+        """Fraction of seconds saved against first come, first served; negative for a loss."""
         return 1 - self.this_run.seconds / self.first_come.seconds if self.first_come.seconds else 0.0
 
     @property
     def above_least(self) -> float | None:
-        """Fraction by which the run is above the least possible; None without a bound above zero."""
+        """Gap of the run to the bound, as a fraction; None if the bound is zero."""
         return self.this_run.seconds / self.least - 1 if self.least > 0 else None
 
     @property
     def steps_to_save(self) -> float:
-        """The share of this run's decode steps that known lengths would save; 0 if none."""
+        """Fraction of decode steps that known lengths would save."""
         if self.known is None or not self.this_run.decode_steps:
             return 0.0
         return max(0.0, 1 - self.known.decode_steps / self.this_run.decode_steps)
@@ -107,11 +106,11 @@ def gain_of(
     fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
 ) -> Gain | None:
     """
-    Return what a run on one machine gained, or None if it served nothing or was shared among replicas.
+    Return the gain of a run on one replica; None for an empty run or several replicas.
 
-    fleet: The requests and the machine, with the cost model to fall back on.
-    trace: The run.
-    cost: The cost model; the run's own stages are fitted if left out.
+    fleet: Requests and replica, with a cost model for runs too short to fit one.
+    trace: Trace of the run.
+    cost: Cost model; by default fitted to the run's stages.
     """
     return gain_and_plan(fleet, trace, cost=cost, params=params)[0]
 
@@ -119,7 +118,7 @@ def gain_of(
 def gain_and_plan(
     fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
 ) -> tuple[Gain | None, Plan | None]:
-    """Return what :func:`gain_of` does, and the plan of the lengths that came out, for a run that repeats."""
+    """Return the result of :func:`gain_of`, and a plan of the actual lengths."""
     params = params or GainParams()
     served = served_part(fleet, [trace])
     if served is None or len(fleet.replicas) != 1:
@@ -159,7 +158,7 @@ def _evicting(problem: Problem) -> Bound:
 
 
 def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
-    """Return the cost model of a run's own stages, or the stated one where they are too few to fit."""
+    """Return a cost model fitted to a run's stages, or the stated one if they are too few."""
     try:
         return fit_cost(trace.stages)
     except ValueError:
@@ -167,7 +166,7 @@ def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
 
 
 def _with_capacity(problem: Problem, fleet: Fleet) -> Problem:
-    """Return the problem under the machine's memory, unless a completion outgrew it."""
+    """Return the problem with the replica's KV capacity, unless a completion outgrew it."""
     capacity = fleet.replicas[0].kv_capacity
     try:
         return replace(problem, kv_capacity=capacity)

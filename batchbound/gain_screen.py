@@ -1,4 +1,4 @@
-"""The end screen of a run: what it gained, what is possible, what to do next."""
+"""End screen of a run: its gain, the bound, and the next command."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ COLUMNS = 80
 """Columns of the narrowest terminal."""
 
 _EQUAL = 0.005
-"""Differences below this share of the time are shown as none."""
+"""Largest relative difference of seconds that counts as equal."""
 
 
 def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
     """
     Return the lines of the end screen, at most 80 columns each.
 
-    ``command`` would run the same prompts with the lengths of this run; None where lengths do not repeat.
-    ``planned`` if this run was planned with lengths stated or of an earlier run.
+    ``command`` runs the same prompts again with known lengths; None if lengths do not repeat. ``planned`` is
+    true if this run was planned with known lengths.
     """
     worth = gain.known is not None and gain.known.seconds <= (1 - _EQUAL) * gain.this_run.seconds
     several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
@@ -38,7 +38,7 @@ def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = F
 
 
 def _time(seconds: float) -> str:
-    """Return seconds in three digits; from 100 s on as h:mm:ss."""
+    """Return seconds with three digits, from 100 s on as h:mm:ss."""
     if seconds >= 99.95:
         return clock_text(seconds)
     unit, value = ("s", seconds) if seconds >= 0.9995 else ("ms", 1e3 * seconds)
@@ -46,7 +46,7 @@ def _time(seconds: float) -> str:
 
 
 def _known_seconds(gain: Gain) -> float:
-    """Return the seconds of the better of this run and a plan of its lengths."""
+    """Return the lesser makespan of this run and a plan of its lengths."""
     assert gain.known is not None
     return min(gain.known.seconds, gain.this_run.seconds)
 
@@ -58,7 +58,7 @@ def _against(saved: float) -> str:
 
 
 def _worth(gain: Gain, command: str | None, planned: bool) -> str:
-    """Return what a plan of the lengths saves against this run."""
+    """Return the saving of a plan of known lengths, as a note."""
     assert gain.known is not None
     saved = 1 - gain.known.seconds / gain.this_run.seconds if gain.this_run.seconds else 0.0
     if saved < _EQUAL:
@@ -72,7 +72,7 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
 
 
 def _command_lines(before: str, command: str) -> list[str]:
-    """Return a command in lines that a shell takes as one."""
+    """Return a command in lines, broken for a shell."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():

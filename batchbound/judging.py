@@ -1,4 +1,4 @@
-"""Plans judged: the report of a run, and a plan checked again without the solver that made it."""
+"""Reports of runs, and verification of plans without their solver."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from .planning.iterations import iteration_prices
 
 def verify(plan: Plan | IterationPlan) -> Violation | None:
     """
-    Return what does not hold of a plan, or None if its schedule breaks no rule and its bound is proven.
+    Return a violation of a plan, or None if its schedule and bound are valid.
 
-    The bound is derived again from its certificate, by code that shares nothing with the solvers. Of a plan
-    for servers, what its order is predicted to take is simulated again.
+    The bound is derived again from its certificate, by code independent of the solvers. For a plan for
+    servers, the prediction of its order is simulated again.
     """
     if isinstance(plan, IterationPlan):
         return plan.check() or _false_bound(plan) or _false_seconds(plan) or _false_prediction(plan)
@@ -51,32 +51,32 @@ def verify(plan: Plan | IterationPlan) -> Violation | None:
 
 
 def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
-    """Return what does not hold of the policy that a plan follows, simulated again, or None."""
+    """Return a violation of the policy that a plan follows, or None."""
     if followed.policy not in POLICIES:
         return Violation("followed", f"no policy is called {followed.policy!r}")
     trace = simulate(plan.problem, followed.policy)
     counts = trace.prefill_stages, trace.decode_steps, trace.evictions
-    said = followed.prefill_stages, followed.decode_steps, followed.evictions
-    if counts != said or not math.isclose(trace.makespan, followed.seconds, rel_tol=PROVEN_WITHIN):
+    stated = followed.prefill_stages, followed.decode_steps, followed.evictions
+    if counts != stated or not math.isclose(trace.makespan, followed.seconds, rel_tol=PROVEN_WITHIN):
         what = f"{trace.makespan!r} s, stages, steps and evictions {counts}"
         return Violation("followed", f"simulated again, {followed.policy} takes {what}")
     if followed.bound.certificate.get("evictions") is not True:
-        return Violation("followed", "its bound is of schedules that evict no request")
+        return Violation("followed", "its bound holds only for schedules without evictions")
     return verify_fleet_bound(plan.fleet, followed.bound)
 
 
 def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> DrawnReport:
     """
-    Return the report of a run of a plan, its gap taken to the bound of the lengths that came out.
+    Return the report of a run, with its gap to the bound of the actual lengths.
 
     Parameters
     ----------
     plan
-        What was run.
+        Plan of the run.
     traces
-        Of the run, one for each replica.
+        Trace of each replica.
     seconds
-        What the work behind the report took.
+        Wall-clock seconds of the work behind the report.
 
     Raises
     ------
@@ -103,19 +103,19 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
 
 
 class DrawnReport(Report):
-    """A report that knows its plan and traces, and so can be drawn."""
+    """Report with its plan and traces, for pictures."""
 
     drawn: tuple[Plan, tuple[Trace, ...]]
 
     @classmethod
     def of(cls, found: Report, plan: Plan, traces: Sequence[Trace]) -> DrawnReport:
-        """Return a report with what it was made of."""
+        """Return a report with its plan and traces."""
         made = cls(**{each.name: getattr(found, each.name) for each in fields(found)})
         object.__setattr__(made, "drawn", (plan, tuple(traces)))
         return made
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the report as one page for a browser, and write it if a file is named."""
+        """Return the report as a page for a browser; write it to a file if named."""
         from .executor.reports.gantt import Panel
         from .executor.reports.page import page, save_page
 
@@ -132,7 +132,7 @@ class DrawnReport(Report):
 
 
 def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
-    """Raise ValueError if a trace names another plan of the same requests; those of before 0.2 name none."""
+    """Raise ValueError if a trace is of another plan; traces before 0.2 name none."""
     named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
     if named and named != [plan.schedule_digest()] * len(named):
         raise ValueError("it is of another plan of these requests")
@@ -144,7 +144,7 @@ def _proven(fleet: Fleet) -> Bound:
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:
-    """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
+    """Return the calibration of a plan's cost model; None for costs not measured by batchbound."""
     if "cost" not in plan.provenance.cost_source:
         return None
     recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
@@ -160,9 +160,9 @@ def _false_bound(plan: IterationPlan) -> Violation | None:
     wrong = verify_iterations(sequences, plan.proven, plan.bound)
     each = {share.limits for share in plan.shares}
     if plan.bound.certificate.get("kind") == "packing" and any(map(sequences.may_run_short, each)):
-        return Violation("iterations", "a packing holds of no engine that may evict requests")
+        return Violation("iterations", "a packing does not hold for an engine that may evict requests")
     if wrong is None and plan.maker.status.lower() == "optimal" and not plan.proven_optimal:
-        return Violation("status", "said to be optimal, the plan takes more than is proven")
+        return Violation("status", "the plan is marked optimal, but takes more than its bound")
     return wrong
 
 
@@ -171,7 +171,7 @@ def _false_seconds(plan: IterationPlan) -> Violation | None:
     if least is None:
         return None
     if count > 1 and least.iterations.certificate.get("kind") == "packing":
-        return Violation("seconds", "a packing bounds the iterations of one engine, not of several added up")
+        return Violation("seconds", "a packing bounds the iterations of one engine, not the sum of several")
     sequences = plan.sequences() if plan.counted else least_known(plan.workload.output_tokens, least.limits)
     wrong = verify_iteration_seconds(
         sequences,
@@ -199,7 +199,7 @@ def _false_seconds(plan: IterationPlan) -> Violation | None:
 
 
 def _false_prediction(plan: IterationPlan) -> Violation | None:
-    """Return what another simulation of the plan's orders says otherwise, or None."""
+    """Return a difference of the plan's prediction from a new simulation, or None."""
     work = plan.workload
     for share in plan.shares:
         if share.predicted is None or not len(share.requests):
@@ -207,18 +207,18 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
         rows = Sequences(work.input_tokens[share.requests], work.output_tokens[share.requests])
         prices = iteration_prices(plan.rates, plan.profile)
         if simulable(rows, share.limits):
-            # Iterations that are carried out, and not the leaps with which the search counts them.
+            # This simulates single iterations; the search counts them in leaps.
             found = simulated(rows, share.limits, share.held_back, lag=1, device=prices)
         else:
             known = predict(rows, share.limits, np.arange(len(rows)), share.held_back, 1, prices)
             found = known or Predicted(0)
-        if not _alike(found, share.predicted):
+        if not _agree(found, share.predicted):
             return Violation("prediction", f"simulated again, the order takes {found}, not {share.predicted}")
     return None
 
 
-def _alike(one: Predicted, other: Predicted) -> bool:
-    """Return whether two predictions say the same, seconds up to rounding."""
+def _agree(one: Predicted, other: Predicted) -> bool:
+    """Return whether two predictions agree, up to rounding of seconds."""
     if replace(one, seconds=None) != replace(other, seconds=None):
         return False
     if one.seconds is None or other.seconds is None:

@@ -1,4 +1,4 @@
-"""Commands as functions: prompts in, completions out, with the defaults of the command line."""
+"""Commands of the command line as functions, with the same defaults."""
 
 from __future__ import annotations
 
@@ -75,30 +75,30 @@ def run(
     """
     Run prompts or a plan on a model or on servers, as ``batchbound run`` does.
 
-    Each completion is on disk when it is finished. After a stop, the same call resumes the run.
+    Each finished completion is on disk. After a stop, the same call resumes the run.
 
     Parameters
     ----------
     plan
-        A file of prompts, or a plan.
+        File of prompts, or a plan.
     model
-        The model, and how it is loaded; or the servers that serve it.
+        Model and its loading, or servers.
     options
-        How the plan is carried out on a model.
+        Options of a run on a model.
     output, trace
-        The files to write: ``answers.jsonl`` and ``trace.jsonl``; of another output ``NAME.jsonl``, the trace
-        is ``NAME.trace.jsonl``.
+        Files to write, by default ``answers.jsonl`` and ``trace.jsonl``. For an output ``NAME.jsonl`` the
+        trace is ``NAME.trace.jsonl`` by default.
     overwrite
-        Whether outputs that exist are replaced.
+        True to replace existing outputs.
     slots
-        Requests in progress at a time, for prompts.
+        Maximum number of requests in progress, for prompts.
     more
-        ``watching`` and ``remark``, as of :func:`batchbound.run_job.run.run`.
+        ``watching`` and ``remark``, as in :func:`batchbound.run_job.run.run`.
 
     Raises
     ------
     InputError
-        If prompts, plan, model and options do not go together, or an output would be lost.
+        If prompts, plan, model and options do not match, or an output would be lost.
     RunStoppedError
         If the run cannot continue; finished completions are kept.
     """
@@ -127,25 +127,25 @@ def plan(
     **more: Any,
 ) -> Plan:
     """
-    Return a plan for a problem or for a file of requests, as ``batchbound plan`` makes it.
+    Return a plan for a problem or a file of requests, as ``batchbound plan`` does.
 
     Parameters
     ----------
     requests
-        A problem; or prompts, a table of lengths, or a generator such as ``table3:0``.
+        Problem, or file of prompts, table of lengths, or generator such as ``table3:0``.
     model
-        Whose tokenizer counts the prompts, and whose positions limit them.
+        Model that counts the prompts' tokens and limits their positions.
     slots
-        Requests in progress at a time.
+        Maximum number of requests in progress.
     cost
-        A cost model, or a file of one; the paper's if left out.
+        Cost model, or file of one; the paper's by default.
     limits
-        When the search stops.
+        Stopping criteria of the search.
     output
-        Where the plan is saved, if it is.
+        File of the plan; by default it is not saved.
     more
-        Other options of ``batchbound plan`` by their names (``lengths``, ``longest_completion``,
-        ``kv_capacity``, ...) for a file; those of :func:`batchbound.make_plan` for a problem.
+        For a file: other options of ``batchbound plan`` by name (``lengths``, ``longest_completion``,
+        ``kv_capacity``, ...). For a problem: arguments of :func:`batchbound.make_plan`.
 
     Raises
     ------
@@ -172,16 +172,16 @@ def plan(
 
 def profile(model: str, *, output: Paths = "cost.json", **more: Any) -> CalibratedCost:
     """
-    Measure a model on this machine and return its costs, as ``batchbound profile`` does.
+    Measure a model's costs on this machine, as ``batchbound profile`` does.
 
     Parameters
     ----------
     model
         Hub name, directory or ``tiny:FAMILY``.
     output
-        The file of the costs.
+        File of the costs.
     more
-        Other options of ``batchbound profile`` by their names (``slots``, ``threads``, ...).
+        Other options of ``batchbound profile`` by name (``slots``, ``threads``, ...).
     """
     args = _options("profile", ["--model", model, "-o", os.fspath(output)], more)
     _quietly(args.run, args)
@@ -192,16 +192,16 @@ def predict(
     prompts: Paths, completions: Paths, *, output: Paths = "predictor", **more: Any
 ) -> TrainedPredictor:
     """
-    Learn the lengths of completions from past ones, as ``batchbound predict train`` does.
+    Train a predictor of completion lengths, as ``batchbound predict train`` does.
 
     Parameters
     ----------
     prompts, completions
-        Batch files that belong together.
+        Batch file, and output file of its completions.
     output
-        The folder of the predictor.
+        Folder of the predictor.
     more
-        Other options of ``batchbound predict train`` by their names.
+        Other options of ``batchbound predict train`` by name.
     """
     from .executor.predictors.predictor import TrainedPredictor
 
@@ -213,14 +213,14 @@ def predict(
 
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
     """
-    Draw a plan or a run beneath first come, first served, one clock and one bound.
+    Draw a plan or a run below first come, first served, with the bound.
 
     Parameters
     ----------
     result
-        A plan, a run of one on one machine, or a solver's result.
+        Plan, run on one replica, or result of a solver.
     problem
-        What the solver's result is of.
+        Problem of the solver's result.
     """
     from .executor.reports.gantt import Panel
     from .executor.reports.gantt import gantt as drawn
@@ -230,7 +230,7 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
 
     if isinstance(result, Result):
         if problem is None:
-            raise InputError("a solver's result is drawn with its problem", hint="Give problem=...")
+            raise InputError("gantt() needs the problem of a solver's result", hint="Give problem=...")
         result = make_plan(problem, limits=Limits(work=1), start=result.schedule)
     if not isinstance(result, Plan | RunResult):
         raise InputError(f"gantt() draws a plan or a run, not {type(result).__name__}", hint="Give one.")
@@ -244,7 +244,7 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
 
 
 def _files(output: Paths | None, trace: Paths | None) -> tuple[Path, Path]:
-    """Return where completions and trace go, as the command line names them."""
+    """Return the files of completions and trace, with the command line's defaults."""
     if output is None:
         return Path("answers.jsonl"), Path(trace or "trace.jsonl")
     answers = Path(output)
@@ -260,7 +260,7 @@ def _planned(
     overwrite: bool,
     slots: int | None,
 ) -> tuple[Path, RunOptions]:
-    """Return the plan of prompts, made now or by an earlier call, and the options that follow it."""
+    """Return a plan of prompts, new or of an earlier call, and the run's options."""
     from .cli.run_prompts import planned_beside, policy_of
 
     words = [str(path), "--model", source.model, "-o", str(files[0]), "--trace", str(files[1])]
@@ -273,7 +273,7 @@ def _planned(
 
 
 def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argparse.Namespace:
-    """Return the options of a command, with those given by name."""
+    """Return the parsed options of a command, with some given by name."""
     from .cli.parser import Parser
 
     module = import_module(f".cli.commands.{command}", __package__)
@@ -291,7 +291,7 @@ def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argpa
 
 
 def _quietly(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Return what a call returns; the library is silent."""
+    """Call a function without output, as the library is silent."""
     from .cli.output import be_quiet
 
     def silent() -> Any:

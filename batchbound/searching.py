@@ -1,4 +1,4 @@
-"""The execution configuration of most throughput under a latency bound (ExeGPT), and a plan of it."""
+"""Search for the configuration of highest throughput under a latency bound (ExeGPT)."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),
     True: (Strategy.WAA_C, Strategy.WAA_M),
 }
-"""Strategies with (True) and without a hand-over of prompts."""
+"""Strategies with (True) and without (False) a separate encoding worker."""
 
 _APART = 0.01
-"""Share by which a point of the frontier has more throughput than the one before it."""
+"""Least relative gain in throughput between neighbouring points of the frontier."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfigurationSearch:
     """
-    What a search of configurations found.
+    Result of a search for a configuration.
 
-    problem: The requests, and what a plan of theirs costs.
-    timelines: That latency and throughput were read from: of RRA (False), and of WAA (True) where prompts are
-        handed over.
-    found: The best of each strategy and tensor-parallel degree, most throughput first; those without one
-        last.
-    devices: How many there are.
-    targets: What a completion of the 99th-percentile length must keep to.
-    encode_batches: The smallest and the largest that were looked at.
-    profiled: Whether the layers were profiled, so that the search chose how many requests run at a time.
+    problem: Requests and cost model.
+    timelines: Timelines that give latency and throughput, of RRA (False) and of WAA (True).
+    found: Best configuration of each strategy and tensor-parallel degree, highest throughput first,
+        infeasible ones last.
+    devices: Number of devices.
+    targets: Latency targets of a completion of 99th-percentile length.
+    encode_batches: Smallest and largest encoding batch searched.
+    profiled: True if the search used layer profiles, and so chose the number of running requests.
     """
 
     problem: Problem
@@ -67,11 +66,11 @@ class ConfigurationSearch:
 
     @property
     def best(self) -> ExecConfig | None:
-        """The configuration of most throughput, or None if none meets the bound."""
+        """Configuration of highest throughput, or None if none meets the bound."""
         return next((each.config for each in self.found if each.config), None)
 
     def extrapolated(self) -> tuple[tuple[ExecConfig, float, float], ...]:
-        """Return configurations that decode more requests at a time than was measured; both numbers too."""
+        """Return configurations that decode more requests than measured, with both numbers."""
         beyond = []
         for each in self.found:
             if each.config is None or each.performance is None:
@@ -86,10 +85,10 @@ class ConfigurationSearch:
 
     def frontier(self) -> list[tuple[float, float]]:
         """
-        Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency.
+        Return the Pareto frontier of latency (s) and throughput (requests/s), by rising latency.
 
-        What misses a target for the first token, or for those after it, is left out; and a point, but for
-        the last, of hardly more throughput than the one before it.
+        Configurations that miss a target per token are left out. So are points with hardly more throughput
+        than the one before, except the last.
         """
         curve: list[tuple[float, float]] = []
         for latency, throughput in sorted(
@@ -111,7 +110,7 @@ class ConfigurationSearch:
         return kept
 
     def advice(self) -> str:
-        """Return in one sentence which configuration to take, or which latency is the least there is."""
+        """Return a sentence with the best configuration, or the least latency possible."""
         best = next((each for each in self.found if each.config and each.performance), None)
         if best is None or best.config is None or best.performance is None:
             least = next(iter(self.frontier()), None)
@@ -119,9 +118,9 @@ class ConfigurationSearch:
                 return "No configuration fits into the memory of the devices."
             if least is None:
                 others = replace(self.targets, latency=math.inf)
-                return f"No configuration keeps to {others}, whatever its latency."
+                return f"No configuration meets {others}, at any latency."
             return (
-                f"No configuration stays under {self.targets}: the least that can be reached is"
+                f"No configuration stays under {self.targets}: the least possible is"
                 f" {least[0]:.3f} s, at {least[1]:.2f} requests/s."
             )
         config, reached = best.config, best.performance
@@ -131,7 +130,7 @@ class ConfigurationSearch:
             how += f" of about {reached.decode_batch:.0f} requests"
         else:
             how += f" on {reached.stages[0]} of the devices, about {reached.decode_batch:.0f} requests decode"
-        shared = f", {config.tensor_degree} devices a layer" if config.tensor_degree > 1 else ""
+        shared = f", {config.tensor_degree} devices per layer" if config.tensor_degree > 1 else ""
         longest = self.timelines[config.strategy is not Strategy.RRA].longest
         return (
             f"Take {config.strategy.value}: {how}{shared}. It serves {reached.throughput:.2f} requests/s,"
@@ -140,17 +139,10 @@ class ConfigurationSearch:
 
     def plan(self, *, provenance: Provenance | None = None) -> Plan:
         """
-        Return the best configuration that ``run`` can carry out on as many devices, as a plan.
+        Return the best configuration that ``run`` supports, as a plan.
 
-        Parameters
-        ----------
-        provenance
-            Where lengths, costs and prompts come from.
-
-        Raises
-        ------
-        InputError
-            If there is none: RRA runs on one device, WAA on two.
+        provenance: Sources of lengths, costs and prompts.
+        Raises InputError if there is none: RRA runs on one device, WAA on two.
         """
         runs = [each.config for each in self.found if each.config and self._runs(each.config)]
         if not runs:
@@ -166,16 +158,16 @@ class ConfigurationSearch:
         return self._plan(planned_configuration(timeline, runs[0], bound), provenance or Provenance())
 
     def _runs(self, config: ExecConfig) -> bool:
-        """Tell whether a run has as many workers: one for RRA, one of each kind for WAA."""
+        """Return whether ``run`` supports the number of workers."""
         return self.devices == (1 if config.strategy is Strategy.RRA else 2)
 
     def _plan(self, configuration: PlannedConfiguration, provenance: Provenance) -> Plan:
         begun, problem = time.perf_counter(), self.problem
         if configuration.handed_over:
-            # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
+            # The plan is for the decoding worker, to which prefill is almost free.
             problem = replace(problem, cost=problem.cost.with_free_prefill())
         if self.profiled:
-            # How many requests run at a time is the search's choice.
+            # With profiles the search chose the number of running requests.
             problem = replace(problem, slots=min(len(problem), configuration.slots))
         schedule = schedule_of(simulate(problem, rra_policy(configuration)))
         name = (
@@ -199,42 +191,42 @@ def search(
     link: Link | None = None,
 ) -> ConfigurationSearch:
     """
-    Return the configurations of most throughput under a latency bound.
+    Search for configurations of highest throughput under a latency bound.
 
     Parameters
     ----------
     problem
-        The requests, all there at the start; without profiles, its cost model and slots are what is searched.
+        Requests, all present at the start. Without profiles, the search uses its cost model and slots.
     profiles
-        Layer profiles of the model on one kind of device, one for each tensor-parallel degree, 1 among them.
+        Layer profiles of the model on one kind of device, one per tensor-parallel degree, including degree 1.
     devices
-        How many there are.
+        Number of devices.
     latency_bound
-        Seconds in which a completion of the 99th-percentile length must be there; or targets for its first
-        token and those after it, too.
+        Maximum latency of a completion of 99th-percentile length, in seconds; or targets, also for the first
+        token and those after it.
     latency_margin
-        Share of each kept back, for a machine that is slower at times.
+        Fraction of each target kept in reserve for slower phases of the machine.
     encode_batches
-        The smallest and the largest batch to encode.
+        Smallest and largest encoding batch.
     independent
-        Take input and output lengths as independent.
+        True to treat input and output lengths as independent.
     link
-        Between the devices; by default what devices of the profile's kind usually have.
+        Link between the devices; by default the usual one for the profile's kind of device.
 
     Raises
     ------
     InputError
-        If the problem has a token cap, no profile is of degree 1, stages take no time, the margin is no
-        share, or there are several devices and the link between them is not known.
+        If the problem has a token cap, no profile has degree 1, stages take no time, the margin is not in
+        [0, 1), or the link between several devices is unknown.
     ValueError
-        If a batch to encode or a target is out of its range.
+        If an encoding batch or a target is out of its range.
     """
     if not 0 <= latency_margin < 1:
         hint = "Give a share of the bound, as 0.1."
         raise InputError(f"{latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
     if problem.prefill_token_cap is not None:
-        what = "a configuration encodes so many requests at a time, however long: no token cap is kept"
-        raise InputError(what, where="--prefill-token-cap", hint="Say --most-encode-batch instead.")
+        what = "a configuration limits the requests of a prefill stage, not their tokens"
+        raise InputError(what, where="--prefill-token-cap", hint="Give --most-encode-batch instead.")
     devices = limit_of("devices", devices, 1)
     smallest, largest = (limit_of("encode_batches", size, 1) for size in encode_batches)
     if largest < smallest:
@@ -244,11 +236,11 @@ def search(
         refuse_timeless(problem.cost)
     given = sorted(profiles, key=lambda profile: profile.tensor_parallel)
     if given and given[0].tensor_parallel != 1:
-        raise InputError("no profile is of tensor-parallel degree 1", where="--profile", hint="Add one.")
+        raise InputError("no profile has tensor-parallel degree 1", where="--profile", hint="Add one.")
     if devices > 1 and link is None and (not given or usual_link(given[0].device) is None):
-        what = "what the devices tell each other cannot be costed: their link is not known"
+        what = "the link between the devices is not known"
         raise InputError(what, where="--link", hint=f"Name one of {', '.join(LINKS)}.")
-    # What decodes is counted, so a completion whose first token the prefill yields is one shorter.
+    # Lengths count decode steps, so a first token from prefill does not count.
     workload = problem.workload.with_output_tokens(problem.decode_steps.clip(min=1))
     timelines = timelines_of(
         given or [whole_model_profile(problem.cost, "the problem's cost model")],
@@ -275,16 +267,16 @@ def search(
 
 
 def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
-    """Raise InputError if prefilling or decoding takes no time: a search weighs the one against the other."""
+    """Raise InputError if prefill or decoding takes no time."""
     if 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
-        what = "prefilling or decoding takes no time, and a search weighs the one against the other"
+        what = "the search needs both prefill and decoding to take time"
         raise InputError(what, file=file, hint="Measure a model with `batchbound profile`.")
 
 
 def roofline_profiles(
     config: str | os.PathLike[str], device: RooflineDevice, devices: int, link: Link | None = None
 ) -> list[LayerProfile]:
-    """Return profiles of a model from a device's rates and the shares of them that engines reach."""
+    """Return estimated profiles of a model from a device's rates."""
     path = Path(config)
     try:
         shape = ModelShape.from_config(read_json_object(path), path.stem)
@@ -299,11 +291,7 @@ def roofline_profiles(
 def planned_configuration(
     timeline: Timeline, config: ExecConfig, latency_bound: float | None = None
 ) -> PlannedConfiguration:
-    """
-    Return what a plan says of a configuration.
-
-    ``latency_bound``: seconds, that it was chosen under.
-    """
+    """Return a configuration for a plan, with the latency bound (s) of its search."""
     reached, lengths = timeline(config), timeline.lengths
     batch, lead = reached.decode_batch, 0
     if config.strategy is not Strategy.RRA:
@@ -335,7 +323,7 @@ def timelines_of(
     kv_capacity: int | None = None,
     link: Link | None = None,
 ) -> dict[bool, Timeline]:
-    """Return the timeline of RRA (False), and that of WAA (True) if it was measured."""
+    """Return the timelines of RRA (False), and of WAA (True) if profiled."""
     first = profiles[0]
     known = link or usual_link(first.device)
     cluster = Cluster(
@@ -343,7 +331,7 @@ def timelines_of(
         first.device_bytes,
         link_bandwidth=known.bandwidth if known else Cluster(1).link_bandwidth,
         link_latency=known.latency if known else Cluster(1).link_latency,
-        # What is handed over is measured where the profile knows it: no link comes on top.
+        # If the profile measured the transfer of the KV cache, the link adds nothing.
         host_bandwidth=math.inf if first.operation("send") else Cluster(1).host_bandwidth,
         slots=slots,
         kv_tokens=min((tokens for tokens in (kv_capacity, first.kv_tokens) if tokens), default=0),

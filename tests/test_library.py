@@ -98,7 +98,7 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
         batchbound.search(replace(problem(), cost=CostModel(0.0, 0.0, 0.1, 0.1)))
     assert batchbound.search(problem(), latency_bound=1e-3).best is None
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None
-    with pytest.raises(InputError, match="their link is not known"):
+    with pytest.raises(InputError, match="link between the devices is not known"):
         batchbound.search(problem(), devices=2)
     for given, what in (
         ({"encode_batches": (5, 2)}, r"encode_batches is \(5, 2\); the smallest comes first"),
@@ -263,7 +263,7 @@ def test_servers_complete_a_batch_and_what_is_done_is_not_sent_again(tmp_path: P
     ("given", "message"),
     [
         ({"urls": ()}, "urls are \\(\\)"),
-        ({"urls": ("http://x",), "order": "best"}, "the order 'best' is none of"),
+        ({"urls": ("http://x",), "order": "best"}, "the order 'best' is not one of"),
     ],
 )
 def test_servers_that_cannot_be_meant_are_refused(given: dict[str, Any], message: str) -> None:

@@ -187,7 +187,7 @@ def test_a_plan_whose_prompts_were_moved_asks_for_them(
     assert main(["plan", "in.jsonl", "--model", "tiny:llama", "--work", "1"]) == 0
     Path("in.jsonl").rename("moved.jsonl")
     words = ["run", "plan.json", "--model", "tiny:llama"]
-    assert "in.jsonl: the plan's prompts are not there. Give the planned file with --prompts" in refused(
+    assert "in.jsonl: the plan's prompts are missing. Give the planned file with --prompts" in refused(
         words, capsys
     )
     assert main([*words, "--prompts", "moved.jsonl"]) == 0

@@ -1,1 +1,1 @@
-"""Plans carried out on a model: what is loaded, what it depends on, what is written."""
+"""Runs of plans: loading, identity, serving, outputs."""

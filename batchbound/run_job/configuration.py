@@ -1,4 +1,4 @@
-"""Serve the plan of a configuration search: its workers, and its change when lengths drift."""
+"""Run the plan of a configuration search, and change it when lengths drift."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
-    """Raise InputError if an option would be passed over by a run in one process on one replica."""
+    """Raise InputError for an option without effect on one replica in one process."""
     if options.ray_address is not None:
         raise InputError("--ray-address is for several replicas", hint="Leave it out, or give --replicas N.")
     handed_over = plan.configuration is not None and plan.configuration.handed_over
@@ -39,27 +39,25 @@ def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
         message = "--encode-device is for a WAA plan, in which another worker encodes the prompts"
         raise InputError(message, file=path, hint="Leave it out.")
     if options.replan is not None and (plan.configuration is None or options.policy is not None):
-        message = "--replan is for a plan of `batchbound search`, carried out without a --policy"
+        message = "--replan is for a plan of `batchbound search`, run without --policy"
         raise InputError(message, file=path, hint="Leave it out.")
     if options.tensor_parallel > 1 and (
         plan.configuration is None or handed_over or options.policy is not None
     ):
-        message = (
-            "--tensor-parallel is for an RRA plan of `batchbound search`, carried out without a --policy"
-        )
+        message = "--tensor-parallel is for an RRA plan of `batchbound search`, run without --policy"
         raise InputError(message, file=path, hint="Leave it out.")
     if options.on_error is not None and plan.configuration is not None and options.policy is None:
         message = "--on-error is for a plan without a configuration: this one stops at an error"
         raise InputError(message, file=path, hint="Leave it out.")
     if options.tensor_parallel > 1 and options.replan is not None:
-        message = "--replan would let the processes that share layers fall out of step"
+        message = "--replan has no effect with --tensor-parallel"
         raise InputError(message, hint="Leave it or --tensor-parallel out.")
 
 
 def serving(
     plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
 ) -> Callable[..., Outcome]:
-    """Return what serves a plan's job: its configuration if it has one (and no policy), or the job."""
+    """Return the function that runs a job, by its plan's configuration if used."""
     if plan.configuration is None or options.policy is not None:
         return job.run
     from ..executor.jobs.configuration_run import run_configuration
@@ -71,7 +69,7 @@ def serving(
     if options.replan is not None:
         profile = read_profile(options.replan)
         if plan.configuration.handed_over and not can_hand_over(profile):
-            message = "the profile does not say what two workers cost each other (WAA)"
+            message = "the profile has no interference of two workers (WAA)"
             raise InputError(message, file=options.replan, hint="Profile again, with an --encode-device.")
         replanning = partial(_changed, profile, plan.problem, remark)
     if options.tensor_parallel > 1:
@@ -97,7 +95,7 @@ def _changed(
     tokens: IntArray,
     iterations: IntArray,
 ) -> PlannedConfiguration | None:
-    """Return the configuration for the lengths observed, and say so; None to keep the running one."""
+    """Return a configuration for observed lengths, with a remark; None for no change."""
     from ..executor.jobs.configuration_run import MOST_GROWTH
 
     begun = time.perf_counter()
@@ -115,7 +113,7 @@ def _changed(
     found = replan(timeline, timeline, config, bound, encode_batches=batches)
     took = f"{time.perf_counter() - begun + found.reload_seconds:.2f} s to change"
     if found.config is None or found.performance is None:
-        remark(f"{drift}; nothing within reach meets the bound: the configuration stays ({took})")
+        remark(f"{drift}; no other configuration meets the bound: it stays ({took})")
         return None
     changed, old = planned_configuration(timeline, found.config, running.latency_bound), found.unchanged
     remark(

@@ -1,4 +1,4 @@
-"""Files of earlier runs: the lengths of their completions, and the plan beside them."""
+"""Files of earlier runs: lengths of completions, and plans."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..data.prompts.columns import PromptColumns
 from ..data.readers.length_source import LengthSource
 
 ASSUMED = "assumed"
-"""Name of a plan's costs that nothing has measured."""
+"""Name of costs that were not measured."""
 
 _PLAN = ".plan.json"
 
 
 def plan_beside(output: str | os.PathLike[str]) -> Path:
-    """Return where the plan of a run of prompts lies: next to its completions."""
+    """Return the path of the plan of a run of prompts, next to its completions."""
     return Path(output).with_suffix(_PLAN)
 
 
 def next_plan(output: str | os.PathLike[str]) -> Path:
-    """Return where a run keeps the plan of its lengths, with which the next run of the prompts begins."""
+    """Return the path of the plan that a run makes for the next one."""
     return Path(output).with_suffix(".next.json")
 
 
 def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
-    """Return where the trace lies next to the plan of a run of prompts; None for another plan."""
+    """Return the path of the trace for the plan of a run of prompts, or None."""
     path = Path(plan)
     return (
         path.with_name(path.name.removesuffix(_PLAN) + ".trace.jsonl") if path.name.endswith(_PLAN) else None
@@ -39,7 +39,7 @@ def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
 def earlier_lengths(
     folder: Path, digest: str, columns: PromptColumns | None, tokenizer: str, longest: int | None
 ) -> LengthSource | None:
-    """Return the lengths of the newest finished run of the same prompts in a folder; None without one."""
+    """Return the lengths of a folder's newest finished run of the same prompts, or None."""
     named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
     for prompts, completions in _runs(folder):
         if (prompts.sha256, prompts.columns, prompts.tokenizer) == (digest, columns, named):

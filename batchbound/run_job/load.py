@@ -1,4 +1,4 @@
-"""Load a plan's job: prompts, tokenizer, model, and the sampling of each request."""
+"""Load a plan's job: prompts, tokenizer, model, and sampling of each request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SEVERAL = "cannot be served by workers of several processes"
 _ONE = "Remove it, or plan for one replica and one process."
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""Sampling fields that options set for all requests, and a batch file for each."""
+"""Sampling fields that options set for all requests, a batch file for each."""
 
 
 def load_job(
@@ -62,7 +62,7 @@ def load_job(
     if not options.any_model:
         refuse_other_models(records or (), (*model_names(source.model), *options.adapters), prompts_at)
     _check_adapters(plan, source, options)
-    # A configuration's workers stop at an error.
+    # A configuration's workers cannot record errors.
     record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
     asked = _asked(records or (), len(plan.workload), source, options)
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
@@ -79,7 +79,7 @@ def load_job(
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
         prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
-        remark(f"{path}: a plan of lengths without prompts: random tokens of those lengths are completed")
+        remark(f"{path}: a plan of lengths without prompts: random tokens replace the prompts")
     else:
         prompts = Prompts.encode(records, tokenizer)
     job = Job(
@@ -99,20 +99,20 @@ def load_job(
         adapters=_adapters(options, model if alone else None),
     )
     if job.repeatable:
-        # The digest holds log-probabilities, whether a request asks for them or not.
+        # The digest needs log-probabilities for every request.
         asked = [replace(one, logprobs=one.logprobs or 0) for one in asked]
     return _with_rules(job, asked, prompts_at)
 
 
 def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], None]) -> tuple[Any, Tier]:
-    """Return the loaded model and the layout of its KV cache, fixed in its bits if they are to repeat."""
+    """Load the model, in a fixed number format if repeatable, and its tier."""
     from ..executor.attention.fixed_products import fix_rows
     from ..executor.attention.float_products import settled_arithmetic
     from ..executor.models.source import take_open_format
 
     model = source.load()
     if options.tuned.repeatable:
-        # A trial of number formats goes by the clock, and may end otherwise the next time.
+        # A timed trial of number formats may end differently in the next run.
         take_open_format(model)
     arithmetic = settled_arithmetic(model)
     if arithmetic is not None:
@@ -128,7 +128,7 @@ def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], N
 
 
 def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
-    """Raise InputError if bits are to repeat that several processes compute."""
+    """Raise InputError if a repeatable run has several processes."""
     several = len(plan.fleet.replicas) > 1 or (plan.configuration is not None and options.policy is None)
     if options.tuned.repeatable and several:
         what = "--repeatable is for a run in one process, without a configuration"
@@ -158,11 +158,11 @@ def _adapters(options: RunOptions, model: Any) -> dict[str, Adapter]:
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
-    """Return where a plan's prompts stand; None for a plan of lengths only, which refuses others."""
+    """Return the file of a plan's prompts; None for a plan of lengths only."""
     if provenance.prompts is None:
         if options.prompts is None:
             return None
-        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        hint = "Leave it out to run random prompts of those lengths, or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     if options.prompts is not None:
         return local_file(options.prompts)
@@ -179,12 +179,12 @@ def _sampling(options: RunOptions) -> dict[str, Any]:
 
 
 def refuse_changed(path: Path, planned: PromptSource) -> None:
-    """Raise InputError if a file is gone, or no longer holds the prompts that were planned."""
+    """Raise InputError if a file is missing, or changed since it was planned."""
     hint = "Give the planned file with --prompts, or plan again."
     if not path.exists():
-        raise InputError("the plan's prompts are not there", file=path, hint=hint)
+        raise InputError("the plan's prompts are missing", file=path, hint=hint)
     if prompts_digest(path) != planned.sha256:
-        raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
+        raise InputError("the file has changed since it was planned", file=path, hint=hint)
 
 
 def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
@@ -202,9 +202,9 @@ def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOp
     if folder.is_dir():
         return os.path.normpath(folder)
     if Path(source.model).is_dir():
-        # It has moved with the model: the prompts it counts are compared with the plan's.
+        # The folder moved with the model; a later check compares token counts with the plan's.
         return source.model
-    what = "the folder whose tokenizer counted the plan's prompts is not there"
+    what = "the folder of the plan's tokenizer is missing"
     raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
 
 
@@ -214,7 +214,7 @@ def _asked(
     source: ModelOptions,
     options: RunOptions,
 ) -> list[Sampling]:
-    """Return what each request asks: as the caller says, else as its line of the batch file does."""
+    """Return each request's sampling, by the options, else by the batch file."""
     given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
     try:
         plain = Sampling(**given)
@@ -224,7 +224,7 @@ def _asked(
 
 
 def _refuse_unused(asked: Sequence[Sampling], options: RunOptions) -> None:
-    """Raise InputError if the options say of the draw of tokens what no request needs, as none draws."""
+    """Raise InputError for options of sampling if no request samples."""
     try:
         refuse_unused(_sampling(options), asked)
     except ValueError as error:
@@ -239,7 +239,7 @@ def _refused_fields(
     path: Path | None,
     record_failures: bool,
 ) -> dict[int, str]:
-    """Return the requests that a check refuses, and why; raise InputError where the run is not to go on."""
+    """Return the reasons for refused requests; InputError if the run should stop."""
     refused = {}
     for i, (record, one) in enumerate(zip(records, asked, strict=bool(records))):
         found = check(one)
@@ -254,7 +254,7 @@ def _refused_fields(
 def _with_declared(
     records: Sequence[PromptRecord], model: Any, plan: Plan | None, name: str, remark: Callable[[str], None]
 ) -> tuple[PromptRecord, ...]:
-    """Return requests that ask, where they do not say otherwise, what the model's own settings ask."""
+    """Return requests completed by the model's own generation settings."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
@@ -267,15 +267,15 @@ def _with_declared(
         raise InputError(str(error), file=name, hint=hint) from None
     if not declared:
         return tuple(records)
-    said = ", ".join(f"{field} {value}" for field, value in declared.items())
-    remark(f"{name}: its generation_config.json asks for {said}: used where a request does not say")
+    settings = ", ".join(f"{field} {value}" for field, value in declared.items())
+    remark(f"{name}: its generation_config.json sets {settings}: used for requests without these fields")
     return tuple(replace(record, asked={**declared, **record.asked}) for record in records)
 
 
 def _ended_by_tokens(
     records: Sequence[PromptRecord], model: Any, tokenizer: Tokenizer
 ) -> tuple[PromptRecord, ...]:
-    """Return requests with the tokens of those of their stop texts that are special tokens."""
+    """Return requests with special tokens among their stop texts as stop tokens."""
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.models.request_rules import special_stops
 
@@ -294,7 +294,7 @@ def _ended_by_tokens(
 
 
 def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
-    """Return what is wrong with a field that needs all of a completion, where several processes make it."""
+    """Return the error of a field that several processes cannot serve, or None."""
     several = len(plan.fleet.replicas) > 1
     parted = plan.configuration is not None and plan.configuration.handed_over
     if (several or parted) and asked.logprobs is not None:
@@ -309,7 +309,7 @@ def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
 
 
 def _unservable(asked: Sampling, *, vocabulary: int, grammars: Grammars | None) -> FieldError | None:
-    """Return what is wrong with a field: tokens that the model does not know, or a faulty structure."""
+    """Return the error of unknown tokens or a faulty structure, or None."""
     from ..executor.models.request_rules import check_tokens
 
     hint = "Use the model's tokens."
@@ -324,7 +324,7 @@ def _unservable(asked: Sampling, *, vocabulary: int, grammars: Grammars | None) 
 
 
 def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
-    """Return the job with what its requests ask."""
+    """Return the job with the sampling rules of its requests."""
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.models.request_rules import rules_of
 
@@ -343,7 +343,7 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
 
 
 def _grammars(job: Job, asked: Sequence[Sampling], path: Path | None) -> Grammars | None:
-    """Return what compiles the structures that requests ask for; None if none does."""
+    """Return the compiler of structured outputs; None if no request needs it."""
     from ..executor.models.grammar import Grammars
     from ..executor.models.tokenizers import end_tokens
 

@@ -1,4 +1,4 @@
-"""Run a batch on servers that speak OpenAI's protocol, in the order of fewest iterations."""
+"""Run a batch on servers with OpenAI's API, in the order of fewest iterations."""
 
 from __future__ import annotations
 
@@ -56,56 +56,54 @@ if TYPE_CHECKING:
     from ..executor.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
-"""Context manager around the sending of the remaining requests; yields a callback for each outcome."""
+"""Context manager of a run; takes the number of requests, yields a callback for each outcome."""
 
 Order = Literal["auto", "plan", "longest", "file"]
 
 _NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
 
 _UNSTATED_BUDGET = 2048
-"""Tokens of an iteration if unknown: vLLM's default on most devices."""
+"""Tokens per iteration if unknown: vLLM's default on most devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """
-    The servers that complete a batch, and how it is sent to them.
+    Servers that complete a batch, and options of sending.
 
     Parameters
     ----------
     urls
-        ``http://HOST:PORT`` of each: replicas of one another.
+        Addresses ``http://HOST:PORT`` of the servers, replicas of one another.
     model
-        Goes in the place of every request's model; None to leave them.
+        Name that replaces every request's model; None to keep them.
     prompts
-        Where the planned prompts are now, if they moved.
+        File of the planned prompts, if moved.
     columns
-        Of a table of prompts that is sent without a plan.
+        Columns of a table of prompts that is sent without a plan.
     lengths
-        Completion lengths of a batch file, as ``plan --lengths`` names them: known where given, else the cap,
-        if left out.
+        Completion lengths of a batch file, as in ``plan --lengths``; by default known lengths, else the caps.
     kv_tokens
-        Tokens of each engine's KV cache. If left out, what the plan says; what a server says counts only
-        for a model without sliding windows.
+        KV capacity of each engine in tokens. By default the plan's; the server's own counts only for a model
+        without sliding windows.
     slots
-        Requests that each engine works on at a time; what the plan or the server says if left out.
+        Slots of each engine; by default the plan's or the server's.
     in_flight
-        Completions kept in flight on each; the slots and an eighth more, and as many as keep its queue from
-        running empty, if left out.
+        Completions in flight on each server; by default the slots and an eighth more, raised if the queue is empty.
     order
-        Of the requests: ``"auto"`` takes the one of fewest simulated iterations.
+        Order of the requests; ``"auto"`` chooses the one of fewest simulated iterations.
     batched_tokens
-        Most tokens of an iteration; if left out, 2048 in the simulation and no limit in the bound.
+        Maximum tokens per iteration; by default 2048 in the simulation and no limit in the bound.
     timeout
-        Seconds a request may take; as ``params`` if left out.
+        Time limit of a request in seconds; by default that of ``params``.
     attempts
-        Attempts at a request whose server is busy or answers with a 5xx; as ``params`` if left out.
+        Attempts at a request if the server is busy or fails with a 5xx; by default those of ``params``.
     outage
-        Seconds without any reachable server before the run stops; as ``params`` if left out.
+        Seconds without a reachable server until the run stops; by default those of ``params``.
     deadline
-        Seconds after which the run ends with what is finished; the rest is marked ``batch_expired``.
+        Seconds until the run ends; unfinished requests are marked ``batch_expired``.
     body
-        File of a JSON object with fields for every body that lacks them.
+        JSON file of fields to add to request bodies that lack them.
     seed
         Seed of shuffled orders and of the waits between attempts.
     params
@@ -114,7 +112,7 @@ class ServerOptions:
     Raises
     ------
     ValueError
-        If no server is named, or there is no such order.
+        If no server is named, or the order is unknown.
     """
 
     urls: tuple[str, ...]
@@ -139,16 +137,16 @@ class ServerOptions:
         if not self.urls or isinstance(self.urls, str):
             raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
         if self.order not in get_args(Order):
-            raise ValueError(f"the order {self.order!r} is none of {', '.join(get_args(Order))}")
+            raise ValueError(f"the order {self.order!r} is not one of {', '.join(get_args(Order))}")
 
     @property
     def defaults(self) -> dict[str, object]:
-        """The fields of every body that lacks them."""
+        """Fields to add to request bodies that lack them."""
         return {} if self.body is None else read_json_object(Path(self.body))
 
     @property
     def tuned(self) -> RunParams:
-        """The parameters, with the options of time and retries in place of theirs."""
+        """Parameters of the run, with the options of time and retries."""
         params = params_of(self.params)
         patience = params.patience
         if self.attempts is not None:
@@ -169,15 +167,15 @@ class ServerOptions:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     """
-    What is to be sent.
+    Requests to send, and their plan.
 
-    path: The file of the requests.
-    requests: In its order.
+    path: File of the requests.
+    requests: Requests in the order of the file.
     output: Planned tokens of each completion, shape (requests,).
-    planned: Positions in the plan's order; None without a plan.
-    slots: Of the plan; None without one.
-    iterations: The plan for servers; None without one.
-    unknown: Requests whose completions have neither a length nor a cap.
+    planned: Positions of the requests in the plan's order; None without a plan.
+    slots: Slots of the plan; None without one.
+    iterations: Plan for servers; None without one.
+    unknown: Number of requests with neither length nor cap.
     """
 
     path: Path
@@ -189,7 +187,7 @@ class _Batch:
     unknown: int = 0
 
     def work(self) -> Releasable:
-        """Return the requests as the server will compute them, by the planned lengths."""
+        """Return the requests for the server, with planned lengths."""
         if self.iterations is not None:
             plan = self.iterations
             request = np.repeat(np.arange(len(self.requests)), self.requests.choices)
@@ -214,7 +212,7 @@ def run_on_servers(
     watching: ServerWatching | None,
     remark: Callable[[str], None],
 ) -> ServerResult:
-    """Send what of a plan or a batch file has no completion yet, and write completions and trace."""
+    """Send the unfinished requests of a plan or batch; write completions and trace."""
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
@@ -236,7 +234,7 @@ def run_on_servers(
     finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
     if finished is not None:
         return finished
-    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    # Existing outputs may come from an earlier part of this run, as checked below.
     refuse_outputs((*outputs, errors), overwrite or journal_path(output).exists(), read)
     job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
     facts = job.probe()
@@ -246,7 +244,7 @@ def run_on_servers(
     served = {} if unnamed is None else {"served": unnamed}
     options = _as_planned(options, batch, facts, remark)
     metrics = [fact.metrics for fact in facts if fact.metrics is not None]
-    # Engines behind one address have slots each.
+    # Each engine behind an address has its own slots.
     slots *= max((one.engines or 1 for one in metrics), default=1)
     assumptions = _assumptions(facts, options, batch, remark)
     whole = assumptions[0].basis in ("checked", "stated")
@@ -254,7 +252,7 @@ def run_on_servers(
     again = 0 if batch.unknown else _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
-        # Only this order can adapt to the lengths seen.
+        # Only this order can adapt to observed lengths.
         options = replace(options, order="longest")
     elif batch.iterations is not None and options.order == "auto":
         options = replace(options, order="plan")
@@ -270,7 +268,7 @@ def run_on_servers(
                 journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
-    # Cut off before its trace: one without requests tells the finished job from another's.
+    # The run was cut off before its trace: an empty one identifies the finished job.
     if len(outcome.run) or _run_of(trace) != run_digest(identity):
         replace(outcome.run, run=run_digest(identity), assumptions=assumptions).save(trace)
     write_completions(output, journal.finished.lines(batch.requests.names))
@@ -288,14 +286,14 @@ def run_on_servers(
 
 
 def errors_path(output: Path) -> Path:
-    """Return the file of the failed requests, next to that of all."""
+    """Return the path of the failed requests, next to the output."""
     return output.with_name(f"{output.stem}.errors.jsonl")
 
 
 def _finished_before(
     batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
 ) -> ServerResult | None:
-    """Return the result of an earlier run that wrote all of its outputs; None if there is none."""
+    """Return the result of an earlier finished run, or None."""
     output, trace = outputs
     if _run_of(trace) != run or not is_whole(output, batch.requests.names):
         return None
@@ -318,7 +316,7 @@ def _finished_before(
 
 
 def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
-    """Return whether the user states the KV capacity, now or when planning."""
+    """Return whether the user stated the KV capacity, now or in the plan."""
     plan = batch.iterations
     planned = plan is not None and all(share.limits.kv_tokens is not None for share in plan.shares)
     return options.kv_tokens is not None or planned
@@ -327,7 +325,7 @@ def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
 def _assumptions(
     facts: Sequence[ServerFacts], options: ServerOptions, batch: _Batch, remark: Callable[[str], None]
 ) -> tuple[Assumption, ...]:
-    """Return whether requests hold their whole context in KV, and say which room is not taken for real."""
+    """Return the assumption on whole contexts in KV, and note an unused KV capacity."""
     if _kv_stated(options, batch):
         return (Assumption(WHOLE_CONTEXT, "stated", "--kv-tokens or the plan's --kv-capacity"),)
     names = [options.model, *(name for fact in facts for name in fact.models)]
@@ -339,17 +337,17 @@ def _assumptions(
             if all(known)
             else Assumption(WHOLE_CONTEXT, "broken", windows),
         )
-    told = next((fact for fact in facts if fact.metrics is not None and fact.metrics.kv_tokens), None)
-    if told is not None and told.metrics is not None:
+    stating = next((fact for fact in facts if fact.metrics is not None and fact.metrics.kv_tokens), None)
+    if stating is not None and stating.metrics is not None:
         remark(
-            f"{told.url}: its {told.metrics.kv_tokens:,} tokens of KV cache are not used, as sliding windows"
-            " would need fewer: say --kv-tokens N for a model without them"
+            f"{stating.url}: its KV capacity of {stating.metrics.kv_tokens:,} tokens is not used, as sliding"
+            " windows would need less: give --kv-tokens N for a model without them"
         )
     return (Assumption(WHOLE_CONTEXT, "assumed"),)
 
 
 def _run_of(trace: Path) -> str | None:
-    """Return the run named in a trace, or None without a trace."""
+    """Return the run's digest in a trace, or None without a trace."""
     try:
         return ServerRun.load(trace).run if trace.is_file() else None
     except InputError:
@@ -362,37 +360,35 @@ def _check_urls(urls: Sequence[str]) -> None:
     for number, url in enumerate(urls):
         if not _is_address(url):
             hint = "Write http://HOST:PORT."
-            raise InputError("it is no http:// or https:// address", where=f"--server {url}", hint=hint)
+            raise InputError("it is not an http:// or https:// address", where=f"--server {url}", hint=hint)
         if base_url(url) in map(base_url, urls[:number]):
-            hint = "Name each server once: its slots are counted for each."
-            raise InputError("it is named before", where=f"--server {url}", hint=hint)
+            hint = "Name each server once, as each counts with its slots."
+            raise InputError("it is named twice", where=f"--server {url}", hint=hint)
 
 
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, a port beyond all ports
+    except ValueError:  # unmatched brackets or an impossible port
         return False
 
 
 def _as_planned(
     options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]
 ) -> ServerOptions:
-    """Return the options completed by a plan for servers; remark on servers that differ from it."""
+    """Return the options completed by a plan, with remarks on differing servers."""
     plan = batch.iterations
     if plan is None:
         return options
     if len(facts) != len(plan.shares):
-        remark(
-            f"the plan is for {len(plan.shares)} replicas, the servers are {len(facts)}: they share one queue"
-        )
+        remark(f"the plan is for {len(plan.shares)} replicas, not {len(facts)} servers: they share one queue")
     room = [fact.metrics.kv_tokens for fact in facts if fact.metrics is not None]
     for held, share in zip(room, plan.shares, strict=False):
         if held is not None and held != share.limits.kv_tokens:
             planned = "no limit" if share.limits.kv_tokens is None else f"{share.limits.kv_tokens:,}"
             remark(
-                f"the server has {held:,} tokens of KV cache, the plan {planned}: plan again with"
+                f"the server has {held:,} tokens of KV cache, and the plan {planned}: plan again with"
                 f" --kv-capacity {held}"
             )
     held_back = [share.held_back for share in plan.shares if share.held_back is not None]
@@ -404,7 +400,7 @@ def _as_planned(
 
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
-    """Return the number of requests that repeat a prompt, if an order by lengths seen may use that."""
+    """Return the number of requests that repeat a prompt, if the order may adapt to it."""
     work = batch.work()
     if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):
         return 0
@@ -414,7 +410,7 @@ def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) ->
 def _ordered(
     job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
 ) -> ServerJob:
-    """Return the job in the order chosen, with the parameters of time and retries."""
+    """Return the job in the chosen order, with parameters of time and retries."""
     return replace(
         job,
         order=release.order.tolist(),
@@ -429,7 +425,7 @@ def _ordered(
 
 
 def _read(path: Path, options: ServerOptions) -> _Batch:
-    """Return the batch named by a plan, or a batch file itself."""
+    """Return the batch of a plan, or of a batch file."""
     if options.columns is not None or not _is_plan(path):
         if options.prompts is not None:
             raise InputError("--prompts is for a plan", hint="Leave it out.")
@@ -440,26 +436,26 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
         known = np.where(requests.stated > 0, requests.stated, requests.caps)
         unknown = int((known == 0).sum())
         if unknown and options.lengths is None and options.order in ("auto", "file"):
-            # Nothing says which are long: they go in the order of their file.
+            # Lengths are unknown: the order is that of the file.
             return _Batch(path, requests, known, None, None, unknown=unknown)
         output, _ = planned_lengths(requests, options.lengths)
         return _Batch(path, requests, output, None, None)
     if options.lengths is not None:
-        raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
+        raise InputError("the plan states the lengths", hint="Leave --lengths out, or plan again.")
     plan = load_plan(path)
     if isinstance(plan, IterationPlan):
         slots = {share.held_back or share.limits.sequences for share in plan.shares}
     else:
         slots = {replica.slots for replica in plan.fleet.replicas}
     if len(slots) > 1 and options.slots is None:
-        raise InputError("its replicas differ in slots", file=path, hint="Say --slots.")
+        raise InputError("its replicas differ in slots", file=path, hint="Give --slots.")
     return _planned(plan, path, options, max(slots))
 
 
 def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slots: int) -> _Batch:
     source = plan.provenance.prompts
     if source is None:
-        hint = "Plan a batch file of prompts: a server needs something to complete."
+        hint = "Plan a batch file of prompts."
         raise InputError("the plan is of lengths only", file=path, hint=hint)
     prompts = local_file(options.prompts or source.file(path.resolve().parent))
     refuse_changed(prompts, source)
@@ -473,13 +469,13 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
     starts = np.cumsum(requests.choices) - requests.choices
     rank = np.argsort(plan.order)
     output = np.maximum.reduceat(plan.workload.output_tokens, starts)
-    # The completions of a request are sent when the first of them is due.
+    # A request is sent when the first of its completions is due.
     order = np.argsort(np.minimum.reduceat(rank, starts), kind="stable")
     return _Batch(prompts, requests, output, order, slots, plan)
 
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
+    """Return whether a file is a plan, not a batch file."""
     if is_prompt_table(path) or holds_requests(path):
         return False
     first = read_text(path).lstrip().partition("\n")[0]
@@ -495,8 +491,8 @@ def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) 
     if unreachable is not None:
         hint = "Start it, or correct --server."
         raise InputError("the server cannot be reached", where=f"--server {unreachable.url}", hint=hint)
-    told = next((fact.slots for fact in facts if fact.slots is not None), None)
-    slots = options.slots or batch.slots or told
+    own = next((fact.slots for fact in facts if fact.slots is not None), None)
+    slots = options.slots or batch.slots or own
     if slots is None:
         hint = (
             "Add --slots N, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
@@ -508,30 +504,28 @@ def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) 
 def _check_facts(
     facts: Sequence[ServerFacts], model: str | None, batch: _Batch, remark: Callable[[str], None]
 ) -> None:
-    """Pass on what the servers say of themselves; refuse a model that they do not serve."""
+    """Remark on the servers' facts; refuse a model that they do not serve."""
     for fact in facts:
         name = fact.engine if fact.version is None else f"{fact.engine} {fact.version}"
         serves = f", serves {', '.join(fact.models)}" if fact.models else ""
-        remark(f"{fact.url}: {name}{serves}; it does not say {', '.join(fact.unknown)}")
+        remark(f"{fact.url}: {name}{serves}; unknown: {', '.join(fact.unknown)}")
         if fact.metrics is not None and fact.metrics.running:
-            remark(
-                f"{fact.url}: {fact.metrics.running} requests of others are running: the counts include them"
-            )
+            remark(f"{fact.url}: {fact.metrics.running} requests of other clients run: counts include them")
         named = {model} if model is not None else batch.requests.models
         missing = sorted(str(one) for one in named - {None} if one not in fact.models)
         if fact.models and missing:
             message = f"the server does not serve {missing[0]!r}, only {', '.join(fact.models)}"
-            hint = f"Say --model {fact.models[0]}, which goes into every request."
+            hint = f"Give --model {fact.models[0]}, for every request."
             raise InputError(message, where=f"--server {fact.url}", hint=hint)
 
 
 def _unnamed_model(facts: Sequence[ServerFacts], model: str | None, batch: _Batch) -> str | None:
-    """Return the model that the servers give requests that name none; None if all do, or they do not say."""
+    """Return the servers' model for requests without one, or None."""
     if model is not None or None not in batch.requests.models:
         return None
     given = sorted({fact.models[0] for fact in facts if fact.models})
     if len(given) > 1:
-        hint = f"Say --model, which goes into every request, such as --model {given[0]}."
+        hint = f"Give --model for every request, such as --model {given[0]}."
         raise InputError(f"requests name no model, and the servers have {', '.join(given)}", hint=hint)
     return given[0] if given else None
 
@@ -545,7 +539,7 @@ def _limits(
     *,
     whole: bool,
 ) -> EngineLimits:
-    """Return the limits of all servers as if they were one: what they do side by side, it could do."""
+    """Return the joint limits of all servers, as of one larger server."""
     engines = sum(one.engines or 1 for one in metrics) + count - len(metrics)
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
     if options.kv_tokens is not None:
@@ -554,7 +548,7 @@ def _limits(
         room = []
     blocks = {one.block_tokens for one in metrics} - {None}
     if plan is not None and options.kv_tokens is None and not room:
-        # The servers do not tell: what was planned with.
+        # The servers do not state it: take the plan's.
         each = plan.shares[0].limits
         room = [] if each.kv_tokens is None else [each.kv_tokens] * count
         blocks = {each.block_tokens}
@@ -569,13 +563,13 @@ def _limits(
 def _release(
     options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
 ) -> Release:
-    """Return the order asked for, or the one of fewest simulated iterations, and say what it promises."""
+    """Return the chosen order or that of fewest simulated iterations, with a remark."""
     from ..executor.serving.release import Release, predict
 
     if batch.unknown:
         remark(
-            f"order: file order; {batch.unknown:,} requests have no max_tokens, so that iterations cannot be"
-            " predicted: say --lengths to order them"
+            f"order: file order; {batch.unknown:,} requests have no max_tokens, so iterations cannot be"
+            " predicted: give --lengths to order them"
         )
         return Release(FILE_ORDER, np.arange(len(batch.requests)), None)
     work = batch.work()
@@ -586,16 +580,16 @@ def _release(
         found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
     if found.predicted is None:
         remark(
-            f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"
-            " requests for the KV cache"
+            f"order: {found.name}; iterations cannot be predicted: the job is too large, or a request does"
+            " not fit the KV cache"
         )
         return found
-    put_back = f", {found.predicted.preemptions} preempted" if found.predicted.preemptions else ""
+    preempted = f", {found.predicted.preemptions} preempted" if found.predicted.preemptions else ""
     sequences = work.sequences()
     given = predict(sequences, limits, np.arange(len(sequences)))
     saved = ""
     if given is not None and found.name != FILE_ORDER:
         change = found.predicted.iterations / given.iterations - 1
         saved = f" ({change:+.1%} of the file's order)"
-    remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
+    remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{preempted}{saved}")
     return found

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """
-    A model, and how it is loaded.
+    A model and its loading.
 
     model: Hub name, directory or ``tiny:FAMILY[:SEED]``.
-    load_format: ``"auto"``; ``"partial"``: random weights where the checkpoint has none; ``"dummy"``: for the
-        whole configuration.
+    load_format: ``"auto"``; ``"partial"``: random weights if missing in the checkpoint; ``"dummy"``: all
+        random.
     dtype: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
     device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
-    threads: CPU threads of torch; torch's own number if left out.
-    seed: Of sampling and random weights; each request's own, else 0, if left out.
+    threads: CPU threads of torch; by default torch's own number.
+    seed: Seed of sampling and random weights; by default each request's own, else 0.
     tier: Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
-    Raises ValueError if a number is out of its range, or there is no such way of loading.
+    Raises ValueError if a number is out of range, or a choice is unknown.
     """
 
     model: str
@@ -47,7 +47,7 @@ class ModelOptions:
         _take_plain(self, ("threads",), load_format=("auto", "partial", "dummy"))
 
     def load(self) -> Any:
-        """Return the model, loaded."""
+        """Load the model."""
         from ..executor.models.source import load_model, require_engine
 
         require_engine()
@@ -64,13 +64,13 @@ class ModelOptions:
         )
 
     def tier_of(self, model: Any) -> Tier:
-        """Return the layout of the KV cache asked for, checked on the loaded model."""
+        """Return the layout of the KV cache, checked on the loaded model."""
         from ..executor.engines.tiers import choose_tier
 
         return choose_tier(model, self.tier)
 
     def spec(self, job: Job) -> EngineSpec:
-        """Return what a process of its own has to load to serve a job as this one would."""
+        """Return the engine specification for another process to run a job."""
         from ..executor.processes.engine_spec import EngineSpec
 
         return EngineSpec(
@@ -86,7 +86,7 @@ class ModelOptions:
         )
 
     def shape(self) -> Any:
-        """Return the model without its weights: its vocabulary and positions are all that a driver needs."""
+        """Return the model without its weights, for its vocabulary and positions."""
         from ..executor.models.source import dtype_of, load_config, take_generation_settings
 
         config = load_config(self.model)
@@ -102,26 +102,26 @@ class ModelOptions:
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """
-    How a plan is carried out; what is left out is as the plan and its prompts say.
+    Options of a run on a model; defaults come from the plan and its prompts.
 
-    prompts: Where the planned prompts are now, if they moved.
-    tokenizer: The one that counted the plan's prompts if left out.
-    pinned: Decode every completion to its planned length, whatever its tokens are.
-    temperature, top_p, top_k: Of the choice of tokens; each request's own if left out, else greedy.
-    kv_tokens: Most tokens of the KV cache on the device; more wait on the host.
-    policy: Serve requests by this policy as they arrive, instead of by the plan's schedule.
-    on_error: When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
-        default) an error in the place of its completion.
-    replicas: Engines, each a Ray actor; None for as many as the plan is for.
-    ray_address: Of a Ray cluster; one on this machine if left out.
-    patience: Seconds of silence after which a replica is given up if another lives; never if left out.
-    encode_device: Of the worker that encodes, for a plan of WAA.
-    replan: Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
-    tensor_parallel: Processes that share each of the model's layers, for an RRA plan of ``search``.
+    prompts: File of the planned prompts, if moved.
+    tokenizer: Tokenizer; by default the one that counted the plan's prompts.
+    pinned: True to decode every completion to its planned length, whatever its tokens are.
+    temperature, top_p, top_k: Sampling for all requests; by default each request's own, else greedy.
+    kv_tokens: KV capacity of the device in tokens; the rest is offloaded to the host.
+    policy: Policy that serves requests as they arrive, instead of the plan's schedule.
+    on_error: Action if a request fails or cannot be served: ``"stop"`` the run, or ``"record"`` (the default)
+        an error as its completion.
+    replicas: Number of engines, each a Ray actor; by default that of the plan.
+    ray_address: Address of a Ray cluster; by default this machine.
+    patience: Seconds of silence until a replica is abandoned if another lives; by default never.
+    encode_device: Device of the encoding worker, for a plan of WAA.
+    replan: Layer profile to change the configuration of a plan of ``search`` when lengths drift.
+    tensor_parallel: Tensor-parallel processes, for an RRA plan of ``search``.
     params: Parameters that tune the run, or a TOML file of them.
-    any_model: Complete every request by the loaded model, whatever model it names that is no adapter.
-    adapters: Folders of LoRA adapters, by the name that a request gives as its ``model``.
-    Raises ValueError if a number is out of its range, or nothing is known to do at an error.
+    any_model: True to run every request on the loaded model, whatever model it names, adapters excepted.
+    adapters: Folders of LoRA adapters, by the ``model`` of a request.
+    Raises ValueError if a number is out of range, or ``on_error`` is unknown.
     """
 
     prompts: str | None = None
@@ -148,7 +148,7 @@ class RunOptions:
 
     @property
     def tuned(self) -> RunParams:
-        """The parameters, read from their file if one is named."""
+        """Parameters, read from a file if one is named."""
         return params_of(self.params)
 
     def files(self) -> Iterator[Path]:
@@ -159,19 +159,19 @@ class RunOptions:
 
 
 def params_of(given: RunParams | str | os.PathLike[str] | None) -> RunParams:
-    """Return the parameters given: defaults, or those of a TOML file."""
+    """Return the parameters, by default or from a TOML file."""
     if isinstance(given, RunParams):
         return given
     return RunParams() if given is None else RunParams.from_file(given)
 
 
 def file_of(given: RunParams | str | os.PathLike[str] | None) -> str | None:
-    """Return the name of a file of parameters, None if they are no file."""
+    """Return the name of a file of parameters, or None."""
     return None if given is None or isinstance(given, RunParams) else os.fspath(given)
 
 
 def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | None]) -> None:
-    """Make paths and numpy's numbers values of Python, as files of a run hold them; check the rest."""
+    """Convert paths and numpy numbers for the files of a run, and check values."""
     for each in fields(options):
         value = getattr(options, each.name)
         if isinstance(value, os.PathLike):
@@ -183,5 +183,5 @@ def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | N
         object.__setattr__(options, each.name, value)
     for name, known in choices.items():
         if getattr(options, name) not in known:
-            said = ", ".join(one for one in known if one is not None)
-            raise ValueError(f"{name} is {getattr(options, name)!r}; it must be one of {said}")
+            choices_known = ", ".join(one for one in known if one is not None)
+            raise ValueError(f"{name} is {getattr(options, name)!r}; it must be one of {choices_known}")

@@ -1,4 +1,4 @@
-"""The files of a run: their paths, the run's name in them, and the check for an earlier run."""
+"""Files of a run: paths, the run's digest in them, and checks for an earlier run."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
-    """Return where the traces of a run stand."""
+    """Return the paths of a run's traces."""
     return (
         [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
     )
 
 
 def shared_plan_path(trace: str) -> Path:
-    """Return where a run on several replicas keeps how it shared out a plan for one."""
+    """Return the path of the plan that a run made for several replicas."""
     return Path(run_trace(trace)).with_suffix(".plan.json")
 
 
 def run_trace(trace: str) -> str:
-    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
+    """Return the name of ``run --trace`` for the path of one replica's trace."""
     return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
     """
-    Where a run's outputs go.
+    Output files of a run.
 
-    output: The completions.
-    traces: One a replica.
-    picture: Of several replicas together, for ui.perfetto.dev; None for one.
-    shared: The plan as it was shared out; None where the plan was for as many replicas.
+    output: File of completions.
+    traces: Trace of each replica.
+    picture: Trace of several replicas for ui.perfetto.dev; None for one.
+    shared: Plan made for the replicas; None if the given plan was for as many.
     """
 
     output: Path
@@ -57,7 +57,7 @@ class RunFiles:
 
     @classmethod
     def of(cls, output: Path, trace: Path, plan: Plan, *, shared: bool) -> RunFiles:
-        """Return the files of a run of a plan; ``shared`` if it was shared out over other replicas."""
+        """Return the files of a run; ``shared`` if it made a plan for its replicas."""
         count = len(plan.fleet.replicas)
         picture = trace.with_suffix(".perfetto.json") if count > 1 else None
         traces = tuple(trace_paths(str(trace), count))
@@ -65,7 +65,7 @@ class RunFiles:
 
     @property
     def all(self) -> list[Path]:
-        """Every file, the completions first."""
+        """All files, the completions first."""
         return [
             self.output,
             *self.traces,
@@ -75,14 +75,14 @@ class RunFiles:
     def save(
         self, plan: Plan, traces: Sequence[Trace], planned_in: Path, named: Mapping[str, object]
     ) -> None:
-        """Write what there is to write, prompts named as seen from there; traces name the run and plan."""
+        """Write traces, picture and plan, with paths of prompts relative to them."""
         from ..executor.reports.perfetto import save_perfetto
 
         run, named = named["run"], {**named, PLANNED: plan.schedule_digest()}
         for path, trace in zip(self.traces, traces, strict=False):
             replace(trace, engine={**trace.engine, **named}).save(path)
         if not traces:
-            # Cut off before its trace: one without stages tells the finished job from another's.
+            # The run was cut off before its trace: an empty one identifies the finished job.
             for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
                 if _run_of(path) != run:
                     replace(Trace.empty(replica.slots), engine=named).save(path)
@@ -98,18 +98,18 @@ class RunFiles:
             plan.save(self.shared)
 
     def read_traces(self, plan: Plan, run: str) -> tuple[Trace, ...]:
-        """Return a run's traces of a plan that are there, and empty ones for others."""
+        """Return a run's existing traces, and empty ones for missing traces."""
         planned, found = plan.schedule_digest(), list[Trace]()
         for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
             trace = Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
-            # Those of before 0.2 name no plan.
+            # Traces before 0.2 name no plan.
             mine = trace.engine.get(PLANNED, planned) == planned
             found.append(trace if mine else Trace.empty(replica.slots))
         return tuple(found)
 
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
-    """Return everything that the completions depend on; a journal resumes only if all of it is equal."""
+    """Return all that completions depend on; a journal resumes only if it is equal."""
     from ..executor.engines.huggingface import facts_of_bits
     from ..executor.models.fingerprint import files_fingerprint
     from ..executor.models.sampling import Sampler
@@ -122,7 +122,7 @@ def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions
         **fixed,
         "pinned": options.pinned,
         **({"adapters": adapters} if adapters else {}),
-        # Each request's own fields are in the prompts, whose digest the plan holds.
+        # The digest of the prompts covers each request's own fields.
         "sampling": (
             asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
         ),
@@ -130,7 +130,7 @@ def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions
 
 
 def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
-    """Return everything that completions depend on in a model and its tokenizer."""
+    """Return all that completions depend on in a model and its tokenizer."""
     from ..executor.models.fingerprint import files_fingerprint
 
     return {
@@ -145,12 +145,12 @@ def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
 
 
 def run_digest(identity: Mapping[str, object]) -> str:
-    """Return the name of a run in its traces."""
+    """Return the digest that identifies a run in its traces."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _run_of(path: Path) -> object:
-    """Return the run named in a trace, or None without a trace."""
+    """Return the run's digest in a trace, or None without a trace."""
     try:
         return Trace.load(path).engine.get("run") if path.is_file() else None
     except InputError:
@@ -158,14 +158,14 @@ def _run_of(path: Path) -> object:
 
 
 def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
-    """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
+    """Return whether the outputs are complete and of this run, by its trace."""
     if _run_of(files.traces[0]) != run_digest(identity):
         return False
     return is_whole(files.output, [record.custom_id for record in job.prompts.records])
 
 
 def is_whole(output: Path, names: Sequence[str]) -> bool:
-    """Return whether an output holds the completions of all requests, and has no journal."""
+    """Return whether an output has all completions and no journal."""
     from ..executor.jobs.job import journal_path
 
     if journal_path(output).exists() or not output.is_file():

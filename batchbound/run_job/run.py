@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..executor.jobs.journal import Journal
 
 Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
-"""Context manager around the serving of a plan; yields a callback for each stage."""
+"""Context manager of a run; yields a callback for each stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +43,17 @@ class RunResult:
     Parameters
     ----------
     plan
-        That was carried out: shared out, if it was for fewer replicas.
+        Plan of the run, made for its replicas.
     files
-        What was written.
+        Output files.
     completions
-        In the plan's order, as they stand in the output.
+        Completions in the plan's order, as in the output.
     traces
-        Of what this run served, one for each replica: without stages if nothing was left to serve.
+        Trace of each replica; without stages if nothing was left to run.
     report
-        Of those.
+        Report of the traces.
     finished_before
-        Whether an earlier run had written all of it already: traces and report are of that one.
+        True if an earlier run had finished the job; traces and report are those of that run.
     """
 
     plan: Plan
@@ -65,7 +65,7 @@ class RunResult:
 
     @property
     def failed(self) -> int:
-        """Requests on which the model failed: an error stands in their place."""
+        """Number of requests with an error as completion."""
         return sum(one.error is not None for one in self.completions)
 
 
@@ -111,32 +111,17 @@ def run(
     """
     Run a plan on a model or on servers, and write completions and traces.
 
-    Each completion is on disk when it is finished. After a stop, the same call resumes the run.
+    Each finished completion is on disk. After a stop, the same call resumes the run.
 
-    Parameters
-    ----------
-    plan
-        A plan's file: its prompts are found as seen from there. For servers, a batch of prompts does as well.
-    model
-        The model, and how it is loaded; or the servers that serve it.
-    options
-        How the plan is carried out on a model.
-    output, trace
-        The files to write: OpenAI's JSON lines, or a table if the name ends in ``.parquet``; several replicas
-        write a trace each.
-    overwrite
-        Whether outputs that exist are replaced.
-    watching
-        Entered around the serving: progress, a watchdog.
-    remark
-        Receives remarks, such as changes to the plan.
-
-    Raises
-    ------
-    InputError
-        If plan, prompts, model and options do not go together, or an output would be lost.
-    RunStoppedError
-        If the run cannot continue; finished completions are kept.
+    plan: File of a plan; paths of prompts are relative to it. For servers, also a batch file of prompts.
+    model: Model and its loading, or servers.
+    options: Options of a run on a model.
+    output, trace: Files to write; a name in ``.parquet`` gives a table. Several replicas write a trace each.
+    overwrite: True to replace existing outputs.
+    watching: Context manager of the run, for progress and a watchdog.
+    remark: Function that receives remarks, such as changes to the plan.
+    Raises InputError if the arguments do not match or an output would be lost, and RunStoppedError if the run
+    cannot continue; finished completions are kept.
     """
     remark = remark or (lambda _: None)
     if isinstance(model, ServerOptions):
@@ -178,12 +163,12 @@ def _run_on_model(
     files = RunFiles.of(output, trace, chosen, shared=chosen is not loaded)
     prompts = prompts_path(chosen.provenance, path, options)
     read = [path, *options.files(), journal_path(output), *([] if prompts is None else [prompts])]
-    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    # Existing outputs may come from an earlier part of this run, as checked below.
     begun_before = journal_path(files.output).exists() or files.output.is_file()
     refuse_outputs(files.all, overwrite or begun_before, read)
     _refuse_unused(chosen, path, options)
     if not overwrite and files.output.is_file() and not journal_path(files.output).exists():
-        # Weights can take minutes to load, and a finished job needs none.
+        # Weights can take minutes to load; a finished job needs none.
         job = load_job(chosen, path, source, options, lambda _: None, weights=False)
         finished = _finished(chosen, files, job, run_identity(loaded, job, source, options))
         if finished is not None:
@@ -211,7 +196,7 @@ def _run_on_model(
 
 
 def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
-    """Return the digest of a repeatable run, and what it holds for."""
+    """Return the digest of a repeatable run, with its conditions."""
     if not job.repeatable:
         return {}
     from ..executor.engines.huggingface import facts_of_bits
@@ -221,17 +206,17 @@ def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
 
 
 def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:
-    """Return the result of an earlier run that finished this very job, if there was one."""
+    """Return the result of an earlier run that finished this job, or None."""
     if not finished_before(files, job, identity):
         return None
-    # Shared out once more, a plan may come out otherwise.
+    # Planning again for the replicas may give a different plan.
     chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
     written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
     return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
-    """Return the plan for as many replicas as the options say; one for a single machine is shared out."""
+    """Return the plan for the replicas of the options."""
     count = len(plan.fleet.replicas)
     if options.replicas in (None, count):
         return plan
@@ -239,7 +224,7 @@ def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[
         message = f"the plan is for {count} replicas, not {options.replicas}"
         raise InputError(message, file=path, hint="Leave --replicas out, or plan again.")
     assert options.replicas is not None
-    remark(f"{path} is for one replica: shared out over {options.replicas}")
+    remark(f"{path} is for one replica: planning again for {options.replicas}")
     return shared_out(plan, options.replicas)
 
 
@@ -261,7 +246,7 @@ def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
 def _serving(
     plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
 ) -> Callable[..., Outcome]:
-    """Return what serves a plan's job: replicas on Ray, a configuration's workers, or this process."""
+    """Return the function that runs a job: on Ray, in workers, or in this process."""
     if len(plan.fleet.replicas) == 1:
         return serving(plan, job, source, options, remark)
     from ..executor.jobs.fleet_run import run_on_replicas

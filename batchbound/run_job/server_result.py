@@ -25,23 +25,23 @@ class ServerResult:
     Parameters
     ----------
     requests
-        Of the whole batch.
+        Number of requests of the whole batch.
     run
-        Of the requests that this run sent; of none if an earlier part of it had them all completed.
+        Run of the requests sent; empty if an earlier part had completed all.
     limits
-        Of the servers together, as the order was chosen for.
+        Joint limits of the servers.
     budget_known
-        Whether the tokens of an iteration are the servers' own; else the bound does without them.
+        True if the tokens per iteration are the servers' own; otherwise the bound ignores them.
     release
-        The order, and the iterations predicted for it; None if the run had finished before.
+        Order, with its predicted iterations; None if the run had finished before.
     resumed
-        Requests that an earlier part of the run had completed.
+        Number of requests that an earlier part of the run had completed.
     failed
-        Requests that have no completion: their lines say why.
+        Number of requests with an error instead of a completion.
     finished_before
-        Whether an earlier run had written all of it already: ``run`` is that one.
+        True if an earlier run had finished the job; ``run`` is that run.
     kv_stated
-        Whether the KV capacity is the user's; else the bound does without the servers' own.
+        True if the user stated the KV capacity; otherwise the bound ignores it.
     """
 
     requests: int
@@ -56,21 +56,21 @@ class ServerResult:
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """
-        Return the run's figures, by the names that ``run --server --json`` prints.
+        Return the run's figures, by the JSON keys of ``run --server --json``.
 
         Parameters
         ----------
         remark
-            Told what the servers were seen to do otherwise than planned.
+            Function that receives remarks on differences between servers and plan.
         """
-        found = _of_run(self.run) | self._beside_bound(remark)
+        found = _of_run(self.run) | self._against_bound(remark)
         predicted = None if self.release is None else self.release.predicted
         if predicted is not None and not self.resumed:
             found["predicted_iterations"] = predicted.iterations
         return found | {"resumed": self.resumed, "failed": self.failed}
 
-    def _beside_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
-        """Return iterations, their bound and what the others were lost to; nothing without a bound."""
+    def _against_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
+        """Return iterations, bound and losses by cause; nothing without a bound."""
         run = self.run
         try:
             audit = audit_iterations(
@@ -79,14 +79,14 @@ class ServerResult:
         except ValueError as error:
             remark(f"no bound: {error}")
             return {}
-        for said in (broken_line(audit.assumptions), audit.broken):
-            if said is not None:
-                remark(said)
+        for line in (broken_line(audit.assumptions), audit.broken):
+            if line is not None:
+                remark(line)
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
-                    f"{server.url}: {server.most_running} requests ran at a time, more than"
-                    f" --slots {run.slots}: the bound is taken for as many"
+                    f"{server.url}: {server.most_running} requests ran at once, more than"
+                    f" --slots {run.slots}: the bound is for that many"
                 )
             elif server.plateau is not None and server.plateau < run.slots:
                 remark(
@@ -111,7 +111,7 @@ class ServerResult:
 
 def _of_run(run: ServerRun) -> dict[str, object]:
     done, seconds = run.failed == 0, run.makespan
-    # No completion has less than a token each, so that the server did not say how many there were.
+    # Every completion has at least one token: fewer mean that the server sent no counts.
     unknown = bool((run.completion_tokens < run.choices)[done].any())
     tokens = None if unknown else int(run.completion_tokens.sum())
     latency = (run.finished - run.sent)[done]

@@ -360,7 +360,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a search with nothing to weigh": (
         cost_file(measured(decode_base=1.0), command="search"),
-        r"cost.json: prefilling or decoding takes no time",
+        r"cost.json: the search needs both prefill and decoding",
     ),
     "a plan of more slots than memory": (
         planned(change=edited("fleet.replicas.0.slots", 10**12)),
@@ -533,7 +533,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "prompts that changed since they were planned": (
         planned(change=replaced),
-        r"prompts.jsonl: the file is not what was planned",
+        r"prompts.jsonl: the file has changed since it was planned",
     ),
     "prompts that are gone": (
         planned(change=lambda folder: (folder / "prompts.jsonl").unlink()),

@@ -273,7 +273,7 @@ def test_a_run_of_requests_without_a_model_goes_on_with_the_model_it_began_with(
     batch = write_batch(tmp_path / "in.jsonl", [2] * 6, model=None)
     with FakeServer(4, model="one") as one, FakeServer(4, model="other") as other:
         assert main(run_words(batch, one, "--slots", "4", "--server", other.url)) == 2
-        assert "requests name no model, and the servers have one, other. Say --model" in (
+        assert "requests name no model, and the servers have one, other. Give --model" in (
             capsys.readouterr().err
         )
         one.on_completion = lambda done: os.kill(os.getpid(), signal.SIGINT) if done == 3 else None
@@ -545,10 +545,10 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
         words = run_words(batch, server, "--slots", "4")
         words[words.index(server.url)] = odd
         assert main(words) == 2
-        assert f"--server {odd}: it is no http:// or https:// address. Write http" in capsys.readouterr().err
+        assert f"--server {odd}: it is not an http:// or https:// address. Write http" in capsys.readouterr().err
     # Its slots would be counted twice, and the bound be of two servers.
     assert main(run_words(batch, server, "--slots", "4", "--server", f"{server.url}/v1/")) == 2
-    assert f"--server {server.url}/v1/: it is named before" in capsys.readouterr().err
+    assert f"--server {server.url}/v1/: it is named twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

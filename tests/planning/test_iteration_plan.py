@@ -101,7 +101,7 @@ def test_with_a_cost_a_plan_is_optimal_by_its_seconds() -> None:
     least = replace(plan.least_seconds, seconds=plan.least_seconds.seconds / 2)
     violation = batchbound.verify(replace(plan, least_seconds=least))
     assert violation is not None
-    assert "said to be optimal" in violation.message
+    assert "is marked optimal" in violation.message
 
 
 def test_lengths_that_are_predictions_are_not_fitted_to() -> None:
@@ -353,6 +353,5 @@ def test_no_packing_bounds_engines_of_which_one_may_evict() -> None:
     plan = make_iteration_plan(job, Engines((roomy, small)), limits=WORK)
     assert plan.bound.certificate["kind"] != "packing"
     packed = replace(plan, bound=iteration_bound(job.rows(), plan.proven, kinds=("packing",)))
-    assert (
-        str(batchbound.verify(packed)) == "iterations: a packing holds of no engine that may evict requests"
-    )
+    violation = "iterations: a packing does not hold for an engine that may evict requests"
+    assert str(batchbound.verify(packed)) == violation
