@@ -94,7 +94,7 @@ def test_a_configuration_is_searched_for_and_planned() -> None:
 
 
 def test_a_search_without_anything_to_weigh_is_refused() -> None:
-    with pytest.raises(InputError, match="takes no time"):
+    with pytest.raises(InputError, match="both prefill and decoding to take time"):
         batchbound.search(replace(problem(), cost=CostModel(0.0, 0.0, 0.1, 0.1)))
     assert batchbound.search(problem(), latency_bound=1e-3).best is None
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None

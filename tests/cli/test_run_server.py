@@ -545,7 +545,8 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
         words = run_words(batch, server, "--slots", "4")
         words[words.index(server.url)] = odd
         assert main(words) == 2
-        assert f"--server {odd}: it is not an http:// or https:// address. Write http" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"--server {odd}: it is not an http:// or https:// address. Write http" in said
     # Its slots would be counted twice, and the bound be of two servers.
     assert main(run_words(batch, server, "--slots", "4", "--server", f"{server.url}/v1/")) == 2
     assert f"--server {server.url}/v1/: it is named twice" in capsys.readouterr().err

@@ -187,7 +187,7 @@ def test_one_sentence_names_the_configuration_to_take(capsys: pytest.CaptureFixt
     assert main(words) == 0
     said = capsys.readouterr().out
     assert value["advice"] in said
-    assert "B_E prompts of an encoding phase" in said
+    assert "B_E: prompts per encoding phase" in said
 
 
 def test_targets_for_the_first_token_and_those_after_it_are_kept(
