@@ -1,4 +1,4 @@
-"""``batchbound run PROMPTS``: the prompts planned by what is known, and the plan's file for ``run``."""
+"""``batchbound run PROMPTS``: plan the prompts, with lengths and costs of earlier runs."""
 
 from __future__ import annotations
 
@@ -49,58 +49,58 @@ PLANNING = (
     "max_tokens_column",
     "drop_last_assistant",
 )
-"""Options of ``run`` that say how prompts are planned; a plan has settled them."""
+"""Options of ``run`` for planning prompts; a plan fixes them."""
 
 
 def add_planning(parser: Parser) -> None:
-    """Add the options that say how prompts are planned, by ``run`` itself or for a server."""
-    group = parser.add_argument_group("prompts in place of a plan")
+    """Add the options for planning prompts."""
+    group = parser.add_argument_group("prompts instead of a plan")
     group.add_argument(
         "--slots",
         type=slot_count,
         metavar="N",
         everyday=True,
-        help=f"requests in progress at a time (default {DEFAULT_SLOTS}); on a server, vLLM's --max-num-seqs"
-        " (default: the plan's)",
+        help=f"maximum number of requests in progress (default {DEFAULT_SLOTS}); on a server,"
+        " vLLM's --max-num-seqs (default: the plan's)",
     )
     group.add_argument(
         "--lengths",
         type=_length_spec,
         metavar="SOURCE",
         everyday=True,
-        help="completion lengths, as of `plan --lengths`; auto: stated ones, else those of an earlier run of"
-        " the same prompts, else none (default: auto)",
+        help="completion lengths, as in `plan --lengths`; auto: stated lengths, else those of an earlier run"
+        " of the same prompts, else none (default: auto)",
     )
-    add_longest(group, "most tokens of a completion, as of `plan`")
+    add_longest(group, "maximum tokens of a completion, as in `plan`")
     group.add_argument(
         "--cost",
         metavar="FILE",
-        help="cost model of `batchbound profile` (default: what an earlier run of the model measured)",
+        help="cost model of `batchbound profile` (default: costs measured by an earlier run of the model)",
     )
     add_columns(group)
 
 
 def _length_spec(text: str) -> str | None:
-    """Return a source of lengths, None for ``auto``."""
+    """Parse a source of lengths; None for ``auto``."""
     return None if text == "auto" else text
 
 
 def has_prompts(args: argparse.Namespace) -> bool:
-    """Tell whether ``run`` is given requests instead of a plan."""
+    """Return whether ``run`` is given requests instead of a plan."""
     return args.prompt_column is not None or Path(args.plan).is_dir() or holds_requests(args.plan)
 
 
 def plan_of_prompts(args: argparse.Namespace) -> Path:
     """
-    Return the plan of a run's prompts, made now or by an earlier run of the same command.
+    Return the path of the plan for prompts, made now or by the same command earlier.
 
-    It lies next to the completions, so that the same command resumes an interrupted run. KeyboardInterrupt is
-    raised if planning was interrupted; no plan is written then.
+    It is next to the completions, so that the same command resumes an interrupted run. Raises
+    KeyboardInterrupt, without a plan, if planning is interrupted.
     """
     path = plan_beside(args.output)
     if path.exists() and (not args.overwrite or _resumes(path, args)):
         _check_same_job(path, args)
-        note(f"{path}: the plan of an earlier run is followed; --overwrite plans again")
+        note(f"{path}: following the plan of an earlier run; --overwrite plans again")
         return path
     refuse_outputs(
         [args.output, args.trace], args.overwrite, [args.plan, *([args.cost] if args.cost else [])]
@@ -120,9 +120,9 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
     else:
         plan = _searched_plan(inputs.problem, provenance, args)
     if path.exists() and not args.overwrite:
-        # The same command was typed twice, and the other one goes by its own plan already.
+        # The same command runs twice, and the other one has already written a plan.
         _check_same_job(path, args)
-        note(f"{path}: the plan of another run of this command is followed")
+        note(f"{path}: following the plan of another run of this command")
         return path
     plan.save(path)
     note(_expectation(plan))
@@ -130,14 +130,14 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
 
 
 def policy_of(plan: Plan) -> str | None:
-    """Return the policy that serves prompts of unknown lengths; None where lengths are planned."""
+    """Return the policy for prompts of unknown lengths; None for planned lengths."""
     if not _unknown(plan.provenance) or len(plan.fleet.replicas) > 1:
         return None
     return "lpt-paced" if _caps_differ(plan) else "fcfs-paced"
 
 
 def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) -> bool:
-    """Return whether lengths repeat when the command does: greedy decoding, or a stated seed."""
+    """Return whether lengths repeat in the next run: greedy decoding, or a seed."""
     if args.seed is not None:
         return True
     given = {} if args.temperature is None else {"temperature": args.temperature}
@@ -147,17 +147,17 @@ def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) ->
 
 
 def _samples_unasked(args: argparse.Namespace) -> bool:
-    """Return whether the model's own generation settings ask to sample."""
+    """Return whether the model's own generation settings sample."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
         return "temperature" in declared_sampling(model_options(args).shape())
     except ValueError:
-        return False  # the run says what is wrong with them
+        return False  # the run will report the error
 
 
 def _resumes(path: Path, args: argparse.Namespace) -> bool:
-    """Return whether a run of this very job was interrupted: its journal is there."""
+    """Return whether an interrupted run of this job left a journal."""
     from ..executor.jobs.job import journal_path
 
     if not journal_path(args.output).exists():
@@ -170,18 +170,18 @@ def _resumes(path: Path, args: argparse.Namespace) -> bool:
 
 
 def _unknown(provenance: Provenance) -> bool:
-    """Return whether nothing but caps is known of the lengths."""
+    """Return whether only caps of the lengths are known."""
     return provenance.lengths.get("kind") == "cap"
 
 
 def _caps_differ(plan: Plan) -> bool:
-    """Return whether caps say something of lengths; what prompts leave of a model's positions does not."""
+    """Return whether caps differ for other reasons than the prompts' lengths."""
     caps = plan.workload.output_tokens
     return bool(caps.min() < 0.9 * caps.max())
 
 
 def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Namespace) -> Plan:
-    """Return the plan of known lengths, no worse than the one that an earlier run announced."""
+    """Return a plan of known lengths, no worse than one of an earlier run."""
     searched = GainParams().seconds(simulate(problem, GainParams().policy).makespan)
     limits = Limits(seconds=searched, seed=args.seed or 0)
     plan = make_plan(problem, limits=limits, start=_announced(problem, args.output), provenance=provenance)
@@ -191,7 +191,7 @@ def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Name
 
 
 def _announced(problem: Problem, output: str) -> Schedule | None:
-    """Return the schedule that an earlier run found for these lengths; None if it was of others."""
+    """Return an earlier run's schedule for the same lengths, or None."""
     path = next_plan(output)
     if not path.is_file():
         return None
@@ -206,14 +206,14 @@ def _announced(problem: Problem, output: str) -> Schedule | None:
 
 
 def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
-    """Return the plan of unknown lengths: a policy, drawn at the caps, of which nothing is proven."""
+    """Return the plan of unknown lengths: a policy, simulated at the caps, without a bound."""
     schedule = schedule_of(simulate(problem, "lpt-ski"))
     maker = Maker("lpt-ski", __version__, Status.FEASIBLE, StoppedBy.GAVE_UP, 0.0, seed or 0)
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 
 def _check_same_job(path: Path, args: argparse.Namespace) -> None:
-    """Raise InputError if a plan is of other prompts, or of other settings than the options say."""
+    """Raise InputError if a plan has other prompts or options."""
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
     planned = plan.provenance.prompts
     if planned is None or prompts_digest(args.plan) != planned.sha256:
@@ -227,7 +227,7 @@ def _check_same_job(path: Path, args: argparse.Namespace) -> None:
         and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
         "--prompt-column": columns_of(args) != planned.columns,
-        "--model" if args.tokenizer is None else "--tokenizer": not _counts_alike(
+        "--model" if args.tokenizer is None else "--tokenizer": not _counts_the_same(
             planned.tokenizer, args.tokenizer or args.model, path.parent
         ),
     }
@@ -235,14 +235,14 @@ def _check_same_job(path: Path, args: argparse.Namespace) -> None:
         raise InputError(f"was planned with another {option}", file=path, hint=hint)
 
 
-def _counts_alike(planned: str, tokenizer: str, folder: Path) -> bool:
-    """Return whether a tokenizer is the one that counted a plan's prompts; tiny models all count bytes."""
+def _counts_the_same(planned: str, tokenizer: str, folder: Path) -> bool:
+    """Return whether a tokenizer counts as the plan's; tiny models all count bytes."""
     named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
     return named == planned or all(name.startswith("tiny:") for name in (named, planned))
 
 
 def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options of ``plan`` that those of ``run`` amount to."""
+    """Return the options of ``plan`` for the options of ``run``."""
     from .commands import plan
 
     parser = Parser()
@@ -254,7 +254,7 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the problem in the seconds that an earlier run of the model measured, else in assumed ones."""
+    """Return the inputs with costs measured by an earlier run, else assumed costs."""
     kept = CostCache.of_user().find(args.model, inputs.problem.slots)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
@@ -263,7 +263,7 @@ def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
 
 
 def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the problem with the lengths of an earlier run of the same prompts, if they repeat."""
+    """Return the inputs with lengths of an earlier run of the prompts, if they repeat."""
     job, folder = inputs.job, Path(args.output).parent
     assert job.digest is not None
     source = None
@@ -277,13 +277,13 @@ def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
         workload = job.workload.with_output_tokens(source.resolve(ids, caps=caps, names=names))
     except InputError:
         return inputs  # some prompts have no completion
-    note(f"{source.file}: lengths of an earlier run of these prompts are planned; --lengths cap does without")
+    note(f"{source.file}: planning with the lengths of an earlier run; --lengths cap ignores them")
     job = replace(job, lengths=source, workload=workload)
     return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload.without_arrivals()))
 
 
 def _worth(plan: Plan) -> str:
-    """Return what known lengths would be worth at most, for jobs small enough to sample."""
+    """Return the largest saving by known lengths, as a phrase, for small jobs."""
     if len(plan.workload) > MOST_SAMPLED:
         return ""
     worth = worth_of_lengths(plan.problem)
@@ -294,16 +294,16 @@ def _worth(plan: Plan) -> str:
 
 
 MOST_SAMPLED = 20_000
-"""Largest number of prompts for which the worth of lengths is sampled; more take longer to say."""
+"""Most prompts for which the saving is sampled; larger takes longer."""
 
 
 def _expectation(plan: Plan) -> str:
-    """Return what is known before a run, in a line: nothing is promised of caps or assumed costs."""
+    """Return the prediction before a run, in a line."""
     text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
     if _unknown(plan.provenance):
         order = "larger caps first" if _caps_differ(plan) else "first come, first served: no order helps yet"
         return f"{text}, lengths unknown: {order}{_worth(plan)}"
     if plan.provenance.cost_source.get("name") == ASSUMED:
-        return f"{text}, lengths known: planned by assumed costs, which this run measures"
+        return f"{text}, lengths known, costs assumed until this run measures them"
     text += f", lengths known: {plan.seconds:,.1f} s predicted"
     return text if plan.gap is None else f"{text}, {plan.gap:.2%} above the proven bound"

@@ -89,7 +89,7 @@ class ServerOptions:
     slots
         Slots of each engine; by default the plan's or the server's.
     in_flight
-        Completions in flight on each server; by default nine eighths of the slots, raised if the queue is empty.
+        Completions in flight on each server; by default nine eighths of the slots, more if its queue empties.
     order
         Order of the requests; ``"auto"`` chooses the one of fewest simulated iterations.
     batched_tokens

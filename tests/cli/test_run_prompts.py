@@ -116,7 +116,7 @@ def test_the_second_run_is_planned_with_the_lengths_of_the_first(
     first = prompts.with_name("answers.jsonl").read_bytes()
     capsys.readouterr()
     assert run(prompts, "--slots", "2", "--overwrite") == 0
-    assert "lengths of an earlier run of these prompts are planned" in capsys.readouterr().err
+    assert "planning with the lengths of an earlier run" in capsys.readouterr().err
     plan = Plan.load(plan_of(prompts))
     assert plan.provenance.lengths["kind"] == "completions"
     assert dict(zip(plan.workload.ids, plan.workload.output_tokens.tolist(), strict=True)) == lengths_in(
