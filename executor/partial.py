@@ -91,7 +91,7 @@ class Partial:
     prompt_ids, completion_ids
         Tokens of the prompt and of the completion so far.
     told
-        Log-probabilities of the tokens so far; None unless requested.
+        Log-probabilities of the tokens so far; None unless requested by ``sampling``.
     versions
         Pairs (number of the call, tokens drawn in it), in order.
     sampling, max_tokens

@@ -34,7 +34,7 @@ class Entry:
     summary: Its rule, in a line.
     make: Returns a fresh policy for a problem and an assignment of its requests to slots.
     assignment: Returns the default assignment; None if the policy uses none.
-    evicts: Whether it evicts requests at the planned lengths.
+    evicts: True if it evicts requests at the planned lengths.
     """
 
     summary: str

@@ -84,7 +84,7 @@ class Replay:
             self._ahead = max(self._ahead, self._starts[self._next] - state.steps_done)
         members = self._due(state)
         if members.size and not state.waiting[members].all():
-            return Step(decode_steps=0)  # the plan waits for an arrival
+            return Step(decode_steps=0)  # the plan waits for an arrival here
         if members.size:
             self._queue.take(members.tolist())
             self._planned_finish[members] = self._starts[self._next] + self._decode_steps[members]

@@ -30,21 +30,20 @@ def simulate(
     Parameters
     ----------
     problem
-        The problem, with the lengths the policy may count on.
+        Problem with the lengths that the policy knows.
     policy
-        A fresh policy, or the name of a built-in one.
+        Fresh policy, or the name of a built-in one.
     output_tokens
-        The true length of each completion (tokens, shape (requests,)); the problem's own by default.
+        True length of each completion (tokens, shape (requests,)); the problem's own by default.
     swap
-        Seconds a token of KV cache takes to the host or back; None to prefill again what is evicted.
+        Seconds to move a token of KV cache to the host or back; None prefills evicted requests again.
 
     Raises
     ------
     PolicyError
-        If the policy asks for what cannot be done.
+        If the policy returns an impossible step.
     ValueError
-        If there is no policy of that name, or the true lengths are not a whole number of at least one for
-        each request.
+        If the policy is unknown, or a true length is not a whole number of at least one.
     """
     if isinstance(policy, str):
         policy = policy_named(policy, problem)

@@ -1,4 +1,4 @@
-"""Deconvolution: a distribution recovered from draws with known normal noise."""
+"""Deconvolution: estimate of a distribution from draws with known normal noise."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from ..arrays import FloatArray, IntArray
 
 POINTS = 200
-"""Fewest grid points over the range of the numbers."""
+"""Fewest grid points over the numbers' range."""
 
 MOST_POINTS = 1200
 ITERATIONS = 1000
-"""Steps of the EM for the distribution itself."""
+"""EM steps for the distribution."""
 
 ITERATIONS_OF_A_SAMPLE = 60
-"""Steps from there for reweighted numbers."""
+"""Further EM steps for reweighted numbers."""
 
 CEILINGS = 12
 """Ceilings compared, from the middle of the noisy numbers up."""
@@ -22,25 +22,24 @@ CEILINGS = 12
 ITERATIONS_OF_A_CEILING = 200
 
 UNDECIDED = (0.1, 1.2)
-"""Losses of log-likelihood at which a ceiling may lie; Akaike's criterion charges 1 for a parameter."""
+"""Tolerated losses of log-likelihood of a ceiling; Akaike's criterion charges 1 for a parameter."""
 
 REJECTED = 1.95
-"""Kolmogorov-Smirnov distance, times the root of the count, exceeded by chance once in a thousand."""
+"""Critical Kolmogorov-Smirnov distance times the root of the count, at one in a thousand."""
 
 
 class Deconvolution:
     r"""
-    The nonparametric distribution of ``x`` for numbers :math:`y = x + \sigma z`, z standard normal.
+    Nonparametric distribution of ``x`` for numbers :math:`y = x + \sigma z`, z standard normal.
 
-    Maximum likelihood over all distributions on a grid (Kiefer and Wolfowitz 1956; Laird 1978), by EM; what
-    each x may be, given its y, is then Bayes' rule (empirical Bayes). The data hardly say how far up x goes:
-    the likelihood falls steeply below some ceiling and is flat above it. So the ceiling lies where it
-    begins to fall: no x is larger than the data insist on.
+    The maximum-likelihood distribution on a grid (Kiefer and Wolfowitz 1956; Laird 1978) is found by EM;
+    Bayes' rule then gives each x from its y (empirical Bayes). The data hardly determine the largest x: the
+    likelihood is flat above some ceiling and falls steeply below it. The estimate takes the lowest ceiling
+    before that fall.
 
-    noisy: The numbers y, shape (count,).
-    sd: The noise's standard deviation.
-    ceiling: No x is beyond it, and it is where x ends if the data have it end within a deviation below; or
-        None.
+    noisy: Numbers y, shape (count,).
+    sd: Standard deviation of the noise.
+    ceiling: Largest possible x, used as its end if the data's ceiling is within a deviation below; or None.
     """
 
     def __init__(self, noisy: FloatArray, sd: float, ceiling: float | None = None) -> None:
@@ -53,7 +52,7 @@ class Deconvolution:
         self._counts = counts.astype(np.float64)
         centres = low + self._spacing * np.arange(len(counts))
         distance = (centres[:, None] - self._grid[None, :]) / sd
-        # Floored, so that no number is impossible: beneath a ceiling none may be within reach of its y.
+        # Floored, because below a ceiling no x may be near some y.
         self._kernel = np.exp(-0.5 * np.minimum(distance**2, 1000.0))
         self._kernel /= self._spread(sd)
         self._sd = sd
@@ -88,21 +87,21 @@ class Deconvolution:
         """Return the log-likelihood that each ceiling loses, rising from zero."""
         priors = self._em(self._shares, self._flat(ends), ITERATIONS_OF_A_CEILING)
         likelihood = np.log(priors @ self._kernel.T) @ self._counts
-        # A higher ceiling allows whatever a lower one does, where the EM may not have come as far.
+        # A higher ceiling never has a lower likelihood, but EM may not have converged.
         best = np.maximum.accumulate(likelihood[::-1])[::-1]
         lost: FloatArray = best[0] - best
         return lost
 
     def _ends_at(self, losses: FloatArray) -> IntArray:
-        """Return the lowest ceiling that loses no more, for each loss of log-likelihood."""
+        """Return the lowest ceiling within each tolerated loss of log-likelihood."""
         lowest = self._ends[np.searchsorted(self._losses, UNDECIDED[1], side="right") - 1]
         ends = self._ends[np.searchsorted(self._losses, losses, side="right") - 1]
-        # One outlier may ask for a ceiling far up, and cannot say how far.
+        # A single outlier may need a high ceiling, but does not determine it.
         ends = np.maximum(ends, lowest - round(self._sd / 2 / self._spacing))
         return np.where(ends * self._spacing <= self._reach, 0, ends)
 
     def _flat(self, ends: IntArray) -> FloatArray:
-        """Return the even distribution below each ceiling, shape (ceilings, points)."""
+        """Return the uniform distribution below each ceiling, shape (ceilings, points)."""
         below = (np.arange(len(self._grid))[None, :] >= ends[:, None]).astype(np.float64)
         flat: FloatArray = below / below.sum(axis=1, keepdims=True)
         return flat
@@ -117,7 +116,7 @@ class Deconvolution:
 
     @property
     def fits(self) -> bool:
-        """True if numbers with this much noise can look as these do."""
+        """True if the numbers are plausible with this much noise."""
         seen = np.cumsum(self._counts) / self._counts.sum()
         expected = np.cumsum(self._prior[0] @ self._kernel.T)
         return bool(np.abs(seen - expected).max() * np.sqrt(self._counts.sum()) <= REJECTED)
@@ -133,8 +132,8 @@ class Deconvolution:
         Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
 
         The distribution is fitted again to reweighted numbers for every sample (Bayesian bootstrap). Draws
-        lie on the grid, as the distribution does: where many x are equal, as completions cut at a limit are,
-        draws scattered around it would take a schedule longer than they do.
+        lie on the grid: many x may be equal, such as completions cut at a limit, and scattered draws would
+        lengthen a schedule.
         """
         weights = rng.gamma(np.maximum(self._counts, 1e-9), size=(samples, len(self._counts)))
         weights /= weights.sum(axis=1, keepdims=True)
@@ -144,7 +143,7 @@ class Deconvolution:
         drawn = np.empty((samples, len(self._bin)))
         rows = np.arange(len(self._counts))[:, None]
         for row, prior in zip(drawn, priors, strict=True):
-            # One search for all: each bin's cumulative distribution is shifted by the bin's number.
+            # Each bin's cumulative distribution is shifted by the bin's number, so one search serves all.
             cumulative = (np.cumsum(self._posterior(prior), axis=1) + rows).ravel()
             found = np.searchsorted(cumulative, self._bin + rng.random(len(self._bin)))
             point = np.clip(found - self._bin * len(self._grid), 0, len(self._grid) - 1)
@@ -152,7 +151,7 @@ class Deconvolution:
         return np.exp(drawn)
 
     def _posterior(self, prior: FloatArray) -> FloatArray:
-        """Return what x is given each bin of y, shape (bins, points)."""
+        """Return the posterior of x for each bin of y, shape (bins, points)."""
         joint = self._kernel * prior
         posterior: FloatArray = joint / joint.sum(axis=1, keepdims=True)
         return posterior

@@ -1,4 +1,4 @@
-"""Distributions of lengths: fitted, with published moments, sampled."""
+"""Distributions of lengths, fitted to data or to published moments."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy.typing as npt
 from ..arrays import FloatArray, IntArray
 
 FAMILIES = ("normal", "censored_normal", "log_normal", "gamma")
-"""Families on a range of whole tokens: truncated to it, the censored one cut to its ends."""
+"""Families on a range of whole tokens, truncated to it or, for the censored one, clipped."""
 LONGEST_OBSERVED = 100_000_000
-"""Tokens: a distribution holds a probability for every length up to its longest."""
+"""Longest observed length in tokens, as a distribution stores a probability for every length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthDistribution:
     """
-    A distribution over whole numbers of tokens: the probability of each length in a range.
+    Distribution over whole numbers of tokens in a range.
 
-    low: The shortest length, tokens.
-    probabilities: Shape (lengths,): of ``low``, ``low + 1`` and on; not negative, they sum to one.
+    low: Shortest length, tokens.
+    probabilities: Probabilities of ``low``, ``low + 1`` and so on, which sum to one, shape (lengths,).
     """
 
     low: int
@@ -77,7 +77,7 @@ class LengthDistribution:
             raise ValueError(problem)
         try:
             solution = root(error, start, tol=1e-10)
-        except ValueError:  # the search ran into parameters without any mass on the range
+        except ValueError:  # the search reached parameters without mass on the range
             raise ValueError(problem) from None
         if np.abs(error(solution.x)).max() > 1e-6:
             raise ValueError(problem)
@@ -85,7 +85,7 @@ class LengthDistribution:
 
     @classmethod
     def most_random(cls, mean: float, low: int, high: int) -> LengthDistribution:
-        """Return the distribution of largest entropy with this mean on a range: what a bare mean says."""
+        """Return the distribution of largest entropy with this mean on a range."""
         from scipy.optimize import brentq
 
         steps = np.linspace(0.0, 1.0, high - low + 1)
@@ -120,22 +120,22 @@ class LengthDistribution:
 
     @property
     def high(self) -> int:
-        """The longest length, tokens."""
+        """Longest length, tokens."""
         return self.low + len(self.probabilities) - 1
 
     @property
     def values(self) -> IntArray:
-        """The lengths the probabilities belong to, tokens, shape (lengths,)."""
+        """Lengths of the probabilities, tokens, shape (lengths,)."""
         return np.arange(self.low, self.high + 1, dtype=np.int64)
 
     @property
     def mean(self) -> float:
-        """The mean length, tokens."""
+        """Mean length, tokens."""
         return float(self.values @ self.probabilities)
 
     @property
     def sd(self) -> float:
-        """The standard deviation, tokens."""
+        """Standard deviation, tokens."""
         return float(np.sqrt((self.values - self.mean) ** 2 @ self.probabilities))
 
     def sample(self, rng: np.random.Generator, count: int) -> IntArray:
@@ -143,14 +143,14 @@ class LengthDistribution:
         return self._inverse(rng.random(count))
 
     def quantile(self, q: float) -> int:
-        """Return the smallest length that a share ``q`` of the requests does not exceed, tokens."""
+        """Return the ``q`` quantile in tokens."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile is between 0 and 1, not {q}")
         return int(self._inverse(np.array([q]))[0])
 
     def _inverse(self, shares: FloatArray) -> IntArray:
         cumulative = np.cumsum(self.probabilities)
-        # A share that rounding alone puts above a step still belongs to it.
+        # A share above a step only by rounding belongs to that step.
         at = np.searchsorted(cumulative, shares - 1e-12)
         longest = np.flatnonzero(self.probabilities)[-1]
         return np.asarray(self.low + np.minimum(at, longest), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Lengths that completions of each prompt had, kept in a file from step to step."""
+"""History of completion lengths by prompt, kept in a file from step to step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from .repair import LengthRepair
 HISTORY_VERSION = 1
 
 _KEPT = 16
-"""Lengths kept of each prompt, the newest: what a model wrote many steps ago says little of it now."""
+"""Number of newest lengths kept for each prompt; older ones say little about the present model."""
 
 _HINT = "Give a file that a rollout function or LengthHistory.save has written."
 
 
 class LengthHistory:
     """
-    What is known of the lengths of a model's completions, by prompt.
+    History of a model's completion lengths by prompt.
 
-    The length of a prompt's next completion is expected to be as its others were, drawn towards those of all
-    prompts as far as prompts do not differ; see :class:`.LengthRepair`. A prompt that was never seen is
-    expected to be as the others.
+    The expected length of a prompt's next completion is the mean of its earlier ones, shrunk towards that of
+    all prompts; see :class:`.LengthRepair`. An unseen prompt has the mean of all prompts.
     """
 
     def __init__(self) -> None:
@@ -42,11 +41,11 @@ class LengthHistory:
 
     @property
     def error(self) -> float | None:
-        """Median share by which completions missed what was expected before they were seen; None for none."""
+        """Median relative error of expected lengths before each completion; None without any."""
         return float(np.median(self._missed)) if self._missed else None
 
     def expected(self, prompts: Sequence[Any]) -> IntArray:
-        """Return the tokens that a completion of each prompt is expected to have, shape (prompts,)."""
+        """Return the expected tokens of a completion of each prompt, shape (prompts,)."""
         if not self._lengths:
             raise ValueError("the history holds no length yet")
         keys = [prompt_key(prompt) for prompt in prompts]
@@ -69,7 +68,7 @@ class LengthHistory:
             missed: list[float] = np.abs(expected / had - 1).tolist()
             self._missed = [*self._missed, *missed][-1000:]
         for key, tokens in found:
-            # The newest prompts stand last.
+            # The newest prompts are last.
             lengths = self._lengths.pop(key, [])
             self._lengths[key] = [*lengths, tokens][-_KEPT:]
 
@@ -113,12 +112,12 @@ class LengthHistory:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> LengthHistory:
-        """Return the history in a file, an empty one if there is no such file."""
+        """Return the history in a file, or an empty one without a file."""
         return cls.load(path) if Path(path).exists() else cls()
 
 
 def prompt_key(prompt: Any) -> str:
-    """Return the name of a prompt: a digest of its text, token ids or messages; a name is its own."""
+    """Return the key of a prompt, a digest of its text, token ids or messages; a key stays as it is."""
     if isinstance(prompt, _Key):
         return prompt
     if isinstance(prompt, str):
@@ -131,6 +130,6 @@ def prompt_key(prompt: Any) -> str:
 
 
 class _Key(str):
-    """A digest, as a kind of its own."""
+    """Digest of a prompt, as its own type."""
 
     __slots__ = ()

@@ -15,10 +15,10 @@ COVERAGE = 0.9
 @dataclass(frozen=True, slots=True)
 class Interval:
     """
-    An expected quantity with its prediction interval.
+    Expected quantity with its prediction interval.
 
-    mean: Over the sampled lengths.
-    low, high: Limits of the interval, which holds with probability :data:`COVERAGE`.
+    mean: Mean over the sampled lengths.
+    low, high: Limits of the interval with probability :data:`COVERAGE`.
     """
 
     mean: float

@@ -1,4 +1,4 @@
-"""Input and output lengths together, independent or not."""
+"""Joint distribution of input and output lengths."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from .distributions import LengthDistribution
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthPair:
     """
-    Distributions of input and output lengths, and how one depends on the other.
+    Distributions of input and output lengths, and their dependence.
 
     inputs, outputs: ExeGPT's :math:`P_E(S)` and :math:`P_D(S)`, tokens.
-    input_given_output: Mean input tokens of the requests with each output length, shape (output lengths,);
-        None if they are independent.
-    correlation: Pearson's, of the observed pairs; 0 if they are taken as independent.
+    input_given_output: Mean input tokens by output length, shape (output lengths,); None if independent.
+    correlation: Pearson's correlation of the observed pairs; 0 if assumed independent.
     """
 
     inputs: LengthDistribution
@@ -29,7 +28,7 @@ class LengthPair:
 
     @classmethod
     def observed(cls, workload: Workload, *, independent: bool = False) -> LengthPair:
-        """Return the lengths of a workload."""
+        """Return the pair of distributions in a workload."""
         lengths, answers = workload.input_tokens, workload.output_tokens
         inputs, outputs = LengthDistribution.empirical(lengths), LengthDistribution.empirical(answers)
         if independent or lengths.min() == lengths.max() or answers.min() == answers.max():
@@ -41,12 +40,12 @@ class LengthPair:
         return cls(inputs, outputs, given, float(np.corrcoef(lengths, answers)[0, 1]))
 
     def survival(self) -> FloatArray:
-        """Return the share of requests that decode a 1st, 2nd, ... token, shape (longest output,)."""
+        """Return the share of requests with a 1st, 2nd, ... token, shape (longest output,)."""
         probabilities = np.concatenate((np.zeros(self.outputs.low - 1), self.outputs.probabilities))
         return np.cumsum(probabilities[::-1])[::-1]
 
     def surviving_input(self) -> FloatArray:
-        """Return the mean input tokens of the requests that decode a 1st, 2nd, ... token, shape as above."""
+        """Return the mean input tokens of requests with a 1st, 2nd, ... token, shape as above."""
         longest = self.outputs.high
         if self.input_given_output is None:
             return np.full(longest, self.inputs.mean)

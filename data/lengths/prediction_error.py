@@ -22,20 +22,20 @@ from ..workload import LONGEST
 from .deconvolution import Deconvolution
 
 LARGEST_SD = 3.0
-"""Largest log-deviation that is worth calling a prediction."""
+"""Largest log-deviation of a prediction."""
 
 NEIGHBOURS = 50
-"""Fewest measured pairs a request's length is drawn from, where there are that many."""
+"""Fewest measured pairs to draw a request's length from, if there are as many."""
 
 SCALINGS = 30
-"""Steps in which lengths are scaled to a total, as those that reach their limit leave more to the others."""
+"""Iterations of scaling lengths to a total under individual limits."""
 
 
 class PredictionError(Protocol):
-    """Knowledge about the error of predicted lengths."""
+    """Error of predicted lengths."""
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return each completion's mean true length given all predictions, tokens, shape (requests,)."""
+        """Return the expected true length of each completion, tokens, shape (requests,)."""
         ...
 
     def sample(
@@ -44,27 +44,26 @@ class PredictionError(Protocol):
         """
         Return draws of the true lengths, tokens, shape (samples, requests).
 
-        Every sample also draws what the data leave open about the error itself, so that the samples spread
-        as wide as the truth may be off.
+        Every sample also draws the uncertainty of the error itself, so the samples spread as wide as the
+        truth.
         """
         ...
 
     def to_json(self) -> dict[str, object]:
-        """Return what a plan records, as plain JSON values."""
+        """Return plain JSON values for a plan's record."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormalError:
     """
-    A multiplicative error with a stated deviation of its logarithm.
+    Multiplicative error with a stated deviation of its logarithm.
 
     sd: Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
-    reading: ``"noise"``: the prediction is the truth times the error, so that large predictions are too large
-        on average; what each truth is then follows from all predictions together, by deconvolution, and what
-        they add up to from the sum of the predictions, which needs no distribution. ``"spread"``: the truth
-        is the prediction times the error, as of a regression on the logarithm. ``"auto"``: noise, unless
-        predictions with that much noise could not look as these do.
+    reading: ``"noise"``: the prediction is the truth times the error, so large predictions are too large on
+        average. Each truth then follows from all predictions by deconvolution, and the total from their sum.
+        ``"spread"``: the truth is the prediction times the error, as from a regression on the logarithm.
+        ``"auto"``: noise, unless the predictions are implausible with that much noise.
     """
 
     sd: float
@@ -75,14 +74,14 @@ class LogNormalError:
             raise ValueError(f"the log-deviation {self.sd} is not above 0 and up to {LARGEST_SD}")
 
     def for_predictions(self, predicted: IntArray, longest: IntArray | None = None) -> LogNormalError:
-        """Return the same error with the reading that goes with these predictions."""
+        """Return the same error with the reading that fits these predictions."""
         if self.reading != "auto":
             return self
         fits = self._deconvolution(predicted, longest).fits
         return replace(self, reading="noise" if fits else "spread")
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the mean of each completion's true length, as :meth:`PredictionError.expected` says."""
+        """Return the expected true lengths; see :meth:`PredictionError.expected`."""
         if self.for_predictions(predicted, longest).reading == "noise":
             means = self._deconvolution(predicted, longest).means()[None, :]
             return _whole(self._scaled(means, predicted, longest, np.zeros(1))[0], longest)
@@ -91,7 +90,7 @@ class LogNormalError:
     def sample(
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
-        """Return what the true lengths may be, as :meth:`PredictionError.sample` says."""
+        """Return draws of the true lengths; see :meth:`PredictionError.sample`."""
         if self.for_predictions(predicted, longest).reading == "noise":
             drawn = self._deconvolution(predicted, longest).sample(rng, samples)
             return _whole(self._scaled(drawn, predicted, longest, rng.standard_normal(samples)), longest)
@@ -175,7 +174,7 @@ class MeasuredError:
         return cls(columns[:, 0], columns[:, 1], os.fspath(path), file_digest(path))
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the mean of each completion's true length, as :meth:`PredictionError.expected` says."""
+        """Return the expected true lengths; see :meth:`PredictionError.expected`."""
         first, last = self._windows(predicted)
         ratios = np.concatenate(([0.0], np.cumsum(self.actual / self.predicted)))
         return _whole(predicted * (ratios[last] - ratios[first]) / (last - first), longest)
@@ -184,7 +183,7 @@ class MeasuredError:
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
         """
-        Return what the true lengths may be, as :meth:`PredictionError.sample` says.
+        Return draws of the true lengths; see :meth:`PredictionError.sample`.
 
         The pairs are reweighted for every sample (Bayesian bootstrap), as another measurement would differ.
         """

@@ -1,1 +1,1 @@
-"""Files of other people read: batch files, tables, traces, profiles, and the generators."""
+"""Readers of batch files, tables, traces and profiles, and generators of workloads."""

@@ -1,4 +1,4 @@
-"""The OpenAI batch output format, as lines or as a table: written, and read back."""
+"""Writer and reader of the OpenAI batch output format, as lines or as a table."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def error_line(record: PromptRecord, code: str, message: str) -> dict[str, objec
 
 def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> dict[str, object]:
     """
-    Return the one output line of a request with several completions, given the line of each in order.
+    Join the output lines of a request's completions, in order, into one line.
 
     ``samples`` consecutive completions are of one prompt (all by default), and its tokens count once. A line
     holds the completions that succeeded, and the error of the first that failed.
@@ -102,7 +102,7 @@ def dump_line(line: Mapping[str, object]) -> str:
     """
     Return an output line as the text that is written, with its line break.
 
-    Unicode's own line breaks are escaped: many a reader would end the line there.
+    Unicode's own line breaks are escaped, as some readers would end the line there.
     """
     text = json.dumps(line, ensure_ascii=False, allow_nan=False)
     for separator in ("\x85", "\u2028", "\u2029"):
@@ -115,14 +115,14 @@ class BatchCompletion:
     """
     A completion of a batch, as one row of a table.
 
-    custom_id, index: The request, and which of its completions this is, from 0.
-    completion: The text; None where the request failed, or was answered by other than text.
-    finish_reason: ``stop``, ``length``, or what else a server says.
-    prompt_tokens, completion_tokens: Tokens read, and written for all of the request's completions.
+    custom_id, index: Name of the request, and number of the completion, from 0.
+    completion: Text; None if the request failed or its completion is not text.
+    finish_reason: ``stop``, ``length``, or another value of the server.
+    prompt_tokens, completion_tokens: Tokens of the prompt, and of all of the request's completions.
     model: The model's name.
-    created: When the completion was finished, in seconds since 1970.
-    error: Why the request failed, if it did.
-    details: What else a choice holds (log-probabilities, calls of tools), as JSON; None where nothing.
+    created: End of the completion, in seconds since 1970.
+    error: Error message of a failed request.
+    details: Other fields of a choice (log-probabilities, tool calls) as JSON; None without any.
     """
 
     custom_id: str
@@ -139,9 +139,9 @@ class BatchCompletion:
 
 def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompletion]:
     """
-    Yield the completions of output lines, in order, and for what failed one that only says why.
+    Yield the completions of output lines in order, with an error for each failure.
 
-    Of a request with several completions, some may have failed: what says so comes after the others.
+    The error of a request with several completions comes after those that succeeded.
     """
     for line in lines:
         name, body = str(line["custom_id"]), _at(line, "response", "body")
@@ -187,12 +187,12 @@ def _whole(value: object) -> int | None:
 
 
 def _text(value: object) -> str | None:
-    """Return a text, and what else a server says in its place as JSON."""
+    """Return a text; another value as JSON."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def is_parquet_name(path: str | os.PathLike[str]) -> bool:
-    """Return whether completions are written to a file as a table, by its suffix."""
+    """Return whether the suffix of a file selects a Parquet table."""
     suffix = Path(path).suffix.lower()
     if suffix in (".csv", ".tsv", ".xlsx", ".arrow"):
         hint = "Name a .jsonl or a .parquet file."
@@ -220,7 +220,7 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
 
 
 def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...]:
-    """Return the completions that :func:`write_completions` wrote; InputError if the file is none."""
+    """Return the completions that :func:`write_completions` wrote; InputError for another file."""
     if not is_parquet_name(path):
         lines = list(json_lines(path))
         wrong = next((number for number, line in lines if not isinstance(line.get("custom_id"), str)), None)
@@ -291,7 +291,7 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
 
 
 def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield where each completed request stands, its name, its tokens, and of how many completions."""
+    """Yield place, name, tokens and number of completions of each completed request."""
     answered = [one for one in read_completions(path) if one.error is None]
     several = Counter(one.custom_id for one in answered)
     for row, one in enumerate(answered, 1):
@@ -300,7 +300,7 @@ def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int,
 
 
 def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the same of batch output of OpenAI, Anthropic or Gemini."""
+    """Yield the same from batch output of OpenAI, Anthropic or Gemini."""
     seen = set[str]()
     for number, line in json_lines(path):
         name = line.get("custom_id", line.get("key"))
@@ -346,19 +346,19 @@ def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _usage(body: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the field of a completion's tokens, and the tokens, by the names of each API."""
+    """Return the field of a completion's tokens and its value, by the names of each API."""
     usage = body.get("usage")
     if isinstance(usage, dict) and "completion_tokens" not in usage and "output_tokens" in usage:
         return "usage.output_tokens", usage["output_tokens"]
     usage = body.get("usageMetadata")
-    if isinstance(usage, dict):  # Gemini counts what it reasons apart.
+    if isinstance(usage, dict):  # Gemini counts reasoning tokens separately.
         counts = [usage.get(name) or 0 for name in ("candidatesTokenCount", "thoughtsTokenCount")]
         return "usageMetadata", sum(counts) if all(type(one) is int for one in counts) else counts
     return "response.body.usage.completion_tokens", _at(body, "usage", "completion_tokens")
 
 
 def _completions_of(name: str, tokens: int, choices: object, *, apart: bool) -> list[tuple[str, int, int]]:
-    """Return a request's name, tokens and completions; apart, those of each that states its token ids."""
+    """Return a request's name, tokens and completions; with ``apart``, for each completion with token ids."""
     listed = choices if isinstance(choices, list) and choices else [None]
     ids = [_at(choice, "token_ids") for choice in listed]
     if not apart or len(listed) == 1 or not all(isinstance(each, list) for each in ids):

@@ -17,18 +17,18 @@ PAPER_REQUESTS = 1319
 """Requests of the hybrid paper's Table III: the test problems of GSM8K."""
 
 MOST_REQUESTS = 10_000_000
-"""Most requests drawn at once; more is a mistake, or takes all memory."""
+"""Most requests drawn at once; more would be a mistake or exceed memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
     """
-    Published statistics of a workload, and the distributions that have them.
+    Published statistics of a workload, with matching distributions.
 
-    source: Where the statistics are published.
-    input_tokens, output_tokens: Give the distributions; both lengths are drawn independently.
-    count: Requests drawn when no number is asked for.
-    arrival_rate: Requests per second, arriving as a Poisson process; None if all are there at the start.
+    source: Publication of the statistics.
+    input_tokens, output_tokens: Functions that return the distributions; lengths are drawn independently.
+    count: Default number of requests.
+    arrival_rate: Requests per second of a Poisson process; None if all arrive at the start.
     """
 
     source: str
@@ -76,7 +76,7 @@ def _table3_inputs() -> LengthDistribution:
 
 
 def _cut(share: float) -> Callable[[], LengthDistribution]:
-    """Give gamma outputs with a share cut at 512 tokens, with Table III's moments."""
+    """Return gamma outputs with a share cut at 512 tokens, with Table III's moments."""
 
     def make() -> LengthDistribution:
         mean, sd, cap = 344.83, 187.99, 512
@@ -127,7 +127,7 @@ def _econoserve(
 
 def _book_chunks() -> LengthDistribution:
     """
-    Give chunks of books cut every 2,048 tokens; the last of each has any length from 18.
+    Return lengths of book chunks of 2,048 tokens; the last chunk of a book has at least 18.
 
     The table's longest input (461K tokens) is a book before it is cut; its average is one of chunks.
     """

@@ -27,12 +27,12 @@ _HINT = "Give the log as vLLM wrote it."
 @dataclass(frozen=True, slots=True, eq=False)
 class IterationLog:
     """
-    The iterations of one engine.
+    Iterations of one engine.
 
     chunks, chunk_tokens: Prompts computed in each iteration, and their tokens, shape (iterations,).
-    decodes: Requests that drew another token, shape (iterations,).
-    seconds: That each took, shape (iterations,).
-    sequences: Most requests in progress as the log's first lines state it (``max_num_seqs``), or None.
+    decodes: Decoding requests of each iteration, shape (iterations,).
+    seconds: Seconds of each iteration, shape (iterations,).
+    sequences: Most requests in progress (``max_num_seqs``) by the log's first lines, or None.
     """
 
     chunks: IntArray

@@ -1,4 +1,4 @@
-"""Source of the planned completion lengths, as a user chooses and a plan records it."""
+"""Source of the planned completion lengths, chosen by the user and recorded in a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LengthSource:
     value: Tokens of a constant, or the quantile.
     file, digest: The file read and its SHA-256.
     family: The family a quantile's distribution is fitted from.
-    longest: Most tokens of any completion, whatever its request allows, or None for no such limit.
+    longest: Most tokens of any completion, in addition to its request's limit; None for no limit.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class LengthSource:
     @classmethod
     def parse(cls, spec: str) -> LengthSource:
         """
-        Return the source that a command line names.
+        Return the source named on the command line.
 
         ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``history:FILE``, ``quantile:Q:FILE`` or
         ``quantile:Q:FAMILY:FILE``.
@@ -111,7 +111,7 @@ class LengthSource:
         return np.minimum(chosen, ceiling)
 
     def capped(self, caps: Sequence[int | None]) -> Sequence[int | None]:
-        """Return the most tokens of each completion: its cap, None for none, and :attr:`longest`."""
+        """Return the most tokens of each completion, from its cap or :attr:`longest`; None without either."""
         if self.longest is None:
             return caps
         return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
@@ -167,7 +167,7 @@ def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) 
 
 
 def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
-    """Return the most tokens of any completion as a plan records it, None for no such limit."""
+    """Return the recorded most tokens of any completion in a plan; None for no limit."""
     limit = {name: value for name, value in lengths.items() if name == "longest"}
     return length_source_of({"kind": "cap", **limit}, file=file).longest
 

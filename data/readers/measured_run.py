@@ -1,4 +1,4 @@
-"""Runs of serving engines that others measured: what was asked, and when each completion came."""
+"""Published measured runs of serving engines: requests and completion times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Its KV cache."""
+    """KV cache of the engine."""
 
     num_kv_tokens: Positive | None = None
     block_size: Positive | None = None
@@ -98,19 +98,18 @@ class MeasuredRun:
     """
     One run of a serving engine.
 
-    workload: The requests with the lengths their completions had; arrivals in seconds after the first.
+    workload: Requests with actual completion lengths; arrivals in seconds after the first.
     first_token, finished: Seconds after the first arrival at which each request had its first and its last
         token, shape (requests,).
     sequences, batched_tokens: Most requests in progress, and most tokens of an iteration.
     kv_capacity: Tokens of KV cache, measured; None if the run does not say.
     block_tokens: Tokens of a block of them.
-    graph_tokens: Numbers of tokens for which the engine captured graphs; others up to the largest are rounded
-        up.
-    ahead: Whether the engine schedules an iteration while the one before it runs.
-    reuse: Whether the content of freed blocks can be taken up again.
-    model, device: What ran.
+    graph_tokens: Numbers of tokens with captured graphs; others up to the largest are rounded up.
+    ahead: True if the engine schedules an iteration while the previous one runs.
+    reuse: True if the content of freed blocks can be reused.
+    model, device: Names of model and device.
     tensor_parallel, data_parallel: Devices that share a layer, and replicas of the whole model.
-    expert_parallel: Whether the devices share out whole experts.
+    expert_parallel: True if whole experts are distributed over the devices.
     """
 
     workload: Workload
@@ -139,7 +138,7 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     """
     Return a measured vLLM run in LLMServingSim's format.
 
-    What its ``meta.json`` leaves out is taken as vLLM 0.19 has it by default.
+    Fields missing in ``meta.json`` take the defaults of vLLM 0.19.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -206,7 +205,7 @@ def _refuse_unsimulated(engine: _Engine, path: Path) -> None:
 
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:
-    """Return the numbers of tokens that vLLM captures graphs for by default, given its most sequences."""
+    """Return vLLM's default numbers of tokens with captured graphs, given its most sequences."""
     most = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     return tuple(size for size in sizes if size <= most)

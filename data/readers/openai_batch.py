@@ -1,4 +1,4 @@
-"""The OpenAI batch format, read: one request per line, chat or completion."""
+"""Reader of the OpenAI batch format, with a chat or completion request per line."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ class PromptRecord:
     """
     One line of a batch file.
 
-    custom_id: The user's name of the request, unique in its file.
+    custom_id: User's name of the request, unique in its file.
     url: :data:`CHAT` or :data:`COMPLETIONS`.
-    line: Where it stands in its file, counted from one.
-    messages: The conversation of a chat request; empty for a completion.
-    prompt: The text, or the token ids, of a completion; None for a chat.
-    prompts: All prompts of a completion request that states several; else empty.
+    line: Number of its line, from one.
+    messages: Conversation of a chat request; empty for a completion.
+    prompt: Text or token ids of a completion request; None for a chat.
+    prompts: All prompts of a completion request with several; else empty.
     max_tokens: Most tokens of the completion (``max_completion_tokens`` or ``max_tokens``), or None.
-    max_tokens_field: Which of the two states it.
-    output_tokens: The completion's length if ``output_tokens`` next to ``body`` states it, or None.
-    each_output_tokens: The lengths of its completions where the line pins them by a list of ``n``; else
-        empty.
-    model: As in the request's body, or None.
-    asked: What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
+    max_tokens_field: Name of the field with ``max_tokens``.
+    output_tokens: Length of the completion if ``output_tokens`` next to ``body`` states it, or None.
+    each_output_tokens: Lengths of its completions if the line states a list of ``n``; else empty.
+    model: Model in the request's body, or None.
+    asked: Sampling fields of the body, by the names of :class:`~.sampling.Sampling`.
     template: Options of a chat's template: ``chat_template_kwargs``, ``tools``, ``documents`` and the like.
     sample: Index of this completion among those of the request; see :func:`each_sample`.
     """
@@ -72,23 +71,23 @@ class PromptRecord:
 
     @property
     def name(self) -> str:
-        """The completion's own name: its request's, with its number where the request asks for several."""
+        """Name of the completion: its request's, with a number if there are several."""
         return self.custom_id if self.completions == 1 else f"{self.custom_id}#{self.sample}"
 
     @property
     def chat_messages(self) -> list[dict[str, Any]]:
-        """The conversation as a tokenizer's chat template takes it."""
+        """Conversation in the form of a tokenizer's chat template."""
         return [message.to_json() for message in self.messages]
 
     @property
     def says(self) -> str | tuple[int, ...] | list[dict[str, Any]]:
-        """The prompt as it was given: text, token ids, or messages."""
+        """Prompt as given: text, token ids, or messages."""
         if self.prompt is not None:
             return self.prompt
         return self.chat_messages
 
     def sampling(self, **given: Any) -> Sampling:
-        """Return what the request asks; what is given here takes precedence."""
+        """Return the request's sampling; values given here take precedence."""
         return Sampling(**{**self.asked, **given})
 
 
@@ -116,7 +115,7 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
 
 
 def refuse_known(line_of: dict[str, int], number: int, custom_id: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a ``custom_id`` that is among those of earlier lines, else note its line."""
+    """Refuse a repeated ``custom_id``, else note its line."""
     first = line_of.setdefault(custom_id, number)
     if first != number:
         raise InputError(
@@ -130,7 +129,7 @@ def refuse_known(line_of: dict[str, int], number: int, custom_id: str, path: str
 def each_sample(
     records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
 ) -> tuple[PromptRecord, ...]:
-    """Return a record for each completion, in order; InputError if two have the same name."""
+    """Return a record for each completion in order; InputError if two names are equal."""
     if all(record.completions == 1 for record in records):
         return tuple(records)
     answers = [answer for record in records for answer in _each(record)]
@@ -148,7 +147,7 @@ def each_sample(
 
 
 def _each(record: PromptRecord) -> Iterator[PromptRecord]:
-    """Yield a record for each completion of a request, those of one prompt next to each other."""
+    """Yield a record for each completion of a request, prompt by prompt."""
     lengths = record.each_output_tokens or (record.output_tokens,) * record.completions
     for sample, tokens in enumerate(lengths):
         prompt = record.prompts[sample // record.samples] if record.prompts else record.prompt
@@ -156,7 +155,7 @@ def _each(record: PromptRecord) -> Iterator[PromptRecord]:
 
 
 def model_names(spec: str) -> tuple[str, ...]:
-    """Return the names that requests may give a loaded model: its spec, and the last part of it."""
+    """Return the valid names of a loaded model: its spec and the spec's last part."""
     last = os.path.basename(os.path.normpath(spec)).removeprefix("tiny:")
     return tuple(dict.fromkeys((spec, last)))
 
@@ -179,7 +178,7 @@ def refuse_other_models(
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of a batch file, with its place for error messages."""
+    """Line of a batch file, with its place for error messages."""
 
     path: str | os.PathLike[str]
     number: int
@@ -189,7 +188,7 @@ class BatchLine:
         return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
 
     def url(self, given: object, body: Mapping[str, object]) -> str:
-        """Return the endpoint of a line; without one, ``messages`` or ``prompt`` decides."""
+        """Return the endpoint of a line, by default from ``messages`` or ``prompt``."""
         needed = {CHAT: "messages", COMPLETIONS: "prompt"}
         if given is None:
             given = next((url for url, field in needed.items() if field in body), None)
@@ -270,7 +269,7 @@ class _Line(BatchLine):
         raise self.error(field, "the last message is the assistant's", hint)
 
     def prompts(self, body: dict[str, object]) -> tuple[str | tuple[int, ...], ...]:
-        """Return the prompts of a completion request: several where a list holds texts or lists of ids."""
+        """Return the prompts of a completion request; a list of texts or of id lists holds several."""
         given = body["prompt"]
         if isinstance(given, list) and given and all(isinstance(one, str | list) for one in given):
             return tuple(self.prompt(one, f"body.prompt[{k}]") for k, one in enumerate(given))

@@ -1,4 +1,4 @@
-"""Measured profiles that others published, read into the layer profile's table."""
+"""Readers of published measured profiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MICROSECOND = 1e-6
 _ONCE = {"embedding", "final_layernorm"}
 _TWICE = {"layernorm"}
-"""Before the attention and after it; the files time one of the two."""
+"""Operations before and after attention, of which the files time one."""
 _FEED_FORWARD = {"gate_up_proj", "act_fn", "down_proj"}
 """Operations of a layer without experts."""
 DEVICE_BYTES: Mapping[str, float] = {
@@ -29,11 +29,11 @@ DEVICE_BYTES: Mapping[str, float] = {
     "a100-80gb": 80 * 2**30,
     "h100-80gb": 80 * 2**30,
 }
-"""Memory of one device by the name the files use; the first as its driver reports it, the others nominal."""
+"""Memory of a device by its name in the files; the first by its driver, the others nominal."""
 
 
 def read_profile(path: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
-    """Return the layer profile of a file of ours, or of a folder as :func:`read_layer_profiles` says."""
+    """Return the layer profile in a file, or in a folder for :func:`read_layer_profiles`."""
     if Path(path).is_dir():
         return read_layer_profiles(path, expert_parallel=expert_parallel)
     return LayerProfile.load(path)
@@ -87,7 +87,7 @@ def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int 
 
 
 def _measured(folder: Path) -> tuple[str, str, int, str]:
-    """Return what a folder's name says was measured: device, model, degree; and in a tree, the maker."""
+    """Return device, model, degree and, in a tree, the maker from a folder's name."""
     device, _, rest = folder.name.partition("-")
     model, _, degree = rest.rpartition("-tp")
     if device and model and degree.isdigit():
@@ -100,7 +100,7 @@ def _measured(folder: Path) -> tuple[str, str, int, str]:
 
 
 def _operation(path: Path, **fields: Any) -> Operation:
-    """Return an operation, several times of a point averaged; what its table says wrong names the file."""
+    """Return an operation with repeated points averaged; an error names the file."""
     points, at = np.unique(fields["points"], axis=0, return_inverse=True)
     if len(points) < len(at):
         seconds = np.bincount(at, weights=fields["seconds"]) / np.bincount(at)
@@ -116,7 +116,7 @@ def _named(path: Path, axis: str, shape: ModelShape) -> list[Operation]:
     dense = 1 - shape.expert_layers / shape.layers
     for name, rows in table.groupby("layer", sort=True):
         rows = rows.sort_values(axis)
-        # In a model with experts, few layers or none are without.
+        # In a model with experts, few layers have none.
         share = dense if name in _FEED_FORWARD else 1.0
         operations.append(
             _operation(
@@ -166,7 +166,7 @@ def _attention(path: Path) -> list[Operation]:
 
 
 def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
-    """Return the time of a layer's experts by the tokens of all devices that share them out."""
+    """Return the time of a layer's experts by the tokens of all devices that share them."""
     table = read_table(path, ("tokens", "activated_experts", "time_us"))
     tokens = np.unique(table["tokens"].to_numpy(dtype=np.float64))
     tokens = np.unique(np.concatenate((tokens, 2.0 ** np.arange(0, np.log2(tokens[-1]), 0.25))).round())

@@ -1,4 +1,4 @@
-"""Fields of a request's body: each is served, refused by name, or asks for nothing."""
+"""Fields of a request's body: served, refused by name, or without effect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..workload import LONGEST
 from .sampling import MOST_LOGPROBS, Sampling, Structure
 
 MOST_SAMPLES = 16_384
-"""Most completions of one request, as vLLM has it."""
+"""Most completions of one request, as in vLLM."""
 
 _READ_ELSEWHERE = ("messages", "prompt", "model", "max_tokens", "max_completion_tokens")
 
 _WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Fields that are about a provider's accounting."""
+"""Fields for a provider's accounting."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -66,10 +66,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (),
     "num_beams": (1,),
 }
-"""Known fields that are not served, each with the values that ask for nothing; null always does."""
+"""Known fields that are not served, with values that have no effect; null never has one."""
 
 TEMPLATE_FIELDS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
-"""Fields of a chat's body that its chat template takes, by the same names."""
+"""Fields of a chat's body that its chat template uses under the same name."""
 
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -126,7 +126,7 @@ def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
 
 
 def _join_structures(asked: dict[str, Any]) -> None:
-    """Replace the fields that say what the text must be by one."""
+    """Join the fields that restrict the text into one."""
     found = {name: asked.pop(name) for name in _STRUCTURES if name in asked}
     stated = [name for name, one in found.items() if one is not None]
     if len(stated) > 1:
@@ -149,7 +149,7 @@ def _template(body: Mapping[str, Any]) -> dict[str, Any]:
             what = "True contradicts add_generation_prompt True"
             raise FieldError("continue_final_message", what, "Set add_generation_prompt to false.")
     else:
-        # Both state the default then.
+        # Both then state the default.
         options.pop("continue_final_message", None)
         if body.get("add_generation_prompt"):
             options.pop("add_generation_prompt")
@@ -296,7 +296,7 @@ _STRUCTURES: Mapping[str, Callable[[str, Any], Structure | None]] = {
     "json_schema": _guided("json"),
     "regex": _guided("regex"),
 }
-"""Fields that say what a completion's text must be: OpenAI's, vLLM's and SGLang's."""
+"""Fields of OpenAI, vLLM and SGLang that restrict a completion's text."""
 
 _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "n": _samples,
@@ -319,4 +319,4 @@ _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "top_logprobs": _logprobs,
     **_STRUCTURES,
 }
-"""Fields that are served, and how each is read."""
+"""Served fields with their readers."""

@@ -1,4 +1,4 @@
-"""One entry for everything that names requests: a batch file, a table of lengths, or a generator."""
+"""Reader of requests from a batch file, a table of lengths, or a generator."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .openai_batch import PromptRecord, each_sample, read_batch
 from .tables import LengthColumns, UnknownColumnsError, is_table, read_lengths
 
 TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
-"""Gives the tokens of each request's prompt."""
+"""Function that returns the tokens of each request's prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobInput:
     """
-    What was read, and from where.
+    Requests and their source.
 
-    workload: The requests' lengths.
-    source: The file, or the generator with its seed, as it was named.
-    lengths: Where the completions' lengths come from.
-    digest: The file's SHA-256; None for a generator.
-    records: The prompts, in the workload's order; empty where there are lengths only.
-    columns: Of the table that the prompts stand in; None for a batch file.
+    workload: Lengths of the requests.
+    source: Name of the file, or of the generator with its seed.
+    lengths: Source of the completions' lengths.
+    digest: SHA-256 of the file; None for a generator.
+    records: Prompts in the workload's order; empty for lengths only.
+    columns: Columns of a table of prompts; None for a batch file.
     """
 
     workload: Workload
@@ -170,7 +170,7 @@ def _read_prompts(
 
 
 def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None, path: str) -> Sequence[int]:
-    """Return the tokens of each prompt; InputError if they are text and nothing counts them."""
+    """Return the tokens of each prompt; InputError for text without a tokenizer."""
     if count_tokens is not None:
         return count_tokens(records)
     inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]
@@ -182,7 +182,7 @@ def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None,
 
 
 def _alike(records: Sequence[PromptRecord]) -> IntArray:
-    """Return a number for the requests of each prompt that comes several times, -1 for the others."""
+    """Return a number for requests with a repeated prompt, -1 for the others."""
     where: dict[tuple[object, ...], list[int]] = {}
     for index, record in enumerate(records):
         key = (record.url, repr(record.messages), record.prompt, repr(sorted(record.template.items())))
@@ -194,5 +194,5 @@ def _alike(records: Sequence[PromptRecord]) -> IntArray:
 
 
 def bundled_prompts_path() -> Path:
-    """Return the path of the prompts that come with the package."""
+    """Return the path of the package's example prompts."""
     return Path(__file__).parent.parent / "bundled" / "prompts.jsonl"

@@ -15,7 +15,7 @@ import numpy as np
 from ..workload import LONGEST
 
 MOST_LOGPROBS = 20
-"""Most alternatives returned with a token: OpenAI's limit."""
+"""Most alternatives returned with a token, OpenAI's limit."""
 
 LogprobsMode = Literal["raw", "processed"]
 """Log-probabilities of the model itself, or after penalties, temperature and truncation."""
@@ -24,7 +24,7 @@ LogprobsMode = Literal["raw", "processed"]
 @dataclass(frozen=True, slots=True)
 class Structure:
     """
-    What a completion's text must be.
+    Structure that a completion's text must have.
 
     kind: ``json`` for a value of a JSON schema, ``regex`` for a match, ``choice`` for one of several texts.
     text: The schema or the list of texts as JSON, or the regular expression.
@@ -60,34 +60,34 @@ class Structure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """
-    How a request's completions are drawn; the names are those of vLLM's ``SamplingParams``.
+    Sampling of a request's completions, with the names of vLLM's ``SamplingParams``.
 
-    Where several texts or tokens are asked for, a list is taken as well, one text alone, and biases by token.
+    Fields for several texts or tokens also accept a list, a single text, or biases by token.
 
-    The order of what changes the logits is transformers' own: ``logit_bias``, ``repetition_penalty``,
+    The logits are changed in transformers' order: ``logit_bias``, ``repetition_penalty``,
     ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, then ``temperature``,
     ``top_k``, ``top_p`` and ``min_p``.
 
-    n: Completions of the prompt, each drawn on its own.
-    temperature: Divides the logits; 0 is greedy, and ``top_k``, ``top_p`` and ``min_p`` have no effect then.
+    n: Independent completions of the prompt.
+    temperature: Divisor of the logits; at 0 decoding is greedy without ``top_k``, ``top_p`` and ``min_p``.
     top_k: Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
     top_p: Keep the smallest set of likeliest tokens with a probability of ``top_p``.
     min_p: Keep tokens at least ``min_p`` times as likely as the likeliest.
-    repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that prompt or
-        completion hold.
-    presence_penalty: Subtracted from the logit of each token that the completion holds.
-    frequency_penalty: The same for every time the completion holds it.
-    logit_bias: Tokens and what is added to their logits.
-    bad_words: Texts that are not to be completed, as vLLM encodes them: in a text, and after a space.
-    seed: Names the random streams, together with the request.
+    repetition_penalty: Divisor of positive logits, and factor of negative ones, of tokens in prompt or
+        completion.
+    presence_penalty: Number subtracted from the logit of each token in the completion.
+    frequency_penalty: The same for each occurrence in the completion.
+    logit_bias: Numbers to add to the logits, by token.
+    bad_words: Forbidden texts, encoded as in vLLM with and without a leading space.
+    seed: Seed of the random streams, in combination with the request.
     stop: Texts that end a completion.
-    include_stop_str_in_output: Whether the text that ended a completion is part of it.
+    include_stop_str_in_output: Keep the text that ended a completion in it.
     stop_token_ids: Tokens that end a completion besides the model's own end tokens.
-    min_tokens: Tokens before which a completion does not end.
-    ignore_eos: Whether the model's end tokens are tokens like any other.
+    min_tokens: Least tokens of a completion.
+    ignore_eos: Treat the model's end tokens as ordinary tokens.
     logprobs: Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
-    logprobs_mode: Of which distribution.
-    structured_outputs: What the text must be: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
+    logprobs_mode: Distribution of the log-probabilities, ``raw`` or ``processed``.
+    structured_outputs: Structure of the text: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
         [TEXT, ...]}`` or ``{"json_object": True}``; needs ``batchbound[grammar]``.
     """
 
@@ -114,7 +114,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, (kind, what) in _KINDS.items():
             value = getattr(self, name)
-            # Most fields of most requests are not asked for, and there are many requests.
+            # Most fields have their defaults, so checking only the others is faster.
             if value is _USUAL[name]:
                 continue
             try:
@@ -150,7 +150,7 @@ class Sampling:
 
     @property
     def edits_logits(self) -> bool:
-        """True if logits are changed before temperature counts."""
+        """True if logits are changed before the temperature applies."""
         return bool(
             self.logit_bias
             or self.bad_words
@@ -166,11 +166,11 @@ class Sampling:
 
 
 _OFF: Mapping[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
-"""Fields that count where tokens are drawn, with the values that leave no token out."""
+"""Fields for drawn tokens, with the values that have no effect."""
 
 
 def refuse_unused(given: Mapping[str, Any], asked: Iterable[Sampling]) -> None:
-    """Refuse a caller's options of drawing tokens where none is drawn (ValueError begins with the name)."""
+    """Refuse drawing options with greedy decoding; the ValueError begins with the name."""
     named = [name for name, off in _OFF.items() if given.get(name) not in (None, *off)]
     if named and all(one.greedy for one in asked):
         raise ValueError(f"{named[0]} has no effect at temperature 0, where the likeliest token is taken")
@@ -226,6 +226,6 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "logit_bias": (_biases, "hold a number for each token"),
     "structured_outputs": (Structure.of, "hold a JSON schema, a regex or a choice of texts, and one alone"),
 }
-"""By field: a function from a caller's value to the field's kind, and the name of that kind."""
+"""Converters of a caller's value and names of the expected kind, by field."""
 
 _USUAL: Mapping[str, Any] = {each.name: each.default for each in fields(Sampling)}

@@ -1,4 +1,4 @@
-"""The OpenAI batch format for a server: each request's body kept as it is."""
+"""OpenAI batch format for a server, with unchanged request bodies."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _READING = (
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 )
-"""Endpoints of servers that read a prompt and generate no tokens of a completion."""
+"""Endpoints that read a prompt without generating tokens."""
 
 ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, *_READING)
-"""Endpoints that rows may name."""
+"""Endpoints allowed in rows."""
 
 _PROMPTS = ("prompt", "messages", "input")
 
@@ -56,13 +56,13 @@ _BYTES_PER_TOKEN = 4
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
     """
-    One line of a batch file, to be sent to a server.
+    One line of a batch file for a server.
 
-    custom_id: The user's name of the request, unique in its file.
+    custom_id: User's name of the request, unique in its file.
     url: One of :data:`ENDPOINTS`.
-    line: Where it stands in its file, counted from one.
-    body: What is sent, untouched: the server judges its fields.
-    output_tokens: The completion's length if ``output_tokens`` next to ``body`` states it, or None.
+    line: Number of its line, from one.
+    body: Body to send unchanged; the server checks its fields.
+    output_tokens: Length of the completion if ``output_tokens`` next to ``body`` states it, or None.
     """
 
     custom_id: str
@@ -73,26 +73,26 @@ class ServerRequest:
 
     @property
     def prompts(self) -> list[Any]:
-        """The prompts of a completion request that states several; else empty."""
+        """Prompts of a completion request with several; else empty."""
         given = self.body.get("prompt") if self.url == COMPLETIONS else None
         several = isinstance(given, list) and given and all(isinstance(one, str | list) for one in given)
         return list(given) if several and isinstance(given, list) else []
 
     @property
     def choices(self) -> int:
-        """Completions that are asked for, ``n`` of each prompt; each takes a slot of its own."""
+        """Number of completions, ``n`` of each prompt; each takes its own slot."""
         if self.url not in (CHAT, COMPLETIONS):
             return 1
         return max(whole(self.body.get("n")) or 1, 1) * max(1, len(self.prompts))
 
     @property
     def says(self) -> Any:
-        """The prompt as it was given: text, token ids, or messages; else all of the body."""
+        """Prompt as given: text, token ids, or messages; else the whole body."""
         return next((self.body[name] for name in _PROMPTS if name in self.body), self.body)
 
     @property
     def generates(self) -> bool:
-        """Whether a completion is generated; else the prompt is only read."""
+        """True if a completion is generated, False if the prompt is only read."""
         return self.url not in _READING
 
     @property
@@ -102,7 +102,7 @@ class ServerRequest:
 
     @property
     def expected_tokens(self) -> int | None:
-        """Tokens that the completion has as stated, or at most, or None."""
+        """Stated or else most tokens of the completion, or None."""
         return self.output_tokens or (self.max_tokens if self.generates else 1)
 
     @property
@@ -110,7 +110,7 @@ class ServerRequest:
         """
         Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token.
 
-        Of several prompts, the shortest one's: no completion of the request reads fewer.
+        For several prompts, the tokens of the shortest one.
         """
         return min(map(self._tokens_of, self.prompts or [self.says]))
 
@@ -123,13 +123,13 @@ class ServerRequest:
 
 class ServerBatch(Sequence[ServerRequest]):
     """
-    The requests of a file. Their bodies stay on disk, and are read when a request is.
+    Requests of a file; their bodies stay on disk until a request is read.
 
-    names: The ``custom_id`` of each.
-    choices, prompt_tokens, caps, stated: What the requests say, zero for nothing, shape (requests,).
-    prompts: A number for the prompt of each, equal where prompts are, shape (requests,).
-    several: Whether a request holds several prompts, shape (requests,).
-    models: Models that they name, None among them where one names none.
+    names: ``custom_id`` of each request.
+    choices, prompt_tokens, caps, stated: Values of the requests, zero if missing, shape (requests,).
+    prompts: Number of each request's prompt, equal for equal prompts, shape (requests,).
+    several: True for requests with several prompts, shape (requests,).
+    models: Named models, with None if a request names none.
     """
 
     def __init__(self, rows: Iterable[tuple[ServerRequest, Mapping[str, object]]]) -> None:
@@ -147,7 +147,7 @@ class ServerBatch(Sequence[ServerRequest]):
             self.models.add(model if isinstance(model, str) else None)
             told = hashlib.blake2b(encoded(request.says, "sorted"), digest_size=8).digest()
             prompt = int.from_bytes(told, "big", signed=True)
-            # A row that generates nothing takes the iterations of its prompt, as one token would.
+            # A row without generated tokens takes the iterations of its prompt, as with one token.
             least = 0 if request.generates else 1
             caps = request.max_tokens or least, request.output_tokens or least
             values = request.choices, request.prompt_tokens, *caps, prompt, bool(request.prompts)
@@ -165,7 +165,7 @@ class ServerBatch(Sequence[ServerRequest]):
 
     @classmethod
     def of(cls, requests: Sequence[ServerRequest]) -> ServerBatch:
-        """Return requests as such a batch."""
+        """Return requests as a batch."""
         if isinstance(requests, ServerBatch):
             return requests
         return cls((one, {"custom_id": one.custom_id, "body": one.body}) for one in requests)
@@ -197,7 +197,7 @@ class ServerBatch(Sequence[ServerRequest]):
 
 
 def encoded(value: object, order: Literal["sorted"] | None = None) -> bytes:
-    """Return a value as JSON; halves of a character are escaped."""
+    """Return a value as JSON, with lone surrogates escaped."""
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
@@ -217,7 +217,7 @@ def read_server_batch(
     defaults: Mapping[str, object] | None = None,
 ) -> ServerBatch:
     """
-    Return the requests of an OpenAI batch file or of a table, with bodies that a server will judge.
+    Return the requests of an OpenAI batch file or a table, with unchecked bodies.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. A body that lacks a
     field has that of ``defaults``.
@@ -239,7 +239,7 @@ def planned_lengths(
     requests: Sequence[ServerRequest], lengths: str | None, longest: int | None = None
 ) -> tuple[IntArray, LengthSource]:
     """
-    Return the tokens that each completion is planned to have, shape (requests,), and where these come from.
+    Return the planned tokens of each completion, shape (requests,), and their source.
 
     By default they are those stated, else the caps; InputError if a request lacks what the source needs.
     """
@@ -254,7 +254,7 @@ def planned_lengths(
 
 
 def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
-    """Return the name of each completion: its request's, with its number where that asks for several."""
+    """Return the name of each completion: its request's, with a number if there are several."""
     batch = ServerBatch.of(requests)
     return [
         name if count == 1 else f"{name}#{k}"
@@ -264,7 +264,7 @@ def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
 
 
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
-    """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
+    """Return a number for each request's prompt, equal for equal prompts, shape (requests,)."""
     return numbered(ServerBatch.of(requests).prompts.tolist())
 
 
@@ -295,7 +295,7 @@ class _Line(BatchLine):
         return ServerRequest(name, url, self.number, body, tokens)
 
     def endpoint(self, given: object, body: Mapping[str, object]) -> str:
-        """Return the endpoint of a row; without one, ``messages`` or ``prompt`` decides."""
+        """Return the endpoint of a row, by default from ``messages`` or ``prompt``."""
         if given in (None, CHAT, COMPLETIONS):
             return self.url(given, body)
         if given not in ENDPOINTS:

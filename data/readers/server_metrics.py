@@ -23,19 +23,19 @@ _CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_p
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
     """
-    A server's counters at one moment; None for what it does not say.
+    Counters of a server at one moment; None for missing ones.
 
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
-    running, waiting: Requests in progress, and in its queue.
-    iterations: That it has run since it started.
-    preemptions: Requests it preempted since it started, for lack of KV cache.
-    cached_tokens: Prompt tokens it took from its prefix cache since it started.
+    running, waiting: Requests in progress and in the queue.
+    iterations: Iterations since the server started.
+    preemptions: Preemptions for lack of KV cache since the server started.
+    cached_tokens: Prompt tokens from the prefix cache since the server started.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
-    prefix_caching: Whether prompts may share KV cache.
-    started: Seconds since 1970 at which its counters began.
-    speculates: Whether it drafts tokens; None if unknown.
-    drafts: Most tokens that it drafts of a sequence in an iteration; None if unknown.
-    engines: Engines that share the address; None if its samples name none.
+    prefix_caching: True if prompts may share KV cache.
+    started: Start of the counters in seconds since 1970.
+    speculates: True if the server drafts tokens; None if unknown.
+    drafts: Most drafted tokens of a sequence in an iteration; None if unknown.
+    engines: Engines behind the address; None if the samples name none.
     """
 
     engine: str = "unknown"
@@ -54,7 +54,7 @@ class ServerMetrics:
 
 
 def parse_metrics(text: str) -> ServerMetrics:
-    """Return what a metrics page says; lines that are not samples are passed over."""
+    """Return the counters in a metrics page; other lines are skipped."""
     totals: dict[str, float] = {}
     engines, positions = set[str](), set[int]()
     labels: dict[str, Mapping[str, str]] = {}
@@ -102,7 +102,7 @@ def parse_metrics(text: str) -> ServerMetrics:
 
 
 def _speculates(totals: Mapping[str, float], engine: str) -> bool | None:
-    """Return whether an engine drafts tokens: vLLM has counters of drafts where it is set up to draft."""
+    """Return whether an engine drafts tokens; vLLM then has counters of drafts."""
     if any(name.startswith(_DRAFTS) for name in totals):
         return True
     if any(totals.get(name, 0.0) > 0 for name in _ACCEPT_LENGTH):

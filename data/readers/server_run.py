@@ -1,4 +1,4 @@
-"""A job that a server carried out: when each request was sent and finished, and what the server counted."""
+"""Record of a job on servers: times of the requests, and counters of the servers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 @dataclass(frozen=True, slots=True)
 class ServerCount:
     """
-    What one server counted during a job; None for what it does not show.
+    Counters of one server during a job; None for missing ones.
 
-    url, engine, version: Which server.
-    iterations, preemptions, cached_tokens: During the job, by the difference of its counters. None, too, if
-        the server restarted meanwhile.
-    most_running: Most requests in progress, at the moments its counters were read.
-    plateau: The same at moments when requests waited: as many as it lets run.
+    url, engine, version: Address and software of the server.
+    iterations, preemptions, cached_tokens: Differences of the counters during the job; None also after a
+        restart.
+    most_running: Most requests in progress in any reading.
+    plateau: The same in readings with waiting requests, which shows the server's slots.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
-    prefix_caching: Whether prompts may share KV cache.
-    speculates, drafts: Whether it drafts tokens, and how many of a sequence in an iteration at most.
-    engines: Engines that share the address.
-    cached_before: Prompt tokens that it had taken from its prefix cache before the job.
+    prefix_caching: True if prompts may share KV cache.
+    speculates, drafts: True if the server drafts tokens, and the most of a sequence in an iteration.
+    engines: Engines behind the address.
+    cached_before: Prompt tokens from the prefix cache before the job.
     """
 
     url: str
@@ -61,11 +61,11 @@ class ServerCount:
 @dataclass(frozen=True, slots=True)
 class ServerRunHeader:
     """
-    The first line of a run's file; a line of :class:`SentRequest` follows for each request.
+    First line of a run's file, before a :class:`SentRequest` for each request.
 
     slots, in_flight, order, retries, servers, assumptions: As of :class:`ServerRun`.
-    requests: How many lines follow.
-    run: As of :class:`ServerRun`.
+    requests: Number of lines that follow.
+    run: Field of :class:`ServerRun`.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_server_run", 1)
@@ -88,9 +88,9 @@ class ServerRunHeader:
 @dataclass(frozen=True, slots=True)
 class SentRequest:
     """
-    A request's line in a run's file.
+    Line of a request in a run's file.
 
-    id: Its name.
+    id: Name of the request.
     choices, prompt_tokens, completion_tokens, position, sent, finished, server_of, failed: Its entries of the
         columns of :class:`ServerRun`.
     """
@@ -112,23 +112,23 @@ _COLUMNS = [field.name for field in fields(SentRequest)[1:]]
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerRun:
     """
-    The requests of a job in the order they were sent, and the servers that completed them.
+    Requests of a job in sending order, and the servers that completed them.
 
-    ids: Their names.
-    choices: Completions of each, shape (requests,).
+    ids: Names of the requests.
+    choices: Completions of each request, shape (requests,).
     prompt_tokens, completion_tokens: Tokens of each prompt, and of all its completions together, as the
         server states them (``usage``); 0 where it failed or did not say, shape (requests,).
-    position: Position of each in its file, shape (requests,).
-    sent, finished: Seconds after the start of the job, of the last attempt, shape (requests,).
-    server_of: Position of its server, shape (requests,).
-    failed: Whether no completion came, shape (requests,).
-    slots: Requests in progress on a server at a time, as the job was planned.
-    in_flight: Completions kept in flight on each.
-    order: How the requests were ordered, in a word.
-    retries: Attempts that failed and were made again.
-    servers: What each counted.
-    run: Name of the run: its requests and the model that they ask for; None if unknown.
-    assumptions: What the user states of the servers, or a model's config shows.
+    position: Position of each request in its file, shape (requests,).
+    sent, finished: Start and end of the last attempt, seconds after the job's start, shape (requests,).
+    server_of: Position of each request's server, shape (requests,).
+    failed: True for requests without a completion, shape (requests,).
+    slots: Planned requests in progress on a server.
+    in_flight: Completions kept in flight on each server.
+    order: Name of the order.
+    retries: Failed attempts that were repeated.
+    servers: Counters of each server.
+    run: Name of the run from its requests and model; None if unknown.
+    assumptions: Assumptions about the servers from the user or a model's config.
     """
 
     ids: tuple[str, ...]
@@ -214,10 +214,10 @@ _TIMED_HINT = (
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedRequests:
     """
-    Requests that some server completed, and when, in the order they were sent.
+    Completed requests of a server with their times, in sending order.
 
     prompt, output: Tokens of each prompt and completion, shape (requests,).
-    start, first, last: Seconds at which each was sent, and its first and last token came, shape (requests,).
+    start, first, last: Seconds of sending, first token and last token, shape (requests,).
     """
 
     prompt: IntArray
@@ -292,7 +292,7 @@ def _output_rows(path: str | os.PathLike[str]) -> list[tuple[float, ...]]:
 
 
 def _refuse_times(row: tuple[float, ...], path: str | os.PathLike[str], number: int) -> tuple[float, ...]:
-    """Return a row, or raise InputError where it is none of a request."""
+    """Return a row, or raise InputError for impossible tokens or times."""
     prompt, output, start, first, last = row
     whole = prompt == int(prompt) and output == int(output) if np.isfinite(row).all() else False
     if not whole or prompt < 1 or output < 1 or not start <= first <= last:

@@ -41,13 +41,13 @@ class NoColumnError(InputError):
 @dataclass(frozen=True, slots=True)
 class TableFormat:
     """
-    How a kind of table names its columns.
+    Column names of a kind of table.
 
-    name: What the table is called.
-    input_tokens, output_tokens, arrival: Its columns.
-    unit: Seconds in a unit of ``arrival``; zero where it holds dates.
-    clock: Whether ``arrival`` is a time of day, so that the job starts with the earliest row.
-    marks: Columns of which one must be there too, to tell the layout from others; none by default.
+    name: Name of the layout.
+    input_tokens, output_tokens, arrival: Names of the columns.
+    unit: Seconds in a unit of ``arrival``; zero for dates.
+    clock: True if ``arrival`` is a time of day; the job then starts with the earliest row.
+    marks: Columns of which at least one must exist, to distinguish layouts; none by default.
     """
 
     name: str
@@ -76,7 +76,7 @@ FORMATS = (
     TableFormat("vLLM run", "input_toks", "output_toks", "arrival_time", clock=True),
     TableFormat("vLLM bench", "input_lens", "output_lens", "start_times", clock=True),
 )
-"""The layouts recognised by their columns; of two that fit, the one with its marks and its arrival column."""
+"""Layouts recognised by their columns; marks and an arrival column decide between several."""
 
 _IDS = ("id", "custom_id", "request_id")
 _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_tokens": 0.0}
@@ -85,10 +85,10 @@ _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_t
 @dataclass(frozen=True, slots=True)
 class LengthColumns:
     """
-    Columns of lengths by other names than a known layout's, and the run of a benchmark's file.
+    Custom names of length columns, and the run of a benchmark's file.
 
-    input_tokens, output_tokens: Columns of the lengths; None for that of a known layout.
-    run: Which run of a file with several benchmark results, from 1; None if it holds one.
+    input_tokens, output_tokens: Columns of the lengths; None for those of a known layout.
+    run: Number of the run in a file with several benchmark results, from 1; None for a single one.
     """
 
     input_tokens: str | None = None
@@ -96,7 +96,7 @@ class LengthColumns:
     run: int | None = None
 
     def layout(self) -> TableFormat | None:
-        """Return the layout of the columns named; None if none is."""
+        """Return the layout of the named columns; None without any."""
         if self.input_tokens is None and self.output_tokens is None:
             return None
         return TableFormat(
@@ -197,7 +197,7 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
-    """Return the step of each row by the column that says it, counted from zero, shape (rows,)."""
+    """Return the step of each row from a column, numbered from zero, shape (rows,)."""
     table, labels = _column(path, name)
     steps = numbered(labels)
     back = np.flatnonzero(np.diff(steps) < 0)
@@ -247,7 +247,7 @@ def _values(
 def _refused(
     error: WorkloadError, table: _Table, frame: pd.DataFrame, names: Mapping[str, str]
 ) -> InputError:
-    """Return a workload's error in terms of the table's rows and columns."""
+    """Return a workload's error with the table's row and column."""
     column = names.get(error.column, error.column)
     if error.row is None:
         return InputError(error.reason, file=table.path, where=f"column '{column}'")
@@ -292,7 +292,7 @@ class _Table:
         return numbers
 
     def named(self, name: str) -> bool:
-        """Return whether a column holds words alone, none of them a number, where it holds anything."""
+        """Return whether all values of a column are words and not numbers."""
         import pandas as pd
 
         column = self.raw[name]
@@ -301,7 +301,7 @@ class _Table:
         return bool(len(column) and words.all() and pd.to_numeric(column, errors="coerce").isna().all())
 
     def positions(self, name: str, absent: float) -> pd.Series[float]:
-        """Return the number of each word, counted from zero as they first appear; ``absent`` for none."""
+        """Return the number of each word, from zero in order of appearance; ``absent`` for none."""
         import pandas as pd
 
         column = self.raw[name]
@@ -327,7 +327,7 @@ class _Table:
 
 
 def _number_or_text(value: object) -> object:
-    """Return ``value``, or None where pandas would take true for 1 or fail on a huge integer."""
+    """Return ``value``, or None if pandas would read true as 1 or fail on a huge integer."""
     if isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
         return None
     return value
@@ -345,7 +345,7 @@ def _read(path: str | os.PathLike[str], *also: str, run: int | None = None) -> t
 
 
 def _each_sampled(path: str | os.PathLike[str], raw: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Return a row for each sampled completion, those of one row in a group."""
+    """Return a row for each sampled completion, with a group for each original row."""
     for number, lengths, count in zip(raw.index, raw["output"], raw["n_sampling"], strict=True):
         if not isinstance(lengths, list) or len(lengths) != count:
             what = f"{shown(lengths)} is not a list of {shown(count)} lengths, as n_sampling says"
@@ -365,7 +365,7 @@ def _read_rows(path: str | os.PathLike[str], wanted: set[str], run: int | None) 
         with reading_arrow(path):
             names = parquet.read_schema(local_file(path)).names
             table = parquet.read_table(local_file(path), columns=[name for name in names if name in wanted])
-            # As Python's values: pandas has kinds of its own for what is missing, and for words.
+            # Converted to Python's values, as pandas has its own types for missing values and words.
             rows = table.to_pydict()
         frame = pd.DataFrame(rows, columns=names, index=range(1, len(table) + 1), dtype=object)
         return _nonempty(path, frame), "row"
@@ -384,7 +384,7 @@ def _read_rows(path: str | os.PathLike[str], wanted: set[str], run: int | None) 
         message = f"not a readable CSV table ({why})"
         raise InputError(message, file=path, hint="Correct the line.") from None
     if not isinstance(frame.index, pd.RangeIndex):
-        # pandas takes the first values for row names, and so every value for that of the column before.
+        # pandas would read the first values as row names, and shift all others by a column.
         message = f"more values than the {len(frame.columns)} columns of the header"
         raise InputError(message, file=path, where="line 2", hint="Name every column.")
     header = [name.strip() for name in next(csv.reader(io.StringIO(text), delimiter=mark))]
@@ -396,7 +396,7 @@ def _read_rows(path: str | os.PathLike[str], wanted: set[str], run: int | None) 
         message = f"{header.count(twice)} columns have this name"
         raise InputError(message, file=path, where=f"column '{twice}'", hint="Name each column once.")
     frame.columns = frame.columns.str.strip()
-    # A line break inside a quoted value shifts the lines from the rows: then only the rows can be counted.
+    # A line break inside a quoted value shifts lines against rows, so rows are counted.
     lines = text.count("\n") + (not text.endswith("\n"))
     unit, first = ("line", 2) if lines == len(frame) + 1 else ("row", 1)
     frame = frame.set_axis(range(first, first + len(frame)))
@@ -444,7 +444,7 @@ def _read_json(
 
 
 def _benchmark(path: str | os.PathLike[str], text: str, run: int | None) -> dict[str, Any] | None:
-    """Return the one benchmark result of a file, or the run chosen; None if the file holds no result."""
+    """Return the only or the chosen benchmark result of a file; None if it holds no result."""
     try:
         runs = [json.loads(text)]
     except (ValueError, RecursionError):

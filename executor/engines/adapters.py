@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: read from their folder, and merged into a model for a while."""
+"""LoRA adapters in PEFT's format: reading, and temporary merging into a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
         (None, [], {}),
     ),
 }
-"""Settings of an adapter that change more than products of two factors, with the values that do not."""
+"""Unsupported settings of an adapter, with the values that are supported."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class Adapter:
     """
     Changes of some layers' weights, as products of two factors.
 
-    factors: By layer: the factors, shapes (rank, inputs) and (outputs, rank), and the scale of their product.
+    factors: Factors by layer, shapes (rank, inputs) and (outputs, rank), and the scale of their product.
     transposed: True if the layers keep their weights as (inputs, outputs).
     """
 
@@ -50,12 +50,12 @@ class Adapter:
 
     @classmethod
     def read(cls, folder: str, model: Any) -> Adapter:
-        """Return the adapter of a folder; InputError if it is none, or not one of this model."""
+        """Return the adapter in a folder; InputError if it is invalid or of another model."""
         from safetensors.torch import load_file
 
         path = Path(folder)
         if not (path / _CONFIG).is_file() or not (path / _WEIGHTS).is_file():
-            what = f"is no adapter: {_CONFIG} or {_WEIGHTS} is missing"
+            what = f"is not an adapter: {_CONFIG} or {_WEIGHTS} is missing"
             raise InputError(what, file=folder, hint="Give a folder that PEFT's save_pretrained wrote.")
         settings = read_json_object(path / _CONFIG)
         for name, plain in _PLAIN.items():
@@ -65,13 +65,13 @@ class Adapter:
         pairs: dict[str, dict[str, torch.Tensor]] = {}
         try:
             weights = load_file(path / _WEIGHTS)
-        except Exception as error:  # safetensors' error has no public base
+        except Exception as error:  # safetensors' error has no public base class
             why = next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(f"cannot be read ({why})", file=path / _WEIGHTS, hint="Copy it again.") from None
         for key, value in weights.items():
             named = _FACTOR.fullmatch(key)
             if named is None:
-                what = f"{key!r} is no factor of a linear layer"
+                what = f"{key!r} is not a factor of a linear layer"
                 raise InputError(what, file=path / _WEIGHTS, hint="Merge the adapter into its model.")
             pairs.setdefault(named[1], {})[named[2]] = value
         transposed = bool(settings.get("fan_in_fan_out"))
@@ -86,7 +86,7 @@ class Adapter:
         return adapter
 
     def _check(self, model: Any, folder: str) -> None:
-        """Raise InputError if the model has other layers."""
+        """Raise InputError if the adapter does not fit the model's layers."""
         modules = dict(unwrapped(model).named_modules())
         shared = unwrapped(model).get_input_embeddings().weight
         hint = "Give an adapter of this model."
@@ -104,7 +104,7 @@ class Adapter:
 
     @contextmanager
     def merged(self, model: Any) -> Iterator[None]:
-        """Add the changes to the model's weights meanwhile; the weights of before are put back exactly."""
+        """Merge the changes into the model's weights; restore the exact weights afterwards."""
         import torch
 
         modules = dict(unwrapped(model).named_modules())
@@ -126,7 +126,7 @@ class Adapter:
 
 
 def _scale(settings: Mapping[str, Any], name: str, rank: int) -> float:
-    """Return the factor of a layer's change, as PEFT computes it."""
+    """Return the scale of a layer's change, as in PEFT."""
     alpha = settings.get("lora_alpha", 8)
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):

@@ -1,4 +1,4 @@
-"""The engine that serves requests on a transformers model."""
+"""Engine that serves requests on a transformers model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
     from ..models.sampling import TokenRule
 
 NO_EOS: frozenset[int] = frozenset()
-"""No end tokens, for :class:`HuggingFaceEngine`: every completion has its full length."""
+"""No end tokens: every completion has its full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """Options of decoding.
 
-    eos_ids: Tokens that end a completion, and are part of it; with :data:`NO_EOS` every completion has its
-        full length, as in a run at pinned lengths.
+    eos_ids: Tokens that end a completion, included in it; with :data:`NO_EOS` every completion has its full
+        length.
     sampler: Choice of tokens, and ends of requests beyond ``eos_ids``; greedy by default.
     kv_tokens: Most KV tokens on the device, padding included; further requests take turns with the host. None
         for as many as the slots need.
-    begun: Tokens that completions have already, by request: they count as part of the prompt, and of the most
-        tokens.
+    begun: Earlier tokens of completions by request, which count as prompt and towards the most tokens.
     """
 
     eos_ids: frozenset[int] = NO_EOS
@@ -54,7 +53,7 @@ _GREEDY = DecodeOptions()
 
 class HuggingFaceEngine:
     """
-    Serves requests on a running padded batch of a transformers model.
+    Engine with a running padded batch on a transformers model.
 
     Shapes: most_tokens (requests,).
     """
@@ -127,9 +126,9 @@ class HuggingFaceEngine:
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
-        # Requests with a last token that was not fed to the model, but is final.
+        # Requests with a final last token that was not fed to the model.
         self._resumed = set(decoding.begun)
-        # Requests with a last token fed to the model under other weights, and not drawn again.
+        # Requests with a last token fed to the model under other weights and not drawn again.
         self._drawn: set[int] = set()
 
     @property
@@ -142,7 +141,7 @@ class HuggingFaceEngine:
         start = self.time
         self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
         fresh = [int(request) for request in requests if not self._residence.resume(int(request))]
-        # The last token of an evicted request was never fed to the model: the prefill yields it once more.
+        # The last token of an evicted request was never fed to the model, so prefill yields it again.
         kept = [
             self.answers[request] if request in self._resumed else self.answers[request][:-1]
             for request in fresh
@@ -175,7 +174,7 @@ class HuggingFaceEngine:
         active = len(requests)
         held = self._residence.kv_tokens + active
         burst = min(decode_steps, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
-        # Clock and tokens are not read meanwhile: one read-back for the whole burst.
+        # Clock and tokens are read back once for the whole burst.
         at_once = burst if until == float("inf") and not self._watched else 1
         done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
@@ -213,13 +212,13 @@ class HuggingFaceEngine:
             self._cache.clear()
 
     def recompute(self) -> None:
-        """Drop the whole KV cache: the weights have changed, tokens stay as they are."""
+        """Drop the whole KV cache after a change of weights; tokens stay."""
         self._residence.let_go()
         self.forget_prompts()
         self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
 
     def restart(self, requests: Sequence[int]) -> None:
-        """Drop all tokens of requests that do not run: they begin again."""
+        """Drop all tokens of requests that do not run, so they begin again."""
         begun = [request for request in requests if self.answers[request]]
         if self._cache is not None:
             self._cache.begin_again(np.array(begun, dtype=np.int64))
@@ -228,7 +227,7 @@ class HuggingFaceEngine:
             self._residence.drop(request)
 
     def continue_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Take over tokens decoded elsewhere, by request position; before the first stage."""
+        """Take over tokens decoded elsewhere, by request position, before the first stage."""
         if self._cache is not None:
             self._cache.begin(np.array(list(tokens), dtype=np.int64))
         for request, decoded in tokens.items():
@@ -236,7 +235,7 @@ class HuggingFaceEngine:
         self.recompute()
 
     def give(self, request: int, tokens: Sequence[int]) -> None:
-        """Add tokens that are not drawn to a completion that ended; its next prefill continues after them."""
+        """Append given tokens to an ended completion; its next prefill continues after them."""
         if isinstance(self._rule, MixedSampler):
             self._rule.give(self._names[request], tokens, len(self.answers[request]))
         self.answers[request] += tokens
@@ -247,7 +246,7 @@ class HuggingFaceEngine:
         time.sleep(max(0.0, until - self.time))
 
     def describe(self) -> Mapping[str, object]:
-        """Return model, device, number format and versions, the tier with its reason, and failures."""
+        """Return model, device, number format, versions, tier with its reason, and failures."""
         import torch
         import transformers
 
@@ -282,7 +281,7 @@ class HuggingFaceEngine:
         return [int(not self.answers[request] and self._cache.keeps(request)) for request in requests]
 
     def _take(self, request: int, tokens: Sequence[int]) -> int:
-        """Add tokens to a completion up to its end; return how many lie beyond it."""
+        """Add tokens to a completion up to its end; return the number of tokens beyond it."""
         answer = self.answers[request]
         for at, token in enumerate(tokens, start=1):
             answer.append(token)
@@ -310,7 +309,7 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if requests that share a prompt do not have the same, whole one."""
+    """Raise ValueError if requests of a group have different prompts."""
     first: dict[int, int] = {}
     own = problem.own_tokens.tolist()
     for index, prefix in enumerate(problem.prefix_of.tolist()):

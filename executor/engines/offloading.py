@@ -51,10 +51,10 @@ class OffloadingBatch:
         try:
             self._batch.allocate()
         except OutOfMemoryError:
-            # The first prefill finds out as well, and continues with fewer slots.
+            # The first prefill also detects this, and continues with fewer slots.
             self.ran_out += 1
         self.prefilled = 0
-        """Prompt tokens computed so far, and one for each request that shared them."""
+        """Prompt tokens computed so far, plus one for each request that shared them."""
         self.moved = 0
         """Times that a running request was moved to the host."""
 
@@ -148,7 +148,7 @@ class OffloadingBatch:
     def _take_turns(self, left: dict[int, int]) -> None:
         """Move requests with tokens left to decode into the batch, as far as slots allow."""
         for request in [request for request in self._slot_of if not left[request]]:
-            # It has had its decode steps: others take its slot, or wait until it is done.
+            # It has had its decode steps, so others take its slot, or wait until it is done.
             self._park(request)
         for request in [request for request in self._parked if left[request]]:
             # Memory may run out here, which rebuilds the batch with other requests.
@@ -180,7 +180,7 @@ class OffloadingBatch:
         self._batch.forget_prompts()
 
     def drop(self, request: int) -> None:
-        """Drop a restored request: it does not continue."""
+        """Drop a restored request, which does not continue."""
         self._suspended.pop(request, None)
 
     def receive(self, request: int, suspended: Suspended) -> None:
@@ -258,7 +258,7 @@ class OffloadingBatch:
         self._padding_before = padding - self._batch.padding_read
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
-                # Memory ran out meanwhile: the batch was rebuilt with the requests that fit.
+                # Memory ran out, and the batch was rebuilt with the requests that fit.
                 return
             self._unpark(request)
 

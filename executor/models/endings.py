@@ -9,7 +9,7 @@ from typing import Literal
 from ...data.readers.sampling import Sampling
 
 Decode = Callable[[Sequence[int]], str]
-"""Turns tokens into text, special ones left out."""
+"""Function that decodes tokens without special ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Ending:
         """Return begin and end of the first stop text that the last token completes."""
         longest = max(len(text) for text in self.stop)
         count = longest + 8
-        # The whole text would be decoded once a token; its end is enough to rule out a stop.
+        # Decoding the whole text for every token is slow; its end is enough to rule out a stop.
         while count < len(tokens) and len(decode(tokens[-count:])) < 2 * longest:
             count *= 2
         if count < len(tokens) and not any(text in decode(tokens[-count:]) for text in self.stop):

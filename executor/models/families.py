@@ -46,7 +46,7 @@ def check_ragged(config: Any) -> None:
     elif getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its attention scores are capped"
     elif getattr(config, "kv_lora_rank", None) is not None:
-        reason = "it has multi-head latent attention, with keys and values of different size"
+        reason = "it has multi-head latent attention, whose keys differ in size from its values"
     elif config.model_type in _SINKS:
         reason = "its attention has sinks"
     if reason is not None:

@@ -37,14 +37,14 @@ class NotFiniteError(RuntimeError):
 
 
 class RunStoppedError(RuntimeError):
-    """A run that cannot continue; what is finished is kept, and the message says what to do."""
+    """Error of a run that cannot continue; finished completions are kept."""
 
 
 class RequestFailedError(RunStoppedError):
-    """A run stopped by one request: without it, the others can be served."""
+    """Error of a single request, without which the others can be served."""
 
     def __init__(self, name: str, reason: str) -> None:
-        # Exceptions are pickled between processes by their arguments, so both are there.
+        # Exceptions are pickled by their arguments, so both are arguments.
         super().__init__(name, reason)
         self.name, self.reason = name, reason
 
@@ -53,7 +53,7 @@ class RequestFailedError(RunStoppedError):
 
 
 class TerminatedError(KeyboardInterrupt):
-    """The system asked the process to end."""
+    """Request of the system to end the process."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -81,7 +81,7 @@ def device_failures() -> Iterator[None]:
         yield
     except (RunStoppedError, InputError):
         raise
-    except Exception as error:  # what the code of any model may raise shares no base of its own
+    except Exception as error:  # errors of model code have no common base class
         message = (str(error).splitlines() or ["no reason given"])[0]
         if isinstance(error, torch.AcceleratorError) or message.startswith(("CUDA error", "HIP error")):
             raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error
@@ -117,6 +117,6 @@ def _available() -> int:
 
 
 class Alert(str):
-    """A remark for those who want no notes, too."""
+    """Remark that is shown even with notes off."""
 
     __slots__ = ()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": True}
-"""Options of JSON schemas: a small model may repeat white space up to its cap where it is unlimited."""
+"""Options of JSON schemas, which limit white space, as a small model may repeat it up to its cap."""
 
 
 def require_grammar() -> None:
@@ -65,7 +65,7 @@ class Grammars:
 
 @dataclass(slots=True)
 class _Progress:
-    """A completion: its matcher, None after its end, and how many tokens it has."""
+    """Matcher of a completion, None after its end, and its number of tokens."""
 
     matcher: Any
     tokens: int = 0
@@ -79,8 +79,8 @@ class GrammarMasks:
     preempted requests, and repeated decode steps, find their own state.
 
     grammars: Compiled structures.
-    structures: By stream, at least one.
-    begun: Tokens that completions have already, by stream.
+    structures: Structures by stream, at least one.
+    begun: Earlier tokens of completions by stream.
     """
 
     grammars: Grammars
@@ -120,7 +120,7 @@ class GrammarMasks:
             if one is None or one.matcher is None or one.tokens != index:
                 continue
             one.tokens += 1
-            # A row that has no request any more may choose any token.
+            # A row without a request may choose any token.
             if token in self.grammars.ends or not one.matcher.consume_token(token):
                 one.matcher = None
 
@@ -141,13 +141,13 @@ class GrammarMasks:
         tokens = self.begun.get(stream, ())[:index]
         one = _Progress(self.grammars.matcher(self.structures[stream]), index)
         if len(tokens) < index or not one.matcher.consume_tokens(list(tokens)):
-            raise ValueError(f"a completion goes on after {index} tokens that its structure has not seen")
+            raise ValueError(f"a completion continues after {index} tokens unknown to its structure")
         self._running[stream] = one
         return one
 
 
 class _ByteVocabulary:
-    """A tokenizer of bytes as llguidance takes one."""
+    """Byte tokenizer in llguidance's interface."""
 
     def __init__(self, end: int, vocabulary: int, bos: int) -> None:
         self.eos_token_id, self.bos_token_id = end, bos

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Edits that one request asks for, in tokens.
+    """Edits of one request, in tokens.
 
-    sampling: The request's sampling.
-    prompt: Its tokens.
-    most_tokens: The most it may emit.
+    sampling: Sampling of the request.
+    prompt: Tokens of its prompt.
+    most_tokens: Most tokens of its completion.
     ends: Tokens that are forbidden before ``min_tokens``.
     bad_words: Token sequences that are forbidden.
-    begun: Tokens that its completion has already.
+    begun: Earlier tokens of its completion.
     """
 
     sampling: Sampling
@@ -51,7 +51,7 @@ class Edit:
 class LogitEdits:
     """Edits of a batch's requests; rows of other requests are unchanged.
 
-    edits: By the random stream of each request, at least one.
+    edits: Edits by a request's random stream, at least one.
     """
 
     edits: Mapping[int, Edit]
@@ -89,7 +89,7 @@ class LogitEdits:
         """Remember tokens of a completion that were not chosen, from index ``first`` on."""
         import torch
 
-        # What was noted before was noted in this mode.
+        # Earlier tokens were noted in this mode.
         with torch.inference_mode():
             for device in self._on_device:
                 streams = torch.full((len(tokens),), stream, device=device)

@@ -1,4 +1,4 @@
-"""The prompts of a job as token ids: those of a batch file, or drawn at random for a job of lengths."""
+"""Prompts of a job as token ids, from a batch file or random for a job of lengths."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .tokenizers import TemplateError, Tokenizer
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
     """
-    The requests of a job with their token ids, in the job's order.
+    Requests of a job with their token ids, in the job's order.
 
-    records: As the batch file states them.
+    records: Records of the batch file.
     tokens: Token ids of each prompt.
     """
 
@@ -39,12 +39,12 @@ class Prompts:
 
     @classmethod
     def encode(cls, records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Prompts:
-        """Return the prompts of ``records`` as this tokenizer counts them."""
+        """Return the prompts of ``records`` in this tokenizer's tokens."""
         return cls(tuple(records), tuple(encoded(records, tokenizer)))
 
     @classmethod
     def random(cls, workload: Workload, vocabulary: int, seed: int) -> Prompts:
-        """Return random prompts of the workload's lengths, the same where its requests share them."""
+        """Return random prompts of the workload's lengths, equal for requests that share one."""
         rng = np.random.default_rng(seed)
         drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
         first: dict[int, tuple[int, ...]] = {}
@@ -126,4 +126,4 @@ def _without(record: PromptRecord, role: str, field: str, tokenizer: Tokenizer) 
 
 
 _OWN_OPTIONS = ("add_generation_prompt", "continue_final_message")
-"""Options that transformers carries out itself, whatever the template."""
+"""Template options that transformers itself handles."""

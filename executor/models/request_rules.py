@@ -63,7 +63,7 @@ def rules_of(
 
 
 _WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-"""Defaults of transformers where a model's settings ask to sample."""
+"""Defaults of transformers for a model whose settings enable sampling."""
 
 _UNSET = (None,)
 _NO_SIZE = (None, 0)
@@ -96,14 +96,14 @@ NOT_SERVED: Mapping[str, tuple[object, ...]] = {
     "typical_p": _NO_SHARE,
     "watermarking_config": _UNSET,
 }
-"""Generation settings that change tokens and are not served, each with the values that have no effect."""
+"""Unsupported generation settings that change tokens, with values that have no effect."""
 
 _CACHE = "cache_implementation"
 """KV cache setting; the quantized cache changes tokens."""
 
 
 def declared_sampling(model: Any) -> dict[str, Any]:
-    """Return a model's generation settings, where they differ from the defaults.
+    """Return a model's generation settings that differ from the defaults.
 
     They apply as in transformers' ``generate``: sampling settings count only where sampling is on. Requests
     and plan decide the length of completions.

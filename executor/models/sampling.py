@@ -64,15 +64,14 @@ class TokenRule(Protocol):
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """
-    The rule that turns logits into tokens; the same for every request of a batch.
+    Rule that turns logits into tokens, equal for every request of a batch.
 
-    The draw of a token depends only on the seed, the request and the index of the token in its completion,
-    never on which other requests share the batch: a run that is resumed, re-planned or preempted gives the
-    same completions.
+    The draw of a token depends only on the seed, the request and the token's index, never on other requests
+    in the batch. So a resumed, re-planned or preempted run gives the same completions.
 
-    temperature: Divides the logits; 0 means greedy.
+    temperature: Divisor of the logits; 0 means greedy.
     top_k: Keep only the ``top_k`` likeliest tokens; 0 keeps all.
-    top_p: Keep the smallest set of likeliest tokens whose probability reaches ``top_p``; 1 keeps all.
+    top_p: Keep the smallest set of likeliest tokens with a probability of ``top_p``; 1 keeps all.
     min_p: Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
     seed: Seed shared by all requests.
     """

@@ -1,4 +1,4 @@
-"""Sources of a model: a hub name, a directory, or a tiny one built on the spot."""
+"""Sources of a model: a hub name, a directory, or a tiny random model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .faults import available_bytes
 from .tiny import SPELLER, speller_weights, tiny_config, tiny_settings
 
 LoadFormat = Literal["auto", "partial", "dummy"]
-"""``auto`` reads all weights; ``partial`` draws those at random that are missing; ``dummy`` draws all."""
+"""``auto`` reads all weights, ``partial`` draws missing ones at random, ``dummy`` draws all."""
 
 _FORMAT_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models loaded without a stated number format: a batch may choose their arithmetic."""
@@ -27,7 +27,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 class ModelLoadError(InputError):
-    """A model or tokenizer that cannot be loaded."""
+    """Error for a model or tokenizer that cannot be loaded."""
 
     def __init__(self, spec: str, reason: str, hint: str) -> None:
         super().__init__(f"cannot load {spec!r}: {reason}; {hint}")
@@ -73,16 +73,16 @@ def load_config(spec: str) -> Any:
 
 
 def position_limit(config: Any) -> int | None:
-    """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
+    """Return the position limit of a configuration, None without one."""
     text = config.get_text_config()
     return _first_limit(getattr(text, name, None) for name in _LIMITS)
 
 
 def positions_of(spec: str) -> int | None:
     """
-    Return the most tokens a model can attend to, None where it sets no limit.
+    Return the position limit of a model, None without one.
 
-    Torch, which takes seconds to import, is left alone where the name alone says enough.
+    It avoids importing torch, which takes seconds, if the directory's config.json suffices.
     """
     if spec.startswith("tiny:"):
         settings = tiny_settings(_tiny_family(spec)[0])[1]
@@ -94,14 +94,14 @@ def positions_of(spec: str) -> int | None:
 
 
 def _plainly_stated(spec: str) -> int | None:
-    """Return the limit in a directory's config.json, of families that need no other look at it; else None."""
+    """Return the limit in a directory's config.json if its family needs no further check; else None."""
     file = Path(spec) / "config.json"
     if not file.is_file():
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        return None  # the whole reading says what is wrong
+        return None  # reading the whole configuration names the mistake
     if not isinstance(config, dict) or config.get("model_type") not in _PLAIN_FAMILIES:
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -111,7 +111,7 @@ def _plainly_stated(spec: str) -> int | None:
 
 
 _PLAIN_FAMILIES = ("llama", "qwen2", "qwen3")
-"""Families whose configuration is supported whatever else it says."""
+"""Families that are supported with every configuration."""
 
 
 def _first_limit(values: Iterable[object]) -> int | None:
@@ -142,7 +142,7 @@ def load_model(
         model = build_random(config, seed=seed, dtype=dtype)
         take_generation_settings(model, spec)
         if spec == f"tiny:{SPELLER}" and load_format != "dummy":
-            # The output layer is the embedding, which the file holds.
+            # The output layer is the embedding in the file.
             model.load_state_dict(speller_weights(), strict=False)
     else:
         model = _checkpoint(spec, dtype, seed, partial=load_format == "partial")
@@ -156,18 +156,18 @@ def load_model(
 
 
 def take_open_format(model: Any) -> bool:
-    """Tell once whether a model was loaded without a stated number format, and still has the checkpoint's."""
+    """Return once whether a model still has the number format of its checkpoint, unstated by the user."""
     found = model in _FORMAT_OPEN
     _FORMAT_OPEN.discard(model)
     return found
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
-    """Refuse a model with weights larger than the memory: the system would end the process."""
+    """Refuse a model with weights larger than memory, before the system ends the process."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    # Without memory for any weight: only their sizes.
+    # This allocates no weights, only their sizes.
     with torch.device("meta"):
         outline: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     kept = dtype_of(config, dtype)
@@ -180,7 +180,7 @@ def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
 
 
 def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
-    """Return a model with the weights of its checkpoint; ones that it lacks are drawn only if so asked."""
+    """Return a model with the weights of its checkpoint; missing ones are drawn only on request."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -215,15 +215,15 @@ def take_generation_settings(model: Any, spec: str) -> None:
     except OSError as error:
         if Path(spec).is_dir():
             raise ModelLoadError(spec, first_line(error), "check its generation_config.json") from error
-        # A hub model may have none: what its configuration says stands.
+        # A hub model may have none; its configuration then counts.
 
 
 def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
     """
     Build a causal language model of transformers with seeded random weights, on the CPU.
 
-    The weights are wide enough that greedy tokens vary: with the small initial weights that training starts
-    from, a random model tends to repeat one token for ever, and a comparison of tokens would prove nothing.
+    The weights are wide enough for varied greedy tokens. With small initial weights as for training, a random
+    model tends to repeat one token, which makes comparisons of tokens meaningless.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -257,7 +257,7 @@ def _tiny_family(spec: str) -> tuple[str, int | None]:
 
 
 def _check_directory(spec: str, needed: str) -> None:
-    """Tell a directory without a model, or a path that does not exist, from a hub name."""
+    """Refuse a directory without a model and a missing path; accept a hub name."""
     path = Path(spec)
     if path.is_dir() and not (path / needed).is_file():
         if (path / "adapter_config.json").is_file():
@@ -268,7 +268,7 @@ def _check_directory(spec: str, needed: str) -> None:
 
 
 def refuse_missing(spec: str) -> None:
-    """Refuse what can only be the path of a directory that is not there: no hub is asked for it."""
+    """Refuse a path to a missing directory without asking the hub."""
     path = Path(spec)
     if not path.exists() and (path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1):
         raise ModelLoadError(spec, "there is no such directory", "check the path")
@@ -281,7 +281,7 @@ def _mend(spec: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of another library says first."""
+    """Return the first line of another library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

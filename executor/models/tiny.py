@@ -1,4 +1,4 @@
-"""Tiny random models of many families, built on the spot, and one that is trained: for tests and demos."""
+"""Tiny random models of many families and one trained model, for tests and demos."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_COMMON, **_MIXED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }
-"""Each family's transformers model type and what its tiny configuration sets."""
+"""transformers model type and tiny configuration of each family."""
 
 
 def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
-    """Return the transformers model type of a family, and what its tiny configuration sets."""
+    """Return the transformers model type and the tiny settings of a family."""
     if family == SPELLER:
         return "llama", _SPELLER
     if family not in FAMILIES:
@@ -165,7 +165,7 @@ def tiny_config(family: str) -> Any:
 
 
 SPELLER = "speller"
-"""The one tiny model that is trained: it spells, counts and reverses, as ``batchbound demo`` shows."""
+"""The trained tiny model, which spells, counts and reverses in ``batchbound demo``."""
 
 _SPELLER: dict[str, Any] = {
     **_COMMON,

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a model's own tokenizer, or plain bytes for models without one."""
+"""Tokenizers: a model's own, or plain bytes for models without one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 class TemplateError(ValueError):
-    """A conversation that a chat template refuses, such as one with a system message."""
+    """Error for a conversation that a chat template refuses, for example for its system message."""
 
 
 class Tokenizer(Protocol):
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
         """
 
     def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
-        """Return the text of a conversation; errors as :meth:`encode_chat` has them."""
+        """Return the text of a conversation; errors as in :meth:`encode_chat`."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion, without special tokens."""
@@ -87,7 +87,7 @@ class ByteTokenizer:
         return plain_chat(messages, _plain_options(options, self.name))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the bytes among ``ids``; what is not UTF-8 becomes a replacement character."""
+        """Return the text of the bytes in ``ids``, with replacement characters for invalid UTF-8."""
         return bytes(token for token in ids if token < _BYTES).decode(errors="replace")
 
 

@@ -53,8 +53,8 @@ class Losses:
     A measured quantity, its lower bound, and the difference by cause.
 
     unit: ``iterations`` or ``seconds``.
-    measured, bound: The whole, and the least.
-    parts: By cause; they add up to ``measured - bound``.
+    measured, bound: Measured quantity and its lower bound.
+    parts: Losses by cause, which add up to ``measured - bound``.
     label: Name of the bound.
     """
 
@@ -77,7 +77,7 @@ def save_audit_page(
     """
     Write an audit as one self-contained HTML file, atomically.
 
-    ``clock``: what the clock of the runs counts: ``iterations`` or ``seconds``.
+    ``clock``: unit of the runs' clock, ``iterations`` or ``seconds``.
     """
     parts = [f"<h1>{escape(title)}</h1>"]
     for one in losses:
@@ -100,7 +100,7 @@ def save_audit_page(
 
 
 def _waterfall(losses: Losses) -> str:
-    """Return bars from the bound to what was measured, one below the other, each from where one ended."""
+    """Draw a waterfall of bars from the bound to the measured quantity."""
     steps, at = [(losses.label, 0.0, losses.bound)], losses.bound
     for name, value in losses.parts.items():
         steps.append((name, at, at + value))
@@ -148,7 +148,7 @@ def _lines(runs: Sequence[Occupancy]) -> str:
 
 
 def _thinned(run: Occupancy) -> tuple[FloatArray, FloatArray]:
-    """Return when stretches end and the requests in each, the mean over neighbours where there are many."""
+    """Return ends and requests of stretches, averaged over neighbours if there are many."""
     if len(run.at) <= _MOST_POINTS:
         return run.at, run.requests
     parts = np.array_split(np.arange(len(run.at)), _MOST_POINTS)

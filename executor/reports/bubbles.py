@@ -1,4 +1,4 @@
-"""The slots' time: work, and bubbles by cause."""
+"""Time of the slots: work, and bubbles by cause."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
     """
     Return the slot-seconds of a run by cause; they add up to slots x makespan.
 
-    A slot that holds a request decodes, is itself prefilled, is stalled by a stage that prefills others, or
-    has nothing to do between two stages (the program's own time). A slot that holds none waits for a prefill
-    while a request waits, has nothing to do while none has arrived, and is the tail once no request is left
-    to start. See ``docs/metrics.md``.
+    An occupied slot decodes, is prefilled, is stalled by the prefill of others, or idles between two stages
+    (the program's own time). A free slot waits for a prefill while a request waits, idles while none has
+    arrived, and belongs to the tail once no request is left to start. See ``docs/metrics.md``.
     """
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     if not trace.makespan:
@@ -50,7 +49,7 @@ def occupied_slots(trace: Trace) -> IntArray:
     """
     Return the slots that hold a request during each stage, shape (stages,).
 
-    Counted backwards from the decode steps, which know their active slots: so it holds with evictions, too.
+    It counts backwards from the active slots of decode steps, so it is also right with evictions.
     """
     _, end = stage_edges(trace)
     done = np.isfinite(trace.finished)
@@ -72,10 +71,10 @@ def occupied_slots(trace: Trace) -> IntArray:
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleCauses:
     """
-    Why a slot that is free is free, over the time of a run.
+    Cause of free slots over the time of a run.
 
     times: Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
-    causes: The cause in each span.
+    causes: Cause in each span.
     """
 
     times: FloatArray
@@ -89,7 +88,7 @@ class IdleCauses:
 
 
 def idle_causes(trace: Trace) -> IdleCauses:
-    """Return why a free slot is free: requests wait, the next is yet to arrive, or none is left to start."""
+    """Return the cause of free slots: waiting requests, a later arrival, or no request left to start."""
     start, end = stage_edges(trace)
     served = trace.stage_of >= 0
     left = start[trace.stage_of[served]]

@@ -1,4 +1,4 @@
-"""A run as a picture: slots downwards, seconds to the right, and what every slot did when."""
+"""Picture of a run: slots downwards, seconds to the right."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ WORDS: Final = {
     NO_ARRIVAL: "idle, none has arrived",
     BETWEEN: "between stages",
 }
-"""Uses of a slot's time, in the words of a legend."""
+"""Legend texts for the uses of a slot's time."""
 _LABELLED: Final = 80
-"""Up to this many requests the bars carry the requests' names, where those fit."""
+"""Most requests for names in their bars."""
 _OUTLINED: Final = 200
-"""Up to this many requests a prefill is drawn at least a line wide, however short it is."""
+"""Most requests for drawing every prefill at least a line wide."""
 _HATCHED: Final = 500
 """Above this many idle times of one cause the hatch is left out: at that size it is noise, and slow."""
 _VECTOR: Final = 1500
-"""Above this many requests the bars in an SVG are one embedded image, so that a browser can open it."""
+"""Most requests with separate bars in an SVG; more become one image, which browsers can open."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
     """
-    One run in the picture.
+    Run in the picture.
 
-    title: What run it is: "Plan", "Run".
+    title: Title of the panel, "Plan" or "Run".
     trace: Trace of the run in model seconds, or of the simulation of a schedule.
     report: Report of that trace.
-    measured: Seconds that the run took on its machine's clock, or None if it was simulated.
+    measured: Seconds of the run on its machine's clock; None if simulated.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Panel:
 
     @classmethod
     def of(cls, title: str, cost: CostModel, trace: Trace, report: Report) -> Panel:
-        """Return a run's panel on the clock that its bound is on: the cost model's."""
+        """Return a run's panel on the cost model's clock, which its bound uses."""
         if report.clock == "model":
             return cls(title, trace, report)
         drawn = in_model_seconds(cost, trace)
@@ -93,13 +93,13 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError("a picture is a .png or a .svg file", file=path, hint="Choose one of them.")
-    # Neither a date nor random names: the same run gives the same file.
+    # Without date and random names, the same run gives the same file.
     with (
         matplotlib.rc_context({"svg.hashsalt": "batchbound"}),
         warnings.catch_warnings(),
         atomic_write(path, binary=True) as stream,
     ):
-        # A name in a script that the font has not is drawn as boxes; that is no news for the terminal.
+        # Names with characters outside the font are drawn as boxes, without a warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         gantt(*panels).savefig(
             stream, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
@@ -107,7 +107,7 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
 
 
 def gantt(*panels: Panel) -> Figure:
-    """Return the picture of runs, below each other over the same seconds of one clock."""
+    """Return the picture of runs below each other, over the same seconds."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -119,7 +119,7 @@ def gantt(*panels: Panel) -> Figure:
     figure = Figure(figsize=(12, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     lengths = Normalize(0, max(int(panel.trace.tokens.max(initial=1)) for panel in panels))
-    # The ends of the map are left out: near white reads as idle, near black as a line.
+    # Without the ends of the map, as white looks idle and black looks like a line.
     shades = LinearSegmentedColormap.from_list("answers", colormaps["Blues"](np.linspace(0.2, 0.85, 64)))
     for panel, axis in zip(panels, axes, strict=True):
         _draw(axis, panel, shades, lengths)
@@ -186,7 +186,7 @@ def _bars(
 
     low, high = slot - height / 2, slot + height / 2
     corners = np.stack((left, low, left, high, right, high, right, low), axis=1).reshape(-1, 4, 2)
-    # Snapped to whole pixels, one of two equal stages would be drawn and the other vanish.
+    # Snapped to whole pixels, one of two equal stages could vanish.
     drawn = PolyCollection(list(corners), linewidths=0, zorder=zorder, snap=False)
     axis.add_collection(drawn, autolim=False)
     return drawn
@@ -201,7 +201,7 @@ def _bands(axis: Axes, left: FloatArray, right: FloatArray, slots: int) -> PolyC
 def _gaps(
     start: FloatArray, finished: FloatArray, slot: IntArray, slots: int, makespan: float
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return left, right and slot of the times during which a slot holds no request."""
+    """Return start, end and slot of the times without a request in the slot."""
     everything = np.arange(slots)
     left = np.concatenate((np.zeros(slots), finished))
     right = np.concatenate((start, np.full(slots, makespan)))
@@ -216,7 +216,7 @@ def _gaps(
 def _by_cause(
     causes: IdleCauses, left: FloatArray, right: FloatArray, slot: IntArray
 ) -> dict[str, tuple[FloatArray, FloatArray, IntArray]]:
-    """Return the gaps cut where their cause changes, by cause."""
+    """Split the gaps where their cause changes; return them by cause."""
     first = np.searchsorted(causes.times, left, side="right") - 1
     last = np.searchsorted(causes.times, right, side="left")
     pieces = last - first
@@ -232,7 +232,7 @@ def _by_cause(
 
 
 def _label(axis: Axes, trace: Trace, served: IntArray, left: FloatArray, finished: FloatArray) -> None:
-    """Write the requests' names into their bars, without what all names begin with."""
+    """Write the requests' names into their bars, without the names' common beginning."""
     from matplotlib.patheffects import withStroke
 
     shared = 0
@@ -293,7 +293,7 @@ def _headline(panel: Panel) -> str:
 
 
 def _shown(reports: Sequence[Report]) -> list[str]:
-    """Return the work, and the bubbles of at least a twentieth of a percent."""
+    """Return work, and causes of at least a twentieth of a per cent."""
     return [
         cause
         for cause in (*BUSY, *BUBBLES)

@@ -33,15 +33,15 @@ DRAFTS = "drafts that were not accepted, and all other causes"
 @dataclass(frozen=True, slots=True)
 class IterationAudit:
     """
-    A run's iterations against the fewest that any order could have taken.
+    Comparison of a run's iterations with the least possible for any order.
 
-    counted: By the server; None if it does not tell.
-    bound, limits, sequences: At the lengths that came out, and what it holds for.
-    simulated: Iterations that the engine's simulation takes, by the order of the requests: ``as sent``,
+    counted: Iterations by the server's counter; None without one.
+    bound, limits, sequences: Bound at the actual lengths, with its limits and sequences.
+    simulated: Simulated iterations by the order of the requests: ``as sent``,
         ``file order`` and ``longest first``; empty for a job too large to simulate.
-    assumptions: Those that the bound relies on.
+    assumptions: Assumptions of the bound.
     drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
-    short_of_kv: Whether servers preempted requests under a KV capacity that is not simulated.
+    short_of_kv: True if servers preempted requests under a KV capacity that is not simulated.
     """
 
     counted: int | None
@@ -55,7 +55,7 @@ class IterationAudit:
 
     @property
     def broken(self) -> str | None:
-        """Why the bound does not hold, where fewer iterations were counted; else None."""
+        """Message for a run with fewer iterations than its bound; else None."""
         if self.counted is None or self.counted >= self.bound.iterations:
             return None
         what = f"the run took {self.counted:,} iterations, fewer than its bound of {self.bound.iterations:,}"
@@ -70,15 +70,15 @@ class IterationAudit:
 
     @property
     def is_defect(self) -> bool:
-        """Whether the run beats the bound though every assumption was checked."""
+        """True if the run beats the bound although every assumption was checked."""
         return self.broken is not None and self._blame()[1]
 
     def _blame(self) -> tuple[str, bool]:
-        """Return the assumptions that a beaten bound may owe its failure to."""
+        """Return the suspect assumptions of a beaten bound."""
         assert self.counted is not None
         rows = self.sequences.drafted(self.drafts or 0).rows(self.limits)
         if self.bound.certificate.get("kind") not in ("tokens", "none") and self.counted < int(rows.max()):
-            # One request alone takes more: slots, engines and evictions do not matter to it.
+            # One request alone takes more, whatever the slots, engines and evictions.
             alone = [one for one in self.assumptions if one.name in (ONE_TOKEN, TOKEN_BUDGET)]
             return blame([replace(one, basis="broken") for one in alone if one.basis != "checked"] or alone)
         return blame(self.assumptions)
@@ -106,7 +106,7 @@ class IterationAudit:
 
 def sequences_of(run: ServerRun) -> Sequences:
     """
-    Return what a run's servers computed, a row per completion, in the order the requests were sent.
+    Return the work of a run's servers, a row per completion, in sending order.
 
     Failed requests are left out. If prompts may have shared KV cache, all of a prompt but one token
     counts as cached.
@@ -121,7 +121,7 @@ def sequences_of(run: ServerRun) -> Sequences:
     nth = np.arange(len(of)) - np.repeat(np.cumsum(choices) - choices, choices)
     output = total[of] // choices[of] + (nth < total[of] % choices[of])
     prompt = run.prompt_tokens[done][of]
-    # A counter that stands still shows that nothing was shared; an engine that shows none may share all.
+    # A constant counter shows that nothing was shared; an engine without one may share all.
     hit = any(server.prefix_caching is not False and server.cached_tokens != 0 for server in run.servers)
     cached = prompt - 1 if hit else np.where(nth > 0, prompt - 1, 0)
     return Sequences(prompt, output, cached, exact=bool((choices == 1).all()))
@@ -130,10 +130,10 @@ def sequences_of(run: ServerRun) -> Sequences:
 def audit_iterations(
     run: ServerRun, limits: EngineLimits, *, budget_known: bool, kv_stated: bool = False
 ) -> IterationAudit:
-    """Return what became of a run's iterations; the bound uses a KV capacity that is stated or checked."""
+    """Audit a run's iterations; the bound uses a stated or checked KV capacity."""
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
-    # A server seen running more requests than planned has more slots.
+    # A server that ran more requests than planned has more slots.
     proven = replace(
         limits,
         sequences=max(limits.sequences, observed),
@@ -177,7 +177,7 @@ def order_audit(
 
 
 def orders_of(sequences: Sequences) -> dict[str, IntArray]:
-    """Return the orders that a run is compared with, by name, its own the first."""
+    """Return the orders to compare by name, beginning with the run's own."""
     return {
         "as sent": np.arange(len(sequences)),
         "longest first": np.argsort(-sequences.output, kind="stable"),

@@ -20,12 +20,12 @@ AFTER = "iterations after the last prompt"
 @dataclass(frozen=True, slots=True)
 class LogAudit:
     """
-    The iterations of a log, by what its slots did.
+    Iterations of a log by the use of their slots.
 
-    counted: Iterations.
+    counted: Number of iterations.
     sequences: Slots of the engine.
-    parts: Iterations by cause, an empty slot of one counted as its share; they add up to ``counted``.
-    seconds: Of the iterations by kind; they add up to the engine's busy seconds.
+    parts: Iterations by cause, with an empty slot as a share of one; they add up to ``counted``.
+    seconds: Seconds of the iterations by kind, which add up to the engine's busy seconds.
     """
 
     counted: int
@@ -35,7 +35,7 @@ class LogAudit:
 
 
 def audit_log(log: IterationLog, sequences: int) -> LogAudit:
-    """Return where the slots of an engine stood empty."""
+    """Return the empty slots of an engine by cause."""
     rows = log.chunks + log.decodes
     if int(rows.max()) > sequences:
         raise ValueError(f"{int(rows.max())} requests ran in an iteration, more than {sequences}")

@@ -1,4 +1,4 @@
-"""A report as one page for a browser, with a Gantt chart to zoom into."""
+"""Report as one page for a browser, with a Gantt chart to zoom into."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def page(report: Report, panels: Sequence[Panel]) -> str:
         "rows": [(row.group, row.name, row.value, row.note) for row in report_rows(report)],
         "panels": [_packed(panel) for panel in panels],
     }
-    # A request's name may hold "</script>": no tag may begin within the data.
+    # A request's name may hold "</script>", so the data is escaped.
     text = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text)
@@ -87,7 +87,7 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _packed(panel: Panel) -> dict[str, object]:
-    """Return what the page needs to draw one run."""
+    """Return the page's data for one run."""
     trace, report = panel.trace, panel.report
     served = np.flatnonzero(trace.stage_of >= 0)
     start, end = stage_edges(trace)
@@ -138,5 +138,5 @@ def _array(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
 
 
 def _gzip(content: bytes) -> str:
-    # Without a date: the same run gives the same page.
+    # Without a date, the same run gives the same page.
     return b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode("ascii")

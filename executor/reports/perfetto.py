@@ -1,4 +1,4 @@
-"""A run as Chrome trace events, to be opened in Perfetto (ui.perfetto.dev) or chrome://tracing."""
+"""Chrome trace events of a run, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run: what it took, what was planned, what is proven, and where the time went."""
+"""Report of a run: makespan, plan, bound, and use of the time."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ def report(
     Parameters
     ----------
     problem
-        The problem that was planned, with its cost model and the lengths the plan counted on.
+        Planned problem, with its cost model and the planned lengths.
     trace
-        The run. A request of the problem that it did not serve was completed by an earlier run: resumed.
+        Trace of the run. Requests that are not in it count as completed by an earlier run.
     bound
-        A proven bound of the problem, or None. One that is not valid in general is left out.
+        Proven bound of the problem, or None. A bound that is not valid in general is left out.
     planned_makespan
-        Model seconds the plan predicted, or None.
+        Planned makespan in model seconds, or None.
     fit
-        The error of the problem's cost model, if it is a fitted one.
+        Error of the problem's cost model if it was fitted.
     run_bound
-        A proven bound of the requests served, at their final lengths. If all were served with the planned
-        lengths, it also bounds the problem, and the larger of the two counts. If the run evicted requests,
-        only :func:`~batchbound.models.bounds.fleet.work_bound` holds.
+        Proven bound of the served requests at their final lengths. If all were served with the planned
+        lengths, it also bounds the problem, and the larger bound counts. For a run with evictions, only
+        :func:`~batchbound.models.bounds.fleet.work_bound` is valid.
     seconds
-        What planning or running took the program, to be handed on.
+        Seconds of the program for planning or running, copied to the report.
     turns
-        The order of the requests within conversations; None if each is on its own.
+        Order of the requests within conversations; None without conversations.
 
     Raises
     ------
     ValueError
-        If the trace serves a request that the problem does not have.
+        If the trace serves a request that is not in the problem.
     """
     part = _Part.of(
         problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost, turns=turns
@@ -85,7 +85,7 @@ def report(
     found = _report([part], len(problem), bound, _holding(Fleet.of(problem, 1), [trace], run_bound))
     if turns is not None:
         seconds_of = dict(found.slot_seconds)
-        # First turns are there from the start, so all that is yet to come is what tools have not answered.
+        # First turns arrive at the start, so all later arrivals wait for tools.
         seconds_of[TOOLS], seconds_of[NO_ARRIVAL] = seconds_of[NO_ARRIVAL], 0.0
         found = replace(found, slot_seconds=seconds_of)
     return replace(found, planned_makespan=planned_makespan, fit=fit, seconds=seconds)
@@ -111,15 +111,15 @@ def fleet_report(
     served_by: IntArray | None = None,
 ) -> Report:
     """
-    Return the report of a run of a fleet, which may be of one replica, without a plan.
+    Return the report of a fleet's run without a plan.
 
-    ``served_by``: the replica that was to serve each request, shape (requests,); None to count none as moved.
+    ``served_by``: planned replica of each request, shape (requests,); None counts none as moved.
     """
     if len(traces) != len(fleet.replicas):
         raise ValueError(f"{len(traces)} traces for {len(fleet.replicas)} replicas")
     for trace, replica in zip(traces, fleet.replicas, strict=True):
         if trace.slots != replica.slots:
-            # With more of them it may end below what is proven of the plan's.
+            # With more slots the run may end below the plan's bound.
             raise ValueError(f"a trace is of {trace.slots} slots, the plan's replica has {replica.slots}")
     rows = _rows(fleet.workload.ids, traces)
     parts = [
@@ -129,7 +129,7 @@ def fleet_report(
     found = _report(parts, len(fleet), bound, _holding(fleet, traces, run_bound))
     if len(traces) == 1:
         return found
-    # A request that gave way may have gone on elsewhere: no bound of one replica's requests holds then.
+    # An evicted request may have continued elsewhere, so no bound of one replica's requests holds.
     parts = [replace(part, shared=found.evictions > 0) for part in parts]
     moved = 0
     if served_by is not None:
@@ -146,7 +146,7 @@ def fleet_report(
 
 
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:
-    """Return the bound of a run; with evictions, one that allows for them."""
+    """Return the bound of a run; with evictions, a bound that allows them."""
     if not any(trace.evictions for trace in traces):
         return run_bound
     served = served_part(fleet, traces)
@@ -160,9 +160,9 @@ def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> 
 
 def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
     """
-    Return the fleet with only the requests that a run served, at the lengths they had; None without any.
+    Return the fleet with only the served requests at their actual lengths; None without any.
 
-    Without the capacities, which actual lengths may have outgrown: a bound without them holds all the more.
+    It drops the capacities, which actual lengths may exceed; a bound without them is still valid.
     """
     rows = _rows(fleet.workload.ids, traces)
     served = np.concatenate(rows)
@@ -178,7 +178,7 @@ def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
 
 
 def simulated(plan: Plan) -> tuple[Trace, ...]:
-    """Return the trace of each replica as planned, at its cost model's pace; an empty one if it is idle."""
+    """Return the planned trace of each replica by its cost model; empty for an idle replica."""
     traces = []
     for k, schedule in enumerate(plan.shares.schedules):
         if schedule is None:
@@ -191,7 +191,7 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """The part of a job on one replica; shared if others may have done some of its work."""
+    """Part of a job on one replica; ``shared`` if others may have done some of its work."""
 
     trace: Trace
     cost: CostModel
@@ -214,7 +214,7 @@ class _Part:
         *,
         turns: Turns | None = None,
     ) -> _Part:
-        """Return what a trace did of a workload's rows, in the trace's order."""
+        """Return the part of a workload's rows in a trace, in the trace's order."""
         served = np.isfinite(trace.finished)
         measured = _clock([trace]) == "measured"
         return cls(
@@ -229,13 +229,13 @@ class _Part:
         )
 
     def waited(self, times: FloatArray) -> FloatArray:
-        """Return the seconds from each served request's arrival to a time of its own."""
+        """Return the seconds from each served request's arrival to a given time."""
         seconds: FloatArray = (times - self.trace.queued)[self.served]
         return seconds
 
 
 def _computed(workload: Workload) -> int:
-    """Return the prompt tokens of requests, those that a group shares counted once."""
+    """Return the prompt tokens of requests, counting a group's shared tokens once."""
     _, first = np.unique(workload.group, return_index=True)
     return int((workload.input_tokens - workload.shared_tokens).sum() + workload.shared_tokens[first].sum())
 
@@ -247,7 +247,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     actual = np.concatenate([part.trace.tokens[part.served] for part in parts])
     off = planned - actual
     clock, wrong = _clock(traces), int(np.count_nonzero(off))
-    # Model seconds include the time a replica was busy before; a measured run begins after it.
+    # Model seconds include a replica's earlier work; a measured run begins after it.
     busy = [part.busy if clock == "model" else 0.0 for part in parts]
     ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
@@ -301,7 +301,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
 
 
 def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Report:
-    """Return the report of one replica of a fleet, its gap taken to the bound of what it served."""
+    """Return the report of one replica, with the gap to the bound of its own requests."""
     mine = fleet.workload.select(rows)
     alone = served_part(
         Fleet(mine, (fleet.replicas[replica],), fleet.prefill_emits_first_token), [part.trace]
@@ -314,10 +314,10 @@ def model_seconds(
     cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
 ) -> float:
     """
-    Return the seconds a cost model gives what a run did.
+    Return the model seconds of a run.
 
-    Every stage costs what the model says of its tokens, active slots and the KV cache it read; a stage
-    that prefills a request waits until that has arrived, a turn until its pause is over.
+    The model prices every stage by its tokens, active slots and KV cache. A prefill stage waits for its
+    requests' arrival, a turn for the end of its pause.
     """
     edges = _model_edges(cost, trace, overheads=overheads, turns=turns)
     return float(edges[-1, 1]) if len(edges) else 0.0
@@ -325,9 +325,9 @@ def model_seconds(
 
 def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
     """
-    Return a run as it would have been at a cost model's pace, with no time between stages.
+    Return a run at the cost model's pace, without time between stages.
 
-    Only on this clock may a run be compared with a proven bound.
+    Only on this clock is a run comparable with a proven bound.
     """
     if not trace.stages:
         return trace
@@ -351,7 +351,7 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
 
 
 def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, float | None]:
-    """Return how much slower than its cost model a run's machine was, and what the model missed besides."""
+    """Return the machine's slowdown against the cost model, and the model's remaining error."""
     model = np.array([stage.model_seconds(cost) for cost, trace in runs for stage in trace.stages])
     measured = np.array([stage.seconds for _, trace in runs for stage in trace.stages])
     if not model.sum() or not measured.sum():
@@ -367,7 +367,7 @@ def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, floa
 def _model_edges(
     cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
 ) -> FloatArray:
-    """Return when each stage begins and ends in model seconds, shape (stages, 2)."""
+    """Return begin and end of each stage in model seconds, shape (stages, 2)."""
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
     if turns is not None:
@@ -396,7 +396,7 @@ def _clock(traces: Sequence[Trace]) -> Literal["model", "measured"]:
 
 
 def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArray]:
-    """Return the plan's requests that each trace serves, in the trace's order."""
+    """Return the plan's requests in each trace, in the trace's order."""
     row_of = {name: row for row, name in enumerate(ids.tolist())}
     strangers = [name for trace in traces for name in trace.ids if name not in row_of]
     if strangers:
@@ -413,10 +413,9 @@ def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     r"""
     Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full decode steps' seconds over the makespan.
 
-    As the hybrid paper counts it (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots.
-    Such a step holds J times the KV cache that an active slot held on average. The makespan is in
-    model seconds as well: a share of measured seconds would be more or less than all by the model's error.
-    Over replicas it is the mean by slots.
+    The hybrid paper counts so (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots. Such
+    a step holds J times the mean KV cache of an active slot. The makespan is in model seconds, to exclude the
+    model's error. For replicas it is the mean by slots.
     """
     slots = sum(part.trace.slots for part in parts)
     seconds = sum(part.trace.slots * _full_step_seconds(part) for part in parts)
@@ -434,7 +433,7 @@ def _full_step_seconds(part: _Part) -> float:
 
 
 def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:
-    """Return slot-seconds by cause; a replica that is done before the others has a tail until they are."""
+    """Return slot-seconds by cause; a replica that ends early has a tail until the others end."""
     found = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     for trace, end in zip(traces, ends, strict=True):
         for cause, seconds in slot_seconds(trace).items():
@@ -445,7 +444,7 @@ def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, f
 
 
 def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | None]:
-    """Return pace and what the models missed, and the seconds between stages on one machine."""
+    """Return pace, remaining model error, and the seconds between stages on one machine."""
     pace, missed = pace_of([(part.cost, part.trace) for part in parts])
     trace = parts[0].trace
     between = trace.makespan - sum(stage.seconds for stage in trace.stages) if len(parts) == 1 else None

@@ -1,4 +1,4 @@
-"""Assumptions of a bound on a run's iterations: what its servers show, and which arguments that leaves."""
+"""Assumptions of a bound on a run's iterations, from its servers' facts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Claim:
     """
     Assumptions of a run, and the arguments that hold under them.
 
-    assumptions: All of them, those that no argument relies on included.
+    assumptions: All assumptions, unused ones included.
     drafts: Most tokens that a server drafts of a sequence in an iteration; None if unknown.
     kinds: Kinds of certificates that may be claimed.
     """
@@ -39,7 +39,7 @@ class Claim:
 def claim_of(
     run: ServerRun, sequences: Sequences, limits: EngineLimits, *, budget_known: bool, kv_stated: bool
 ) -> Claim:
-    """Return what may be claimed of a run's iterations, by what its servers show."""
+    """Return the claim about a run's iterations that its servers' facts allow."""
     token, drafts = _one_token(run.servers)
     whole = _whole_context(run, limits, kv_stated=kv_stated)
     evicts = _no_eviction(run.servers, sequences, limits, trusted=whole.basis in ("checked", "stated"))
@@ -59,7 +59,7 @@ def claim_of(
 
 
 def kinds_under(assumptions: Iterable[Assumption], limits: EngineLimits) -> tuple[str, ...]:
-    """Return the kinds of certificates that may be claimed of an engine that nobody has looked at."""
+    """Return the kinds of certificates that may be claimed for an unseen engine."""
     unsure = [one for one in assumptions if one.name == WHOLE_CONTEXT and one.basis == "assumed"]
     return without("KV", "packing") if unsure and limits.blocks is not None else KINDS
 
@@ -121,7 +121,7 @@ def _cold_cache(servers: tuple[ServerCount, ...]) -> Assumption:
         what = f"{warm[0].url} had prefix cache hits before the job: no bound by tokens or KV"
         return Assumption(COLD_CACHE, "broken", what)
     basis: Basis = "assumed"
-    # With hits, or without their count, all of a prompt but one token is taken as cached.
+    # With hits, or without their count, all prompt tokens but one count as cached.
     if all(server.prefix_caching is False or server.cached_tokens is not None for server in servers):
         basis = "checked"
     return Assumption(COLD_CACHE, basis)

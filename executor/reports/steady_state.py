@@ -1,4 +1,4 @@
-"""The steady state of a run of an execution configuration, and how it compares with the plan."""
+"""Steady state of a run of an execution configuration, compared with the plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...data.trace import Trace
 @dataclass(frozen=True, slots=True)
 class SteadyState:
     """
-    What a run reached between filling the batch and running out of requests.
+    Steady state of a run, between filling the batch and running out of requests.
 
     start, end: Seconds after the job's start.
-    latency: The 99th percentile of the seconds from the start of a request's encoding to its last token.
+    latency: 99th percentile of the seconds from the start of a request's encoding to its last token.
     requests: Requests that joined in that time.
     """
 
@@ -27,7 +27,7 @@ class SteadyState:
 
     @property
     def throughput(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return self.requests / (self.end - self.start)
 
 
@@ -35,7 +35,7 @@ def steady_state(trace: Trace) -> SteadyState | None:
     """
     Return a run's rates between the longest completion's decode steps and the last prefill stages.
 
-    None if the run is too short to have such a time.
+    None if the run is too short.
     """
     if not len(trace):
         return None
@@ -43,7 +43,7 @@ def steady_state(trace: Trace) -> SteadyState | None:
     decode_steps = np.cumsum([stage.decode_steps for stage in trace.stages])
     joins = [number for number, stage in enumerate(trace.stages) if stage.kind == "prefill"]
     filled = [number for number in joins if decode_steps[number] >= longest]
-    # The last stages take what is left: not a full batch.
+    # The last stages have no full batch.
     if len(filled) < 4:
         return None
     first, last = filled[0], filled[-2]
@@ -54,7 +54,7 @@ def steady_state(trace: Trace) -> SteadyState | None:
 
 
 def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None:
-    """Return what a run reached of what was planned; None if it is too short to have a steady state."""
+    """Return planned and reached steady state; None if the run is too short."""
     state = steady_state(trace)
     if state is None:
         return None

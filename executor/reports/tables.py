@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 MODEL_CLOCK = "Model seconds"
-"""The heading of what plans, schedules and bounds take by the cost model."""
+"""Heading of the quantities in model seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    One line of the table.
+    Line of the table.
 
-    group: The heading it stands under.
-    name, value: Name of a figure, and its value with its unit.
+    group: Heading of its section.
+    name, value: Name of a figure and its value with unit.
     note: Reference of the figure, in a few words.
     """
 
@@ -80,7 +80,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _makespan_rows(report: Report) -> list[Row]:
-    """Return the lines of the clock that plans and bounds are on."""
+    """Return the lines in model seconds, the clock of plans and bounds."""
     group = MODEL_CLOCK
     rows = []
     if report.planned_makespan is not None:
@@ -100,7 +100,7 @@ def _makespan_rows(report: Report) -> list[Row]:
 
 
 def _measured_rows(report: Report) -> list[Row]:
-    """Return the lines of the machine's own clock, which have no bound."""
+    """Return the lines in measured seconds, which have no bound."""
     if report.clock == "model":
         return []
     group = "Measured seconds"
@@ -135,7 +135,7 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
 
 
 def _bound_rows(report: Report, group: str) -> list[Row]:
-    """Return the lines of what is proven, and of the plan's gap, under a heading."""
+    """Return the lines of bounds and the plan's gap, under a heading."""
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
@@ -170,7 +170,7 @@ def _run_gap_row(report: Report, group: str) -> Row:
             added = report.run_gap - report.schedule_gap
             shares = {cause: seconds / report.run_bound for cause, seconds in parts.items() if seconds}
             if abs(sum(shares.values()) - added) > PROVEN_WITHIN:
-                # Replicas that end before the last, and times of waiting, take some of it up.
+                # Early replicas and waiting times take up some of it.
                 shares = {" and ".join(shares): added}
             note += "".join(f", {percent(share, 2)} by {cause}" for cause, share in shares.items())
         return Row(group, name, percent(report.run_gap, 2), note)

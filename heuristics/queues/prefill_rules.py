@@ -132,8 +132,8 @@ class PacedSkiRental:
     """Rule that waits only while requests finish fast enough for another one to join in time.
 
     One more request in a stage saves what a stage of its own would cost more. Until it joins, the free slots
-    idle for ``1 / pace`` decode steps. With dear steps or rare completions the rule never waits, and a job
-    takes the time of first come, first served; with cheap ones it waits as the ski-rental rule does.
+    idle for ``1 / pace`` decode steps. With expensive steps or rare completions the rule never waits, as
+    first come, first served. With cheap steps it waits like the ski-rental rule.
 
     patience: Most idle slot-steps, as a multiple of that saving.
     caution: Share of the saving that counts; smaller waits less often.

@@ -20,14 +20,14 @@ from ..queues.queue_policy import QueuePolicy
 
 @dataclass(frozen=True, slots=True)
 class KindParams:
-    """How an order by kinds is found, and what it must be worth.
+    """Parameters of an order by kinds, and its least gain.
 
     scouts: Most requests of each kind that start first; more show the kinds sooner and reorder more.
-    fewest: Completions that are seen of a kind, ended or under way, before it is told apart from the others.
+    fewest: Ended or running completions of a kind before it is separated from the others.
     samples: Sampled sets of lengths; more decide better and take longer.
     margin: Least share of the decode steps that the order must save to be followed.
-    sure: Standard errors by which it must save any.
-    growth: Share of new completions after which the order is looked at again.
+    sure: Standard errors by which its saving must exceed zero.
+    growth: Share of new completions that triggers a new order.
     """
 
     scouts: int = 4
@@ -39,12 +39,12 @@ class KindParams:
 
 
 class KindOrder:
-    """Queue in the given order, until the kinds' first completions show that longer kinds should go first.
+    """Queue in the given order, which changes once longer kinds are worth serving first.
 
-    The order of kinds is taken from one half of the completions, and tried on lengths sampled from the other
-    half, in turn. So a difference that is chance saves nothing, and the given order stays.
+    One half of the completions gives the order of kinds; lengths sampled from the other half test it, and
+    vice versa. So a chance difference shows no saving, and the given order stays.
 
-    order: The given order, shape (requests,).
+    order: Given order, shape (requests,).
     kind: Kind of each request, counted from zero, shape (requests,).
     cap: Most tokens of each completion, shape (requests,).
     seed: Seed of the sampled lengths.
@@ -65,7 +65,7 @@ class KindOrder:
         self._rng = np.random.default_rng(seed)
         self._started = np.zeros(len(kind), dtype=np.bool_)
         self._place = _place_in_kind(order, kind)
-        # The first few of each kind show early how long it is.
+        # The first few requests of each kind show its length early.
         self._given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
         self._due = 1
         self._queue = Ordered(self._given)
@@ -109,7 +109,7 @@ class KindOrder:
         self._queue.take(rest.tolist())
 
     def _lengths(self, seen: IntArray, running: npt.NDArray[np.bool_], state: State) -> list[_Lengths]:
-        """Return the lengths of each kind by some of the completions; few ones stand for all kinds."""
+        """Return the lengths of each kind by some completions; rare kinds use those of all kinds."""
 
         def lengths(chosen: IntArray) -> _Lengths:
             cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
@@ -190,9 +190,9 @@ def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lengths:
-    """Distribution of lengths by the product-limit estimate: those under way may become longer.
+    """Kaplan-Meier distribution of lengths; running completions may become longer.
 
-    at: Lengths, ascending; the last stands for all beyond those seen.
+    at: Lengths, ascending; the last one represents all lengths beyond those seen.
     below: Probability of each length or a shorter one.
     """
 
@@ -201,7 +201,7 @@ class _Lengths:
 
     @classmethod
     def seen(cls, lengths: IntArray, ended: npt.NDArray[np.bool_], cap: float) -> _Lengths:
-        """Return the distribution of completions seen, each ended or under way."""
+        """Return the distribution of the ended and running completions seen."""
         order = np.lexsort((~ended, lengths))
         at, last = lengths[order].astype(np.float64), ended[order]
         surviving = np.cumprod(1 - last / np.arange(len(at), 0, -1))

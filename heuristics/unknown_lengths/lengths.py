@@ -100,7 +100,7 @@ class LengthModel:
         """
         seen = observed if known.past is None else _joined(observed, known.past, groups)
         if not seen.ended.any():
-            raise ValueError("no request has ended, so that nothing is known of lengths")
+            raise ValueError("no request has ended, so no length is known")
         cap = _cap(seen, known.longest)
         lengths, tops, survival = _pooled(seen, cap)
         table = _mass(survival)

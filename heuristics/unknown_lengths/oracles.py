@@ -13,7 +13,7 @@ from .registry import by_groups
 
 
 def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
-    """Return the policy that knows from the start how long each group tends to be, longest first.
+    """Return the policy that knows the order of the groups' mean lengths, longest first.
 
     Other policies have to learn it, and chance within the groups remains. List order by expected length is
     not the best for every draw, so its gain is an estimate and no bound.

@@ -563,7 +563,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         batch(line(custom_id="b"), body(temprature=1)),
         r"prompts.jsonl, line 2, field 'body.temprature': .* Did you mean temperature",
     ),
-    "structured output": (batch(body(guided_json={})), r"line 1, field 'body.guided_json'.*cannot be served"),
+    "structured output": (batch(body(guided_json=5)), r"line 1, field 'body.guided_json'.*cannot be served"),
     "a number of likeliest tokens below zero": (
         batch(body(top_k=-2)),
         r"prompts.jsonl, line 1, field 'body.top_k': top_k must be 0 \(off\) or more, got -2",
