@@ -442,7 +442,7 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> 
 
 
 def _check_time(problem: Problem, source: str) -> None:
-    """Raise InputError if a job takes no time at all."""
+    """Raise InputError if no stage of a job takes time."""
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.decode_steps.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:

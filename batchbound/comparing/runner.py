@@ -299,6 +299,6 @@ def _point(seconds: float, value: float | None) -> tuple[tuple[float, float], ..
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a table to a file, whole or not at all."""
+    """Write a table to a file atomically."""
     with atomic_write(Path(path)) as stream:
         stream.write(text)

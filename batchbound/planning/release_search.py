@@ -21,7 +21,7 @@ _HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
 """Concurrencies to try, as multiples of the mean running; fewer in flight may evict fewer."""
 
 _LATE = 20
-"""Steps of late acceptance: a new order is compared with the one so many steps ago."""
+"""Length of late acceptance: each new order is compared with the one 20 steps before."""
 
 _SEGMENT = 16
 """Most neighbours in an order that one move shifts."""
