@@ -44,7 +44,7 @@ WAITING = ("threshold", "lagrangian-token", "lagrangian")
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
 """Policies whose schedules one pass makes as well: nothing but slots is limited, a stage's cost linear."""
 
-SIMULATED, IN_PASSES = 2_000, 10_000
+SIMULATED, IN_PASSES = 2_000, 5_000
 """Requests up to which every rule is a baseline, and those that take time in proportion to the requests."""
 
 
@@ -70,8 +70,7 @@ def baselines(
     problem: The problem, every request there at the start.
     late: Whether there is no time left; asked with each stage of a simulation or a pass.
     sizes: Requests up to which the former are every policy, and up to which longest first and first come,
-        first served; of more, longest first is the only one, with the ski-rental rule and, under scarce
-        memory, without it.
+        first served. Of more, longest first is the only one; under scarce memory with and without waiting.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
@@ -92,12 +91,13 @@ def baselines(
     simulations, in_passes = sizes
     if len(problem) > simulations:
         linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *others]
+        first = linear[:1]
         if problem.memory_can_run_out:
-            linear = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
-            rest = [lambda _: backward_schedule(problem, late), *in_turn]
-        fewest = 2 if problem.memory_can_run_out else 1
-        most = len(linear) if len(problem) <= in_passes else fewest
-        return linear[:most], [*linear[most:], *rest]
+            served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
+            linear, first, rest = [lambda _: backward_schedule(problem, late), *served], served[:2], in_turn
+        if len(problem) <= in_passes:
+            return linear, rest
+        return first, [*(each for each in linear if each not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.

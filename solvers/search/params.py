@@ -54,7 +54,7 @@ class SearchParams:
     share: float = 0.3
     shares: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     baseline_requests: int = 2_000
-    linear_requests: int = 10_000
+    linear_requests: int = 5_000
     baseline_share: float = 0.25
     exact_requests: int = 24
     exact_share: float = 0.8
