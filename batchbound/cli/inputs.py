@@ -155,7 +155,7 @@ def add_columns(group: Group) -> None:
         "--max-tokens-column",
         metavar="NAME",
         needs=["--prompt-column"],
-        help="column of the maximum tokens of each completion (default: no limit)",
+        help="column of the maximum tokens of each completion (default: max_tokens, if there is one)",
     )
     group.add_argument(
         "--drop-last-assistant",

@@ -34,6 +34,9 @@ _COMPLETIONS = (
 TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs", "continue_final_message")
 """Columns that belong to a conversation in the same row, by the names of trainers and the batch format."""
 
+CAP_COLUMNS = ("max_tokens", "max_completion_tokens")
+"""Columns that hold the most tokens of a completion where no other is named: fields of the batch format."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptColumns:
@@ -43,7 +46,7 @@ class PromptColumns:
     prompt: A text or a list of token ids to complete, or a conversation: a list of messages with role and
         content.
     id: What names each request; numbered in order if left out.
-    max_tokens: Most tokens of each completion; no limit of its own if left out.
+    max_tokens: Most tokens of each completion; a column named as the batch format does, if left out.
     drop_last_assistant: Whether a conversation's last message is left out if it is the assistant's.
     """
 
@@ -55,6 +58,10 @@ class PromptColumns:
     def names(self) -> Iterator[str]:
         """Yield the columns that are read."""
         yield from (name for name in (self.prompt, self.id, self.max_tokens) if name is not None)
+
+    def cap(self, found: Sequence[str]) -> str | None:
+        """Return the column of the most tokens of each completion; None without one."""
+        return self.max_tokens or next((name for name in CAP_COLUMNS if name in found), None)
 
     def check(self, found: Sequence[str], file: str | os.PathLike[str]) -> None:
         """Raise InputError if a column is missing, with the columns found and the nearest."""

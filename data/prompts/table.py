@@ -52,6 +52,11 @@ _KINDS: Sequence[tuple[str, frozenset[str], str]] = (
         frozenset({"conversations"}),
         "Say --prompt-column conversations: the first human turn is the prompt.",
     ),
+    (
+        "instructions with inputs, as Alpaca has them",
+        frozenset({"instruction", "input", "output"}),
+        "Join instruction and input into one column and name it: one alone is half a prompt.",
+    ),
 )
 """Kinds of files that are no batch files: name, the fields that show it, and the next step."""
 
@@ -75,9 +80,10 @@ def batch_entries(
                 raise _unnamed(path, list(entry), f"line {number}")
             yield number, entry
         return
-    rows = _read(path, columns)[1]
+    names, rows = _read(path, columns)
     if not rows:
         raise InputError("there is no row", file=path, hint="Give a table with prompts.")
+    cap = columns.cap(names)
     row_of: dict[str, _Row] = {}
     for position, (unit, number, values) in enumerate(rows):
         row = _Row(path, f"{unit} {number}", values)
@@ -87,8 +93,8 @@ def batch_entries(
             hint = "Give every request a name of its own."
             raise row.error(columns.id or "", f"{name!r} already names {first.place}", hint)
         body = row.body(columns, text_only=text_only)
-        if columns.max_tokens is not None:
-            body["max_tokens"] = row.tokens(columns.max_tokens)
+        if cap is not None:
+            body["max_tokens"] = row.tokens(cap)
         yield number, {"custom_id": name, "body": body}
 
 
@@ -262,7 +268,7 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
             break
         columns.check(names, file)
         # Other columns are never read: they may hold images.
-        wanted = [name for name in names if name in {*columns.names(), *TEMPLATE_COLUMNS}]
+        wanted = [name for name in names if name in {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}]
         table = _arrow_table(file, wanted)
         with reading_arrow(file):
             values = [without_nulls(row) for row in table.to_pylist()]

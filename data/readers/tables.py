@@ -439,7 +439,7 @@ def _read_json(
         numbers.append(number)
         for name, values in kept.items():
             values.append(row.get(name))
-    frame = pd.DataFrame(kept or None, columns=list(kept or seen), index=numbers, dtype=object)
+    frame = pd.DataFrame(kept or None, columns=list(seen), index=numbers, dtype=object)
     return frame, "line" if array is None else "row"
 
 

@@ -200,6 +200,30 @@ def test_other_columns_of_a_table_are_never_read(tmp_path: Path, monkeypatch: py
     assert asked == [["prompt"]]
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_column_of_caps_is_read_by_its_name(tmp_path: Path, kind: str, name: str) -> None:
+    rows, file = [{"prompt": "Hi", name: 4}, {"prompt": "Ho", name: 40}], tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+    elif kind == "csv":
+        file.write_text(f"prompt,{name}\nHi,4\nHo,40\n")
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert [record.max_tokens for record in read_batch(file, PromptColumns("prompt"))] == [4, 40]
+
+
+def test_a_table_of_prompts_with_lengths_says_which_column_the_prompts_are_in(write: Write) -> None:
+    with pytest.raises(InputError, match="For a table of prompts say --prompt-column prompt"):
+        read_workload(write({"prompt": "Hi", "output_tokens": 7}), columns=None)
+
+
+def test_half_a_prompt_of_alpaca_is_never_proposed(write: Write) -> None:
+    with pytest.raises(InputError, match="Join instruction and input into one column"):
+        read_batch(write({"instruction": "Translate", "input": "Hallo", "output": "Hello"}))
+
+
 TRACE = {"input_length": 5, "output_length": 3}
 
 
