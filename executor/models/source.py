@@ -127,6 +127,7 @@ def load_model(
     seed: int = 0,
 ) -> Any:
     """Load or build a causal language model of transformers, in evaluation mode."""
+    require_engine()
     config = load_config(spec)
     import torch
 

@@ -156,7 +156,7 @@ def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
         (["a", None], {}, InputError, "prompt 1 is None"),
         ([7], {}, InputError, "prompt 0 is 7"),
         ([[7.0, 8.0]], {}, InputError, "prompt 0 is .*'float' object"),
-        ([[True]], {}, InputError, "prompt 0 is .*no tokens"),
+        ([[True]], {}, InputError, "prompt 0 is .*not token ids"),
         ([b"ab"], {}, InputError, "prompt 0 is b'ab'"),
         ([{"role": "user", "content": "a"}], {}, InputError, "prompt 0 is {'role'"),
         ([[{"role": "user", "content": "a"}, 7]], {}, InputError, "prompt 0 is .*'dict' object"),
