@@ -287,7 +287,8 @@ def run_on_servers(
 
 def errors_path(output: Path) -> Path:
     """Return the path of the failed requests, next to the output."""
-    return output.with_name(f"{output.stem}.errors.jsonl")
+    # An empty name is a folder, which is refused with all outputs.
+    return output.with_name(f"{output.stem}.errors.jsonl") if output.name else output
 
 
 def _finished_before(

@@ -241,8 +241,11 @@ class Finished(Mapping[str, dict[str, object]]):
 
     def _read(self, lines: BinaryIO, offset: int) -> dict[str, object]:
         lines.seek(offset)
-        body = lines.readline().rpartition(_CHECKSUM)[0] + b"}"
-        answer: dict[str, object] = msgspec.json.decode(body)["answer"]
+        answer = (_checked(lines.readline().rstrip(b"\n")) or {}).get("answer")
+        if not isinstance(answer, dict):
+            raise InputError(
+                "was changed during the run", file=self._path, hint="Run the same command again."
+            )
         return answer
 
 

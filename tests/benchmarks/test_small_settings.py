@@ -49,6 +49,7 @@ SMALL: dict[str, str] = {
     "rollouts_plan.py": "--seconds 0.1 --every 4",
     "roofline_error.py": "",
     "schedule_search.py": "--case small-10x3 --seeds 1 --seconds 0.1",
+    "server_clients.py": "--rows 60 --slots 4",
     "server_orders.py": "--jobs 1 --repeats 1",
     "small_jobs.py": "--instances 3 --seconds 0.1",
     "stage_seconds.py": "--jobs gsm8k --turns 1",
@@ -64,6 +65,7 @@ ELSEWHERE = {
     "attack": "test_attack.py",
     "engine_peers.py": "test_engine_peers.py",
     "gpu_day.py": "test_gpu_day.py",
+    "server_configurations.py": "test_server_configurations.py",
 }
 OF_TESTS = ("judge_rules.py", "mutation_score.py")
 """Run tests, in the repository's folder: pytest wants nothing imported before it."""
