@@ -261,13 +261,13 @@ def _planned(
     slots: int | None,
 ) -> tuple[Path, RunOptions]:
     """Return a plan of prompts, new or of an earlier call, and the run's options."""
-    from .cli.run_prompts import planned_beside, policy_of
+    from .cli.run_prompts import plan_of_prompts, policy_of
 
     words = [str(path), "--model", source.model, "-o", str(files[0]), "--trace", str(files[1])]
     given = {"slots": slots, "overwrite": overwrite, "seed": source.seed, "tokenizer": options.tokenizer}
     given |= {name: getattr(options, name) for name in ("temperature", "any_model")}
     args = _options("run", words, given)
-    found = _quietly(planned_beside, args)
+    found = _quietly(plan_of_prompts, args)
     policy = options.policy or policy_of(Plan.load(found))
     return found, replace(options, policy=policy)
 
