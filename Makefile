@@ -57,7 +57,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.
@@ -66,7 +66,7 @@ site: $(VENV)/docs
 	SITE_VERSION="$$($(BIN)/batchbound --version)" $(BIN)/zensical build --strict --clean
 
 $(VENV)/docs: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,docs]'
 	touch $@
 
 # Changes the judges line by line and says which changes no test notices: docs/mutation.md.
