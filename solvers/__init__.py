@@ -1,4 +1,4 @@
-"""What finds schedules: backends, exact and anytime solvers, configuration search."""
+"""Solvers that find schedules: backends, exact and anytime solvers, configuration search."""
 
 from .result import Limits, Result, Status, StoppedBy
 from .solve import SOLVERS, solve

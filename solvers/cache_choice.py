@@ -1,4 +1,4 @@
-"""How much of a KV capacity keeps shared prompts: as much as makes a quick schedule shortest."""
+"""Choice of the KV capacity that keeps shared prompts: the shortest quick schedule wins."""
 
 from __future__ import annotations
 

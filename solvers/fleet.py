@@ -1,4 +1,4 @@
-"""One optimisation over replicas and slots: who serves what, and when, with a bound for the whole fleet."""
+"""One optimisation over replicas and slots, with a bound for the whole fleet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FIRST = 4
 """Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
 
 RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
-"""Policies simulated before the others, after each rule that dispatches: one is mostly the best."""
+"""Policies simulated before the others, after each dispatch rule: the best is usually among them."""
 
 RULES_SECONDS, RULES_SHARE = 0.1, 0.2
 """Seconds, and the most of the limit, kept for the rules after the search: mostly it is better."""
@@ -77,7 +77,7 @@ class FleetResult:
     """
     What planning a fleet hands back.
 
-    status, stopped_by: What is proven of the schedule, and why the search ended.
+    status, stopped_by: Proof status of the schedule, and the reason why the search ended.
     schedule: Replica, slot and stage of every request.
     makespan: Seconds until the last replica is done.
     bound: Proven for the whole fleet.
@@ -93,7 +93,7 @@ class FleetResult:
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan is above the bound, as a fraction of it; None for a bound of no time."""
+        """Gap of the makespan to the bound, as a fraction of the bound; None for a bound of no time."""
         return gap_above(self.makespan, self.bound.proven)
 
 
@@ -117,7 +117,7 @@ def plan_fleet(
     limits: When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
     groups: Requests that belong together (completions to one prompt), each request in one of them; None for
         none.
-    keep: Whether a group stays on one replica, or goes to as many as there are.
+    keep: True if a group stays on one replica; else it spreads over all.
     shares: The replica of each request, shape (requests,), to keep to it; None to share them out here.
     """
     limits = Limits(seconds=10.0) if limits is None else limits
@@ -145,7 +145,7 @@ def plan_fleet(
 
 @dataclass(slots=True)
 class _Share:
-    """What one replica serves, how, and the seconds it is done at."""
+    """Requests, schedule and finish of one replica."""
 
     requests: IntArray
     problem: Problem | None
@@ -203,7 +203,7 @@ class _FleetSearch:
 
     @property
     def _tries_rules(self) -> bool:
-        """Whether rules may come to something better, and requests are few enough to simulate them."""
+        """True if rules may find a better schedule, and few enough requests to simulate them."""
         several = 1 < len(self._busy) <= len(self._fleet) <= MOST_SIMULATED
         return several and self._groups is None and not self._fixed
 
@@ -213,7 +213,7 @@ class _FleetSearch:
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether there is a schedule."""
+        """True if there is a schedule."""
         return bool(self._shares)
 
     def schedule(self) -> FleetSchedule:
@@ -245,7 +245,7 @@ class _FleetSearch:
 
     @property
     def _may_level(self) -> bool:
-        """Whether requests may move between replicas, and are few enough."""
+        """True if requests may move between replicas, and are few enough."""
         several = 1 < len(self._busy) <= len(self._fleet) <= MOST_LEVELLED
         return several and self._groups is None and not self._fixed
 
@@ -259,7 +259,7 @@ class _FleetSearch:
         return [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(self._busy))]
 
     def try_rules(self) -> None:
-        """Take what rules come to if it is better; their replicas that run dry take over from others."""
+        """Take the schedules of rules if they are better; their idle replicas take over from others."""
         end = time.perf_counter() + max(0.0, self.left) + self._for_rules(self._limits.seconds or math.inf)
         for rule in self._rules() if self._tries_rules else ():
             if time.perf_counter() >= end:
@@ -269,7 +269,7 @@ class _FleetSearch:
                 self._shares = shares
 
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
-        """Yield policies and the replica of each request to begin with, the mostly best policies first."""
+        """Yield policies with an initial replica of each request, the usually best policies first."""
         dispatched = list(self._dispatched())
         yield from product(dict.fromkeys((*RULES, *POLICIES)), dispatched)
 
@@ -288,7 +288,7 @@ class _FleetSearch:
                 yield replica_of
 
     def _simulated(self, policy: str, dispatched: IntArray, end: float) -> list[_Share] | None:
-        """Return what a policy on each replica comes to; None if it fails, is late, or puts requests back."""
+        """Return the schedules of a policy on each replica; None if it fails, is late, or evicts requests."""
         try:
             ran = simulate_fleet(
                 self._fleet, dispatched, policy=lambda each: _until(end, policy_named(policy, each))
@@ -396,7 +396,7 @@ class _FleetSearch:
         return self._together(unit_of)
 
     def _together(self, unit_of: IntArray) -> IntArray:
-        """Share whole units of requests out, the dearest first."""
+        """Share out whole units of requests, the costliest first."""
         costs = np.array([np.bincount(unit_of, weights=row) for row in self._costs])
         dearest = np.argsort(-costs.mean(axis=0), kind="stable")
         replica_of: IntArray = least_loaded(costs, self._kind_of, self._busy, dearest)[unit_of]

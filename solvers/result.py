@@ -1,4 +1,4 @@
-"""What a solver was allowed, and what it hands back."""
+"""Limits of a solver, and its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """What is in hand at the end, and what is proven about it."""
+    """Schedule at the end, and its proof."""
 
     OPTIMAL = "optimal"
     """The solution in hand is proven best."""
@@ -73,9 +73,9 @@ class Limits:
     seed
         Seed of everything random in it.
     gap
-        Gap to the proven bound, as a fraction of it, at which a search ends; None to go on to a proof.
+        Gap to the proven bound, as a fraction of it, at which a search ends; None to continue to a proof.
     stalled
-        Seconds without a better schedule after which a search ends; None to go on.
+        Seconds without a better schedule after which a search ends; None to continue.
 
     Raises
     ------
@@ -184,5 +184,5 @@ class Result(Shown):
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan is above the bound, as a fraction of the bound; None without both."""
+        """Gap of the makespan to the bound, as a fraction of the bound; None without both."""
         return gap_above(self.makespan, None if self.bound is None else self.bound.proven)

@@ -1,4 +1,4 @@
-"""How many slots: the fewest with which a job is as fast as memory and costs let it be."""
+"""Choice of slots: the fewest with which a job is as fast as memory and costs allow."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class SlotTrial:
     One number of slots, and what was reached with it.
 
     slots: The number.
-    makespan: Of the best schedule found, seconds.
-    bound: A proven bound with so many slots, seconds.
+    makespan: Makespan of the best schedule found, seconds.
+    bound: Proven bound with these slots, seconds.
     """
 
     slots: int

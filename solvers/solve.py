@@ -31,14 +31,14 @@ DEFAULT_SOLVER = "search"
 DEFAULT_SECONDS = 1.2
 """Seconds of a search without a limit; with start-up a plan takes two."""
 FEW_BOUND_SHARE = 0.4
-"""Most of the time that the bound of few requests gets; it mostly ends before by itself."""
+"""Most of the time that the bound of few requests gets; it usually ends earlier by itself."""
 NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE = 0.1, 0.05
 """Shares of search and bound where an exact search is near, or nothing else as memory is scarce."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a solver is given besides the problem."""
+    """Inputs of a solver besides the problem."""
 
     limits: Limits
     initial: Schedule | None

@@ -61,7 +61,7 @@ def search_exactly(
     """
     Return an optimal schedule, or the best one found within the limits.
 
-    argument: How everything is tried.
+    argument: Name of the exhaustive search.
     limits: Work is in states.
     start: A schedule to beat.
     """

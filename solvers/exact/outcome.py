@@ -1,4 +1,4 @@
-"""What an exact search of a small problem found, and the bound that it proves."""
+"""Result of an exact search of a small problem, with the bound that it proves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExactOutcome:
     steps: int
     """Steps of the search, the unit of ``Limits.work``."""
     argument: Argument
-    """How a checker tries everything again."""
+    """Argument by which a checker repeats the search."""
 
     def bound(self, problem: Problem) -> Bound | None:
         """

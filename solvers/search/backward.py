@@ -112,8 +112,8 @@ class _Construction:
         """
         Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
 
-        stage_price: What a stage more costs, in times of its own cost.
-        late: Whether there is no time left, asked before each request; then None is returned.
+        stage_price: Price of one more stage, as a multiple of its cost.
+        late: Returns True if no time is left; asked before each request, then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)

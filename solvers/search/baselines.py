@@ -68,7 +68,7 @@ def baselines(
     passes take one group after another, the one with the longest request first.
 
     problem: The problem, every request there at the start.
-    late: Whether there is no time left; asked with each stage of a simulation or a pass.
+    late: Returns True if no time is left; asked with each stage of a simulation or a pass.
     sizes: Requests up to which the former are every policy, and up to which longest first and first come,
         first served. Of more, longest first is the only one; under scarce memory with and without waiting.
     """
@@ -100,7 +100,7 @@ def baselines(
         return first, [*(each for each in linear if each not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
-        # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
+        # With memory to look after, a pass takes longer than a simulation; one backwards is usually better.
         names = dict.fromkeys((*SCARCE, *names))
         backward = [lambda _: backward_schedule(problem)]
         return [*in_turn[:1], *backward, *map(simulated, names)], [*in_turn[1:], *passes, *others]
@@ -125,7 +125,7 @@ def simulated_schedule(
 
     policy: Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
     least: The makespan to beat, seconds.
-    late: Whether there is no time left.
+    late: Returns True if no time is left.
     met: Keys of the policies simulated so far, to which this one is added unless it is late. Policies of one
         key have the same schedule where lengths are known, and None is returned for a later one.
     """

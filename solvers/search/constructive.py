@@ -127,7 +127,7 @@ def _chosen(
                     heappush(finishes, now + decode_steps[request])
                 idle = 0.0
                 continue
-            # Choosing anew at every finish is slow where memory is checked, and four times a wait is enough.
+            # Choosing again at every finish is slow under memory checks; four times a wait is enough.
             elapsed = min(wait, max(finishes[0] - now, -(-wait // 4) if problem.kv_capacity else 1))
             idle += len(chosen) * elapsed
             now += elapsed
@@ -186,11 +186,11 @@ class _Chooser:
         self._held = len(chosen)
         if self._cap is None:
             return chosen, False
-        # What was looked at and not taken has no room under the cap, however long the stage waits.
+        # A rejected request has no room under the cap, however long the stage waits.
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
     def _computed(self, request: int, computed: set[int]) -> int:
-        """Return the tokens that a stage computes more for a request, beside some shared prompts."""
+        """Return the additional tokens of a request in a stage with some shared prompts."""
         assert self._cache is not None
         prefix = self._prefix_of[request]
         there = prefix < 0 or prefix in computed or self._cache.keeps(request)

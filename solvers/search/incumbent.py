@@ -30,7 +30,7 @@ class TracePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a search ends before its limits, and who hears of each better schedule."""
+    """Stopping criteria of a search, and its callback for each better schedule."""
 
     gap: float = 0.0
     """Gap to the bound, as a fraction of it, that is good enough."""
@@ -86,7 +86,7 @@ class Incumbent:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a schedule."""
+        """True if there is a schedule."""
         return self._best[1] is not None
 
     @property
@@ -101,17 +101,17 @@ class Incumbent:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing better exists."""
+        """True if nothing better exists."""
         return self.makespan <= self.bound * (1.0 + BETTER)
 
     @property
     def good_enough(self) -> bool:
-        """Whether the gap asked for is reached."""
+        """True if the requested gap is reached."""
         return self.makespan <= self.bound * (1.0 + max(BETTER, self._stop.gap))
 
     @property
     def stalled(self) -> bool:
-        """Whether there has been no better schedule for too long."""
+        """True if there was no better schedule for too long."""
         return bool(self.trace) and self.elapsed - self.trace[-1].seconds > self._stop.stalled
 
     @property
@@ -162,7 +162,7 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether it is used up."""
+        """True if it is used up."""
         return self._best.progress >= self._end
 
     @property
@@ -200,7 +200,7 @@ class SearchRun:
     def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
         """Offer what steps make, given the share of the budget used up, until it is over."""
         best, took = self.best, 0.0
-        # No step begins that would mostly be over time: for large problems one takes a tenth of a second.
+        # A step that would probably end late does not begin: for large problems one takes 0.1 s.
         while not budget.over and best.left >= 0.5 * took:
             best.steps += 1
             before = best.elapsed

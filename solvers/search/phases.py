@@ -28,7 +28,7 @@ class Phase:
 
     name: str
     applies: Callable[[Problem, CoreParameters], bool]
-    """Whether it can do anything for a problem."""
+    """True if it can improve a problem."""
     improve: Callable[[SearchRun, Budget], None]
     """Offers better schedules until its budget is over, or it has no more."""
     share: float | None = None

@@ -20,12 +20,12 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
     Return the schedule with prefill stages made as several, one right after another, where that takes less.
 
-    problem: What is scheduled; where no stage can reach beyond the bend, the schedule stays as it is.
+    problem: The problem; if no stage can exceed the bend, the schedule stays as it is.
     schedule: It keeps its slots and decode steps.
     """
     if not problem.reaches_bend:
         return schedule
-    # What is kept of shared prompts may no longer be what it was.
+    # The kept shared prompts may change.
     whole = (schedule,) if len(problem.prefix_tokens) else ()
     return _best_split(problem, schedule, lambda prompts: _parts(prompts, problem.cost), *whole)
 
@@ -34,7 +34,7 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
     """
     Return the schedule with prefill stages made as several, one right after another, to keep the token cap.
 
-    problem: What is scheduled, with a token cap or without.
+    problem: The problem, with a token cap or without.
     schedule: It may break the cap; its slots and decode steps stay as they are.
     """
     cap = problem.prefill_token_cap
@@ -82,7 +82,7 @@ class _Units:
     """
     What a stage can be divided into, stage by stage: requests, those that share a prompt together.
 
-    together: Whether those that share a prompt are together; else each counts with the whole of it.
+    together: True if requests with a shared prompt stay together; else each counts the whole prompt.
     """
 
     def __init__(self, problem: Problem, *, together: bool = True) -> None:

@@ -104,7 +104,7 @@ class SpanParameters:
     focus_shift: float = 0.15
     """Share of shifts in attempts that take all later stages along."""
     focus_tolerance: float = 2.0
-    """How much worse an attempt may be, in coldest temperatures."""
+    """Largest loss of an attempt, in coldest temperatures."""
     price_step: float = 1.05
     """Factor on the price of missing steps with each attempt, while any is missing."""
     price_most: float = 4.0
@@ -221,7 +221,7 @@ class ExactParameters:
     width: float = 20_000.0
     """States of a layer in the first pass that can prove; with twice as many it is cut."""
     widening: float = 4.0
-    """How many times as many each later pass keeps."""
+    """Factor by which each later pass keeps more."""
     compared: float = 24.0
     """Neighbours that a state is compared with; more leave out more states, and take longer."""
     compared_in_beam: float = 4.0
@@ -268,11 +268,11 @@ class CoreParameters:
     events_requests: int = 200
     """Requests up to which orders are placed backward."""
     moves_per_work: int = 20_000
-    """Moves of spans that a unit of ``Limits.work`` stands for."""
+    """Moves of spans per unit of ``Limits.work`` stands for."""
     ruins_per_work: int = 1000
-    """Ruins that a unit of it stands for."""
+    """Ruins per unit of it."""
     placed_per_work: int = 100_000
-    """Requests placed in orders that a unit of it stands for."""
+    """Requests placed in orders per unit of it."""
     most_steps: int = 400_000
     """Decode steps up to which start times are searched; more take more memory."""
 

@@ -24,7 +24,7 @@ class CompiledJob:
         self.members: IntArray = np.flatnonzero(problem.decode_steps > 0)
         cost = problem.cost
         group = problem.prefix_of[self.members]
-        # What is kept of shared prompts is computed once in any schedule.
+        # Kept shared prompts are computed once in any schedule.
         tokens = problem.own_tokens[self.members]
         if problem.keeps_every_prefix:
             group = np.full_like(group, -1)

@@ -77,7 +77,7 @@ class StageAnnealing:
         """
         Return an annealing from the cheapest of several starts, or None if all have too many stages.
 
-        late: Whether no further start may be tried.
+        late: Returns True if no further start may be tried.
         most_spans: Spans between unevenly spread stages, about, and the most that any start may have.
         """
         split = LevelSplit.of(problem)
@@ -93,7 +93,7 @@ class StageAnnealing:
         Take a step of the walk.
 
         done: Share of the annealing that is over, 0 to 1.
-        late: Whether the step has to end at once.
+        late: Returns True if the step has to end at once.
         """
         self._steps += 1
         if self._steps == TIMED and not self._few:

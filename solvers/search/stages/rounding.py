@@ -13,7 +13,7 @@ WORK, MOST_WORK = 0.2, 1.0
 """CP-SAT's own, deterministic seconds for one rounding without a time limit, and the most with one."""
 
 WHOLE = 1e-6
-"""How far from a whole number a flow may be that counts as one."""
+"""Largest distance of a flow from a whole number to count as whole."""
 
 
 def can_round() -> bool:

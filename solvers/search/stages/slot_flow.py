@@ -154,7 +154,7 @@ class Spans:
 
 
 def stretched(times: IntArray, decode_steps: float) -> IntArray:
-    """Return stage times with so many decode steps more, spread evenly."""
+    """Return stage times with more decode steps, spread evenly."""
     return times + np.rint(np.linspace(0, decode_steps, len(times))).astype(np.int64)
 
 
