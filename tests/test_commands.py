@@ -28,6 +28,11 @@ ELSEWHERE = {
     "batchbound validate RUN --profile FOLDER": "executor/test_validate.py",
     "batchbound --print-completion bash >> ~/.bashrc": "cli/test_completion.py",
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
+    "batchbound report --gantt gantt.png": "cli/test_run.py",
+    "batchbound report --gantt gantt.svg": "cli/test_run.py",
+    "batchbound run p.jsonl --model MODEL --slots 8 --threads 1 -o a1.jsonl": "cli/test_run_prompts.py",
+    "batchbound run prompts.jsonl --model MODEL --slots 16": "cli/test_run_prompts.py",
+    "batchbound verify ONE.trace.jsonl --same-as OTHER.trace.jsonl": "cli/test_repeatable.py",
 }
 COMMANDS = [
     command

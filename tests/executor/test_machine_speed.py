@@ -119,7 +119,7 @@ def test_a_reference_is_the_median_of_its_readings_and_a_machine_is_slower_by_th
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
 def test_a_reference_that_none_can_be_is_refused(seconds: float) -> None:
-    with pytest.raises(ValueError, match="piece of work"):
+    with pytest.raises(ValueError, match="seconds for the work"):
         ReferenceTime(seconds)
 
 

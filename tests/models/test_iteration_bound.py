@@ -171,7 +171,7 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
     ],
 )
 def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"least|whole|block|many|shares"):
+    with pytest.raises(ValueError, match=r"least|whole|block|many|shared"):
         make()  # type: ignore[operator]
 
 
