@@ -110,7 +110,7 @@ def test_a_completion_is_over_if_its_tool_gives_nothing_or_all_that_was_left(
     rest = [97] * (60 - length)
     (one,) = llm.converse(lambda *_: pool.submit(list, rest), PROMPTS[:1], max_tokens=60)
     assert one.completion_ids == (*plain.completion_ids, *rest)
-    with pytest.raises(ValueError, match=f"give at most {60 - length}"):
+    with pytest.raises(ValueError, match=f"return at most {60 - length}"):
         list(llm.converse(lambda *_: pool.submit(list, [*rest, 97]), PROMPTS[:1], max_tokens=60))
 
 
