@@ -330,7 +330,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_runs(
     assert main([*words, "3"]) == 2
     assert "3 processes cannot share evenly" in capsys.readouterr().err
     assert main([*words, "2", "--replan", "profile.json"]) == 2
-    assert "out of step" in capsys.readouterr().err
+    assert "has no effect with --tensor-parallel" in capsys.readouterr().err
     replace(job.plan, configuration=WAA).save(plan)
     assert main([*words, "2"]) == 2
     assert "for an RRA plan" in capsys.readouterr().err

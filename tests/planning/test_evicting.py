@@ -70,7 +70,7 @@ def test_what_a_followed_policy_is_said_to_take_is_simulated_again() -> None:
     false = {
         "no policy is called 'none'": replace(plan.followed, policy="none"),
         "simulated again": replace(plan.followed, seconds=plan.followed.seconds / 2),
-        "evict no request": replace(plan.followed, bound=plan.bound),
+        "without evictions": replace(plan.followed, bound=plan.bound),
     }
     for said, followed in false.items():
         assert said in str(batchbound.verify(replace(plan, followed=followed)))
