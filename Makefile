@@ -4,8 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo style test test-all test-lowest test-core attack site mutants clean
 
-# Plans and runs the bundled prompts on a tiny model built here, and prints the report. Python compiles the modules
-# that are used when they are first imported: compiling all of them takes most of an installation.
+# Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
 	$(BIN)/batchbound demo --overwrite
 
@@ -52,12 +51,12 @@ style: $(VENV)/dev
 $(VENV)/engine: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'batchbound needs Python 3.11 or newer; say make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine]'
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.

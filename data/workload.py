@@ -235,7 +235,7 @@ class Workload(Shown):
 
     def with_shared_prompts(self) -> Workload:
         """
-        Share the whole prompt in each group whose prompts have equal length.
+        Share the whole prompt in each group with prompts of equal length.
 
         Every request still computes the last prompt token itself.
         """

@@ -554,7 +554,7 @@ def guide_solvers() -> None:
 
 
 def house() -> None:
-    """Draw the folders and who may import whom."""
+    """Draw the folders and their allowed imports."""
     canvas = Canvas(720, 300, "Five folders and a roof")
     boxes = {
         "batchbound": (220, 20, 280, "public names, planning, command line"),

@@ -53,7 +53,7 @@ def read(file: Path) -> str:
 
 
 def with_links(text: str, name: str, pages: Mapping[str, str]) -> str:
-    """Return a page whose links to files outside the site are plain names."""
+    """Return a page with plain names in place of links to files outside the site."""
 
     def kept(link: re.Match[str]) -> str:
         target = os.path.normpath(Path(name).parent / link[2])

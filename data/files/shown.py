@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from html import escape
 
 
-class Shown:
+class Shown(ABC):
     """Base of objects that print a title and a few named values."""
 
     __slots__ = ()
 
+    @abstractmethod
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield title and names with their values; None is left out."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         (title, value), *rows = self.shown()

@@ -24,7 +24,7 @@ class RemainingLengths:
     A completion predicted short that is not over yet is seldom about to end: what remains of it grows with
     what it has, until the longest completions are near.
 
-    kind: Of each request, shape (requests,).
+    kind: Kind of each request, shape (requests,).
     mean: Tokens to come after each number of tokens, by kind, shape (kinds, longest + 1).
     """
 

@@ -15,9 +15,9 @@ class Way:
         ends when as many groups are complete as it has; the others continue in the next step (APRIL's
         over-provision and recycling, Zhou et al. 2025).
     keep: Completions of each group that are kept, the first to end; the rest are stopped. None keeps all.
-    restart: Whether unfinished groups start again in steps of their own with a barrier (RollPacker's tail
+    restart: True if unfinished groups start again in steps of their own with a barrier (RollPacker's tail
         batching, Gao et al. 2025), instead of continuing in the next step.
-    keep_kv: Whether continued requests keep the KV cache of the old weights; else it is computed again.
+    keep_kv: True if continued requests keep the KV cache of the old weights; else it is computed again.
     """
 
     ahead: float = 0.0

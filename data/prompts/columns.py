@@ -45,9 +45,9 @@ class PromptColumns:
 
     prompt: A text or a list of token ids to complete, or a conversation: a list of messages with role and
         content.
-    id: What names each request; numbered in order if left out.
+    id: Column of request names; numbered in order if left out.
     max_tokens: Most tokens of each completion; a column named as the batch format does, if left out.
-    drop_last_assistant: Whether a conversation's last message is left out if it is the assistant's.
+    drop_last_assistant: Leave out a conversation's last message if it is the assistant's.
     """
 
     prompt: str

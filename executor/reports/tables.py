@@ -163,7 +163,7 @@ def _expected_row(expected: Expectation, group: str) -> Row:
 def _run_gap_row(report: Report, group: str) -> Row:
     name = "gap of the run"
     if report.run_gap is not None and report.schedule_gap is not None:
-        note = "run against bound"
+        note = "run against bound, by the plan's cost model"
         parts = {"padding read": report.padding_seconds, "changes of the batch": report.change_seconds}
         if any(parts.values()) and report.run_bound:
             note += f": {percent(report.schedule_gap, 2)} by its schedule"

@@ -178,6 +178,16 @@ def test_the_end_screen_fits_and_gives_the_next_command(
     assert max(map(len, lines)) <= 80
 
 
+def test_a_report_begins_with_the_figures_of_the_end_screen(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    assert main(["run", "prompts.jsonl", *MODEL, "--slots", "2"]) == 0
+    screen = capsys.readouterr().out.splitlines()
+    assert main(["report", "answers.plan.json", "trace.jsonl"]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == screen[:3]
+
+
 def test_the_newest_run_is_reported_though_an_older_plan_is_here(
     prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...auditing import audit
+from ...cost_cache import costs_of
 from ...data.files.disk import InputError
 from ...data.files.kinds import is_of_kind
 from ...data.files.outputs import can_be_made_again
@@ -16,6 +17,8 @@ from ...data.plan import Plan
 from ...data.report import Report
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
+from ...gain import gain_of
+from ...gain_screen import gain_lines
 from ...judging import calibration_of
 from ...judging import report as report_of
 from ...run_job.earlier import trace_of_plan
@@ -94,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
     report = _judged(args.plan, plan, paths, traces)
+    if paths and report.clock == "measured" and not args.json:
+        _say_gain(plan, traces)
     print_report(report, as_json=args.json)
     panels = [
         Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)
@@ -113,6 +118,18 @@ def run(args: argparse.Namespace) -> int:
         save_perfetto(args.perfetto, traces)
         note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
     return 0
+
+
+def _say_gain(plan: Plan, traces: Sequence[Trace]) -> None:
+    """Print the end screen of a run on one replica, without its next command."""
+    trace = traces[0]
+    if len(traces) > 1 or plan.configuration is not None:
+        return
+    found = costs_of(trace)
+    gain = gain_of(plan.fleet, trace, cost=None if found is None else found.cost)
+    if gain is not None:
+        for line in gain_lines(gain, str(trace.engine.get("model", "the model")), None):
+            say(line)
 
 
 def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:
