@@ -48,15 +48,18 @@ style: $(VENV)/dev
 	$(BIN)/ruff check .
 	MYPY_NUM_WORKERS=auto $(BIN)/mypy
 
+# Python compiles a module when it is first imported: compiling all of them takes most of an installation.
 $(VENV)/engine: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'batchbound needs Python 3.11 or newer; say make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine]'
 	touch $@
 
+# Tests start hundreds of processes, so all modules are compiled; a few that packages carry for other Pythons fail.
 $(VENV)/dev: $(VENV)/engine
 	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.
