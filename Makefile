@@ -59,7 +59,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 # Tests start hundreds of processes, so all modules are compiled; a few that packages carry for other Pythons fail.
 $(VENV)/dev: $(VENV)/engine
 	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api import gantt, plan, predict, profile, run
     from .auditing import Audit, audit
     from .comparing.runner import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
-    from .running import gantt, plan, predict, profile, run
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -125,17 +125,17 @@ _HOMES = {
     "compare": ".comparing.runner",
     "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
-    "gantt": ".running",
+    "gantt": ".api",
     "make_plan": ".planning.plan",
-    "plan": ".running",
+    "plan": ".api",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
-    "predict": ".running",
-    "profile": ".running",
-    "run": ".running",
+    "predict": ".api",
+    "profile": ".api",
+    "run": ".api",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

@@ -98,8 +98,8 @@ class KindOrder:
         saved = []
         for half in (0, 1):
             mine = self._place[seen] % 2 == half
-            told, held_out = seen[mine], seen[~mine]
-            order = self._longest_kinds(waiting, self._lengths(told, running, state))
+            learnt_from, held_out = seen[mine], seen[~mine]
+            order = self._longest_kinds(waiting, self._lengths(learnt_from, running, state))
             saved += self._saved(waiting, order, self._lengths(held_out, running, state), state)
         mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
         better = mean > max(self._params.margin, self._params.sure * error)
@@ -136,9 +136,9 @@ class KindOrder:
             for kind, one in enumerate(lengths):
                 mine = waiting[self._kind[waiting] == kind]
                 steps[mine] = one.sample(self._rng, np.zeros(len(mine)))
-                under_way = running[self._kind[running] == kind]
-                reached = state.decoded[under_way].astype(np.float64)
-                steps[under_way] = one.sample(self._rng, reached) - reached
+                of_kind = running[self._kind[running] == kind]
+                reached = state.decoded[of_kind].astype(np.float64)
+                steps[of_kind] = one.sample(self._rng, reached) - reached
             left = np.minimum(steps, self._cap)
             begun = left[running].tolist() + [0.0] * (self._slots - len(running))
             given = decode_steps_of(begun, left[waiting].tolist())

@@ -11,9 +11,9 @@ import numpy as np
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
-from ..search.core.compiled import Allowance, Found, Int32Array, Job, call_exact, compiled_core, pointer
+from ..search.core.compiled import Allowance, Found, Int32Array, call_exact, compiled_core
 from ..search.core.parameters import ExactParameters
-from ..search.core.plans import countable
+from ..search.core.plans import countable, job_of
 from .outcome import Argument, ExactOutcome
 
 MOST_REQUESTS: dict[Argument, int] = {"states": 24, "orders": 14}
@@ -72,7 +72,8 @@ def search_exactly(
     seconds = math.inf if limits.seconds is None else limits.seconds
     allowance = Allowance(seconds, limits.work, -math.inf)
     columns = _columns(problem)  # C reads them during the call
-    found = call_exact(_NAMES[argument], _job(problem, columns), params, allowance, makespan - fixed)
+    job = job_of(problem, columns, slots=problem.slots, kv_capacity=problem.kv_capacity)
+    found = call_exact(_NAMES[argument], job, params, allowance, makespan - fixed)
     best, ended = start, _ENDED[found.ended]
     if np.isfinite(found.cost):
         best = _schedule(problem, found)
@@ -88,24 +89,6 @@ def _columns(problem: Problem) -> list[Int32Array]:
     group, shared = np.full(len(problem), -1), np.zeros(1)
     columns = (problem.decode_steps, problem.prompt_tokens, problem.kv_at_start, group, shared)
     return [np.ascontiguousarray(column, dtype=np.int32) for column in columns]
-
-
-def _job(problem: Problem, columns: list[Int32Array]) -> Job:
-    cost = problem.cost
-    return Job(
-        len(problem),
-        problem.slots,
-        problem.kv_capacity or 0,
-        problem.prefill_token_cap or 0,
-        *map(pointer, columns),
-        0,
-        cost.prefill_base,
-        cost.prefill_floor,
-        cost.prefill_per_token,
-        cost.prefill_bend,
-        cost.prefill_per_token_beyond,
-        cost.decode_base,
-    )
 
 
 def _schedule(problem: Problem, found: Found) -> Schedule:

@@ -43,7 +43,7 @@ SMALL: dict[str, str] = {
     "plan_grid.py": "--seconds 0.1 --requests 30 --slots 4",
     "predictors.py": "--epochs 1",
     "progress.py": "--runs 1 --requests 12 --slots 4",
-    "published_profiles.py": "",
+    "published_profiles.py": "TIMES",
     "rollout_limits.py": "--data dapo --most 1 --draws 1",
     "rollouts.py": "--data dapo --most 1 --orders 1 --drawn? 1 --earlier 1 --moves? 1",
     "rollouts_plan.py": "--seconds 0.1 --every 4",

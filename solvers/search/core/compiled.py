@@ -91,30 +91,15 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
     expected += [doubles * len(fields(kind)) for kind in kinds]
     if [core.core_bytes(k) for k in range(len(expected))] != expected:
         raise RuntimeError("the compiled search is of another version: install batchbound again")
-    for name in ("core_spans", "core_events", "core_ruin_recreate"):
+    job = [ctypes.POINTER(Job), ctypes.c_void_p, ctypes.POINTER(LimitsStructure)]
+    outcome = [ctypes.POINTER(Plan), ctypes.POINTER(ctypes.c_int64)]
+    by_walk = [*job, ctypes.c_uint64, ctypes.c_int32, *outcome]
+    exhaustive = [*job, ctypes.c_double, *outcome, INTS]
+    takes = dict.fromkeys(("core_spans", "core_events", "core_ruin_recreate"), by_walk)
+    takes |= dict.fromkeys(("core_stage_states", "core_end_orders"), exhaustive)
+    for name, kinds_taken in takes.items():
         function = getattr(core, name)
-        function.restype = ctypes.c_double
-        function.argtypes = [
-            ctypes.POINTER(Job),
-            ctypes.c_void_p,
-            ctypes.POINTER(LimitsStructure),
-            ctypes.c_uint64,
-            ctypes.c_int32,
-            ctypes.POINTER(Plan),
-            ctypes.POINTER(ctypes.c_int64),
-        ]
-    for name in ("core_stage_states", "core_end_orders"):
-        function = getattr(core, name)
-        function.restype = ctypes.c_double
-        function.argtypes = [
-            ctypes.POINTER(Job),
-            ctypes.c_void_p,
-            ctypes.POINTER(LimitsStructure),
-            ctypes.c_double,
-            ctypes.POINTER(Plan),
-            ctypes.POINTER(ctypes.c_int64),
-            INTS,
-        ]
+        function.restype, function.argtypes = ctypes.c_double, kinds_taken
     return core
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ....data.arrays import IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
-from .compiled import MOST, Allowance, Found, Job, Parameters, call, pointer
+from .compiled import MOST, Allowance, Found, Int32Array, Job, Parameters, call, pointer
 
 
 class CompiledJob:
@@ -22,7 +23,6 @@ class CompiledJob:
     def __init__(self, problem: Problem, *, memory: bool) -> None:
         self.problem = problem
         self.members: IntArray = np.flatnonzero(problem.decode_steps > 0)
-        cost = problem.cost
         group = problem.prefix_of[self.members]
         # Kept shared prompts are computed once in any schedule.
         tokens = problem.own_tokens[self.members]
@@ -31,19 +31,11 @@ class CompiledJob:
         columns = (problem.decode_steps[self.members], tokens, problem.kv_at_start[self.members], group)
         shared = problem.prefix_tokens if len(problem.prefix_tokens) else np.zeros(1)
         self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
-        self.job = Job(
-            len(self.members),
-            min(problem.slots, len(self.members)),  # more are never used
-            (problem.kv_capacity or 0) if memory else 0,
-            problem.prefill_token_cap or 0,
-            *map(pointer, self._columns),
-            len(problem.prefix_tokens),
-            cost.prefill_base,
-            cost.prefill_floor,
-            cost.prefill_per_token,
-            cost.prefill_bend,
-            cost.prefill_per_token_beyond,
-            cost.decode_base,
+        self.job = job_of(
+            problem,
+            self._columns,
+            slots=min(problem.slots, len(self.members)),  # more are never used
+            kv_capacity=problem.kv_capacity if memory else None,
         )
 
     def search(self, name: str, parameters: Parameters, allowance: Allowance, schedule: Schedule) -> Found:
@@ -119,6 +111,29 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
         memory[k] += more
         bin_of[request] = k
     return np.full(len(slots) - len(times), end, dtype=np.int64)
+
+
+def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_capacity: int | None) -> Job:
+    """
+    Return a problem's C structure, which reads ``columns`` as long as it is used.
+
+    columns: Decode steps, prompt tokens, KV at the start and group of requests; shared tokens of groups.
+    """
+    cost = problem.cost
+    return Job(
+        len(columns[0]),
+        slots,
+        kv_capacity or 0,
+        problem.prefill_token_cap or 0,
+        *map(pointer, columns),
+        len(problem.prefix_tokens),
+        cost.prefill_base,
+        cost.prefill_floor,
+        cost.prefill_per_token,
+        cost.prefill_bend,
+        cost.prefill_per_token_beyond,
+        cost.decode_base,
+    )
 
 
 def countable(problem: Problem) -> bool:

@@ -248,8 +248,8 @@ def _files(output: Paths | None, trace: Paths | None) -> tuple[Path, Path]:
     if output is None:
         return Path("answers.jsonl"), Path(trace or "trace.jsonl")
     answers = Path(output)
-    beside = answers.with_suffix(".trace.jsonl") if answers.name else Path("trace.jsonl")
-    return answers, beside if trace is None else Path(trace)
+    by_default = answers.with_suffix(".trace.jsonl") if answers.name else Path("trace.jsonl")
+    return answers, by_default if trace is None else Path(trace)
 
 
 def _planned(
