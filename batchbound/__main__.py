@@ -5,7 +5,7 @@ import sys
 
 
 def command() -> int:
-    """Run the command of this process and return its exit status."""
+    """Run this process's command and return its exit status."""
     try:
         from .cli import main
     except KeyboardInterrupt:

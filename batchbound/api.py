@@ -72,8 +72,7 @@ def run(
     slots: int | None = None,
     **more: Any,
 ) -> RunResult | ServerResult:
-    """
-    Run prompts or a plan on a model or on servers, as ``batchbound run`` does.
+    """Run prompts or a plan on a model or on servers.
 
     Each finished completion is on disk. After a stop, the same call resumes the run.
 
@@ -126,8 +125,7 @@ def plan(
     output: Paths | None = None,
     **more: Any,
 ) -> Plan:
-    """
-    Return a plan for a problem or a file of requests, as ``batchbound plan`` does.
+    """Plan a problem or a file of requests.
 
     Parameters
     ----------
@@ -213,7 +211,7 @@ def predict(
 
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
     """
-    Draw a plan or a run below first come, first served, with the bound.
+    Draw a plan or a run below first come, first served.
 
     Parameters
     ----------
@@ -244,7 +242,7 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
 
 
 def _files(output: Paths | None, trace: Paths | None) -> tuple[Path, Path]:
-    """Return the files of completions and trace, with the command line's defaults."""
+    """Return the files of completions and trace, by default the command line's."""
     if output is None:
         return Path("answers.jsonl"), Path(trace or "trace.jsonl")
     answers = Path(output)
@@ -260,7 +258,7 @@ def _planned(
     overwrite: bool,
     slots: int | None,
 ) -> tuple[Path, RunOptions]:
-    """Return a plan of prompts, new or of an earlier call, and the run's options."""
+    """Return a plan of prompts, and the run's options."""
     from .cli.run_prompts import plan_of_prompts, policy_of
 
     words = [str(path), "--model", source.model, "-o", str(files[0]), "--trace", str(files[1])]
@@ -273,7 +271,6 @@ def _planned(
 
 
 def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argparse.Namespace:
-    """Return the parsed options of a command, with some given by name."""
     from .cli.parser import Parser
 
     module = import_module(f".cli.commands.{command}", __package__)
@@ -291,7 +288,7 @@ def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argpa
 
 
 def _quietly(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Call a function without output, as the library is silent."""
+    """Call a function without printing."""
     from .cli.output import be_quiet
 
     def silent() -> Any:

@@ -65,17 +65,16 @@ _NO_COST = "no seconds: the iterations do not fit a linear cost"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Audit(Shown):
-    """
-    Bound of a run, and its loss by cause.
+    """Bound of a server's run, and its loss by cause.
 
-    tables: Figures by title and name: iterations, seconds, evictions, the bound's certificate.
+    tables: Figures by title and name.
     assumptions: Assumptions of the figures, and reasons for missing figures.
     losses: Losses in the picture, an entry per unit.
     runs: Running requests over time, in the run and in other orders.
     clock: Unit of the clock of ``runs``.
-    rates: Cost of an iteration, fitted to the run; None if a linear cost does not fit.
+    rates: Linear cost of an iteration, fitted to the run; None without a fit.
     claims: Assumptions of the bound on iterations, each with its basis.
-    is_defect: True if the run beats the bound with all assumptions checked.
+    is_defect: True if the run beats the bound although all assumptions were checked.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -88,7 +87,7 @@ class Audit(Shown):
     is_defect: bool = False
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield the figures of the first tables, and the assumptions."""
+        """Yield the figures of the first tables and the assumptions."""
         yield "Audit", f"{len(self.tables)} tables, {len(self.assumptions)} assumptions"
         for title, table in self.tables.items():
             for name, value in table.items():
@@ -98,26 +97,20 @@ class Audit(Shown):
             yield "assuming", assumption
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with the table, name and value of each figure."""
+        """Return the figures as a data frame: table, name, value."""
         import pandas as pd
 
         rows = [(title, name, value) for title, table in self.tables.items() for name, value in table.items()]
         return pd.DataFrame(rows, columns=["table", "name", "value"])
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
-        """
-        Write the audit as one page for a browser.
-
-        path: File of the page.
-        title: Title of the page.
-        Raises InputError if the file cannot be written.
-        """
+        """Write the audit to ``path`` as a page for a browser."""
         save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """File of the run, and server limits stated by the caller."""
+    """File of a run, and the limits that its caller stated."""
 
     path: Path
     slots: int | None
@@ -134,7 +127,7 @@ class _Asked:
                 raise InputError(str(error), hint="Correct it, or leave it out.") from None
 
     def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
-        """Return the server's limits; InputError if they are impossible."""
+        """Return the server's limits; raise InputError if they are impossible."""
         if self.block_tokens is not None and kv_tokens is None:
             what = "--block-tokens has no effect without a KV capacity"
             raise InputError(what, file=self.path, hint="Add --kv-tokens, or leave it out.")
@@ -145,7 +138,6 @@ class _Asked:
             raise InputError(str(error), file=self.path, hint=hint) from None
 
     def stated(self, silent: str) -> EngineLimits:
-        """Return the caller's limits, for a file that has none."""
         if self.slots is None:
             raise InputError(f"{silent} not say the slots", file=self.path, hint="Add --slots N.")
         return self.limits(
@@ -153,7 +145,7 @@ class _Asked:
         )
 
     def proven(self, limits: EngineLimits) -> EngineLimits:
-        """Return the limits of the bound; limits not stated are infinite."""
+        """Return the limits that the bound relies on; others are infinite."""
         return replace(
             limits,
             batched_tokens=UNLIMITED if self.batched_tokens is None else limits.batched_tokens,
@@ -171,8 +163,7 @@ def audit(
     iterations: tuple[int, int] | None = None,
     profile: str | os.PathLike[str] | None = None,
 ) -> Audit:
-    """
-    Return the lower bound on the iterations of a server's run, and its loss by cause.
+    """Bound a server run's iterations, and split its loss by cause.
 
     Without a ``profile``, seconds are estimates, with their error, from a linear cost fitted to the run.
 
@@ -252,7 +243,7 @@ def _server_run(asked: _Asked) -> Audit:
 def _counted(
     found: IterationAudit,
 ) -> tuple[dict[str, Mapping[str, object]], tuple[Losses, ...], tuple[str, ...]]:
-    """Return tables of iterations, losses, and assumptions of a server's run."""
+    """Return tables of iterations, losses and assumptions."""
     lines = (broken_line(found.assumptions), assumed_line(found.assumptions), found.broken)
     remarks = tuple(line for line in lines if line is not None)
     tables: dict[str, Mapping[str, object]] = {
@@ -276,7 +267,6 @@ def _counted(
 def _with_seconds(
     tables: Mapping[str, Mapping[str, object]], job: TimedJob, limits: EngineLimits, proven: EngineLimits
 ) -> Audit:
-    """Return tables with estimated seconds, or the reason for their absence."""
     found = estimate_seconds(job, limits, proven, orders_of(job.sequences))
     if found is None:
         return Audit(tables, ("no seconds: the job is too large to simulate",))
@@ -307,7 +297,7 @@ def _with_seconds(
 
 
 def _simulated(orders: Mapping[str, PricedRun]) -> tuple[Occupancy, ...]:
-    """Return the running requests of simulated orders over time, without shortest first."""
+    """Return the running requests over time in each simulated order."""
     return tuple(
         Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
         for name, run in orders.items()
@@ -316,7 +306,6 @@ def _simulated(orders: Mapping[str, PricedRun]) -> tuple[Occupancy, ...]:
 
 
 def _running(name: str, begin: FloatArray, end: FloatArray) -> Occupancy:
-    """Return the number of running requests over time."""
     times = np.concatenate((begin, end))
     change = np.repeat([1.0, -1.0], len(begin))
     order = np.argsort(times, kind="stable")
@@ -339,7 +328,7 @@ def _fitted(fit: IterationFit) -> dict[str, Mapping[str, object]]:
 
 
 def _rates(fit: IterationFit) -> IterationRates | None:
-    """Return the rates of a fit for a file; None if all are zero."""
+    """Return fitted rates to save, or None if all are zero."""
     rates = fit.rates.rates
     return IterationRates(**rates, source="fitted to a run", error=fit.error) if any(rates.values()) else None
 
@@ -372,7 +361,7 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
 
 
 def _timed(asked: _Asked) -> Audit:
-    """Return the audit of a run by the times of its requests."""
+    """Audit a run by the times of its requests."""
     ran = read_timed_requests(asked.path)
     limits = asked.stated("times of requests do")
     sequences, proven = Sequences(ran.prompt, ran.output), asked.proven(limits)
@@ -392,7 +381,7 @@ def _lengths(asked: _Asked) -> Audit:
 
 
 def _unseen(limits: EngineLimits) -> tuple[Assumption, ...]:
-    """Return the assumptions of a bound on a run of an unknown engine."""
+    """Return the assumptions about a run of an unknown engine."""
     return stated_limits(limits, Assumption(DISTINCT, "assumed"))
 
 
@@ -443,7 +432,7 @@ def _in_seconds(
     profile: str | os.PathLike[str],
     claims: tuple[Assumption, ...],
 ) -> Audit:
-    """Return the bound and the losses in seconds, at the prices of a layer profile."""
+    """Price the bound and the losses by a layer profile."""
     ran = replace(
         ran,
         sequences=limits.sequences,
@@ -488,12 +477,12 @@ def _in_seconds(
 
 
 def _tidy(losses: Mapping[str, float], measured: float) -> dict[str, float]:
-    """Return losses, with zero for rounding errors."""
+    """Return losses, with rounding errors set to zero."""
     return {name: 0.0 if abs(value) <= _ROUNDED * measured else value for name, value in losses.items()}
 
 
 def _shown(name: str, value: float) -> tuple[str, float]:
-    """Return the row of a loss; the cost model's excess is not a negative loss."""
+    """Return the row of a loss, never negative for the model's excess."""
     return ("cost model above measured", -value) if name == MODEL and value < 0 else (f"lost: {name}", value)
 
 

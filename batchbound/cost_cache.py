@@ -1,4 +1,4 @@
-"""Cache of costs measured by earlier runs, for the next plan and run."""
+"""Cache of costs that earlier runs measured."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from .data.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class CostCache:
-    """
-    Folder of measured costs, by model, machine, device, dtype and number of slots.
+    """Folder of measured costs, by model, machine and slots.
 
-    folder: Path of the folder, made for the first costs.
-    least_prefill_stages, least_decode_steps: Least size of a run that replaces kept costs; larger values keep
-        costs longer.
+    folder: Path of the folder.
+    least_prefill_stages, least_decode_steps: Least size of a run that replaces kept costs.
     """
 
     folder: Path
@@ -31,7 +29,7 @@ class CostCache:
 
     @classmethod
     def of_user(cls) -> CostCache:
-        """Return the cache at ``BATCHBOUND_COST_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``."""
+        """Return the cache in ``BATCHBOUND_COST_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``."""
         named = os.environ.get("BATCHBOUND_COST_CACHE")
         if named:
             return cls(Path(named))
@@ -39,7 +37,7 @@ class CostCache:
         return cls(Path(root) / "batchbound" / "costs")
 
     def keep(self, model: str, slots: int, found: CalibratedCost) -> bool:
-        """Save the costs of a long enough run; return whether they were saved."""
+        """Save a long enough run's costs; return whether they were saved."""
         error = found.error
         if error is None or error.prefill_stages < self.least_prefill_stages:
             return False
@@ -55,7 +53,7 @@ class CostCache:
         return True
 
     def find(self, model: str, slots: int) -> CalibratedCost | None:
-        """Return a model's costs on this machine, nearest in slots, then newest, or None."""
+        """Return a model's costs with the nearest slots, then the newest."""
         kept = sorted(self._kept(model), key=lambda one: (abs(one[0] - slots), -one[1]))
         for _, _, path in kept:
             try:
@@ -65,7 +63,7 @@ class CostCache:
         return None
 
     def _kept(self, model: str) -> Iterator[tuple[int, float, Path]]:
-        """Yield slots, time and path of each file of a model."""
+        """Yield slots, time and path of each kept file."""
         for path in self._folder_of(model).glob("*-*.json"):
             slots = path.stem.rpartition("-")[2]
             if slots.isdecimal():
@@ -77,7 +75,7 @@ class CostCache:
 
 
 def costs_of(trace: Trace) -> CalibratedCost | None:
-    """Return costs fitted to a run's stages; None if there are too few."""
+    """Return costs fitted to a run's stages; None if too few."""
     from .executor.profiling.calibrate import calibrate
 
     try:
@@ -87,7 +85,7 @@ def costs_of(trace: Trace) -> CalibratedCost | None:
 
 
 def _conditions(found: CalibratedCost) -> str:
-    """Return a key of device, threads, dtype and layout of the KV cache."""
+    """Return a key of device, threads, dtype and KV layout."""
     return "|".join(str(found.engine.get(name)) for name in ("device", "dtype", "tier"))
 
 

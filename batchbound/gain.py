@@ -1,4 +1,4 @@
-"""Gain of a run over first come, first served, and its gap to the bound."""
+"""Gain of a run over first come, first served."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from .solvers.solve import solve
 
 @dataclass(frozen=True, slots=True)
 class GainParams:
-    """
-    Search time and baseline of the comparison.
+    """Search time and baseline of the comparison.
 
-    share: Search time as a fraction of the run's seconds; more finds a better order for known lengths.
+    share: Search time as a fraction of the run's seconds.
     least_seconds, most_seconds: Limits of the search time.
-    policy: Baseline policy, as of an engine without a plan.
+    policy: Baseline policy.
     """
 
     share: float = 0.02
@@ -35,14 +34,13 @@ class GainParams:
     policy: str = "fcfs"
 
     def seconds(self, makespan: float) -> float:
-        """Return the search time in seconds for a run of ``makespan`` seconds."""
+        """Return the search time for a run, in seconds."""
         return min(self.most_seconds, max(self.least_seconds, self.share * makespan))
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """
-    One way to serve the requests of a run.
+    """One way to serve a run's requests.
 
     seconds: Makespan on the run's clock.
     decode_steps, prefill_stages: Exact counts.
@@ -54,25 +52,23 @@ class Course:
 
     @classmethod
     def of(cls, trace: Trace, seconds: float) -> Course:
-        """Return the course of a trace that took ``seconds``."""
+        """Return a trace's course; it took ``seconds``."""
         return cls(seconds, trace.decode_steps, trace.prefill_stages)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """
-    A run and its alternatives for the same completions on the same slots.
+    """A run and its alternatives for the same completions.
 
     Simulated seconds are the cost model's, times ``clock``. Decode steps are exact.
 
-    requests, slots: Number of completions of the run, and of slots.
+    requests, slots: Number of completions, and of slots.
     first_come: First come, first served, simulated with the actual lengths.
     this_run: The run itself.
     known: A plan made with the actual lengths.
-    least: Lower bound of all schedules of these completions, in seconds, if the cost model holds.
+    least: Lower bound of all schedules of these completions, in seconds of the run's clock.
     clock: Measured seconds per second of the cost model.
-    evicts: True if the run evicted requests. The bound then allows for evictions, and ``known`` is only shown
-        if it takes less than the run.
+    evicts: True if the run evicted requests; the bound then allows evictions.
     """
 
     requests: int
@@ -86,12 +82,12 @@ class Gain:
 
     @property
     def saved(self) -> float:
-        """Fraction of seconds saved against first come, first served; negative for a loss."""
+        """Fraction of first come, first served that the run saved."""
         return 1 - self.this_run.seconds / self.first_come.seconds if self.first_come.seconds else 0.0
 
     @property
     def above_least(self) -> float | None:
-        """Gap of the run to the bound, as a fraction; None if the bound is zero."""
+        """Gap to the bound, as a fraction; None without a bound."""
         return self.this_run.seconds / self.least - 1 if self.least > 0 else None
 
     @property
@@ -105,12 +101,9 @@ class Gain:
 def gain_of(
     fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
 ) -> Gain | None:
-    """
-    Return the gain of a run on one replica; None for an empty run or several replicas.
+    """Return the gain of a run on one replica.
 
-    fleet: Requests and replica, with a cost model for runs too short to fit one.
-    trace: Trace of the run.
-    cost: Cost model; by default fitted to the run's stages.
+    It is None for an empty run and for several replicas. ``cost`` is fitted to the run's stages by default.
     """
     return gain_and_plan(fleet, trace, cost=cost, params=params)[0]
 
@@ -118,7 +111,7 @@ def gain_of(
 def gain_and_plan(
     fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
 ) -> tuple[Gain | None, Plan | None]:
-    """Return the result of :func:`gain_of`, and a plan of the actual lengths."""
+    """Return :func:`gain_of`, and a plan of the actual lengths."""
     params = params or GainParams()
     served = served_part(fleet, [trace])
     if served is None or len(fleet.replicas) != 1:
@@ -152,13 +145,13 @@ def gain_and_plan(
 
 
 def _evicting(problem: Problem) -> Bound:
-    """Return the stronger bound of schedules that may evict requests."""
+    """Return the stronger bound of schedules that may evict."""
     both = (work_bound(Fleet.of(problem, 1)), evicting_bound(problem))
     return max(both, key=lambda bound: bound.seconds)
 
 
 def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
-    """Return a cost model fitted to a run's stages, or the stated one if they are too few."""
+    """Fit a cost model to the run, or return the stated one."""
     try:
         return fit_cost(trace.stages)
     except ValueError:
@@ -166,7 +159,10 @@ def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
 
 
 def _with_capacity(problem: Problem, fleet: Fleet) -> Problem:
-    """Return the problem with the replica's KV capacity, unless a completion outgrew it."""
+    """Return the problem with the replica's KV capacity.
+
+    A capacity that a completion outgrew is left out.
+    """
     capacity = fleet.replicas[0].kv_capacity
     try:
         return replace(problem, kv_capacity=capacity)

@@ -1,4 +1,4 @@
-"""End screen of a run: its gain, the bound, and the next command."""
+"""End screen of a run: gain, bound and next command."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from .executor.reports.tables import clock_text
 from .gain import Gain
 
 COLUMNS = 80
-"""Columns of the narrowest terminal."""
+"""Width of the narrowest terminal."""
 
 _EQUAL = 0.005
 """Largest relative difference of seconds that counts as equal."""
 
 
 def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
-    """
-    Return the lines of the end screen, at most 80 columns each.
+    """Return the end screen's lines, at most 80 columns each.
 
-    ``command`` runs the same prompts again with known lengths; None if lengths do not repeat. ``planned`` is
-    true if this run was planned with known lengths.
+    command: Runs the prompts again with known lengths; None if lengths do not repeat.
+    planned: True if this run was planned with known lengths.
     """
     worth = gain.known is not None and gain.known.seconds <= (1 - _EQUAL) * gain.this_run.seconds
     several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
@@ -38,7 +37,7 @@ def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = F
 
 
 def _time(seconds: float) -> str:
-    """Return seconds with three digits, from 100 s on as h:mm:ss."""
+    """Format seconds with three digits, from 100 s on as h:mm:ss."""
     if seconds >= 99.95:
         return clock_text(seconds)
     unit, value = ("s", seconds) if seconds >= 0.9995 else ("ms", 1e3 * seconds)
@@ -46,7 +45,7 @@ def _time(seconds: float) -> str:
 
 
 def _known_seconds(gain: Gain) -> float:
-    """Return the lesser makespan of this run and a plan of its lengths."""
+    """Return the lesser of this run's and the known plan's seconds."""
     assert gain.known is not None
     return min(gain.known.seconds, gain.this_run.seconds)
 
@@ -58,7 +57,6 @@ def _against(saved: float) -> str:
 
 
 def _worth(gain: Gain, command: str | None, planned: bool) -> str:
-    """Return the saving of a plan of known lengths, as a note."""
     assert gain.known is not None
     saved = 1 - gain.known.seconds / gain.this_run.seconds if gain.this_run.seconds else 0.0
     if saved < _EQUAL:
@@ -72,7 +70,7 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
 
 
 def _command_lines(before: str, command: str) -> list[str]:
-    """Return a command in lines, broken for a shell."""
+    """Break a command into lines for a shell."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():

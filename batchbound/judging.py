@@ -35,8 +35,7 @@ from .planning.iterations import iteration_prices
 
 
 def verify(plan: Plan | IterationPlan) -> Violation | None:
-    """
-    Return a violation of a plan, or None if its schedule and bound are valid.
+    """Return a violation of a plan, or None if it is valid.
 
     The bound is derived again from its certificate, by code independent of the solvers. For a plan for
     servers, the prediction of its order is simulated again.
@@ -51,7 +50,7 @@ def verify(plan: Plan | IterationPlan) -> Violation | None:
 
 
 def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
-    """Return a violation of the policy that a plan follows, or None."""
+    """Return a violation of the policy that a plan follows."""
     if followed.policy not in POLICIES:
         return Violation("followed", f"no policy is called {followed.policy!r}")
     trace = simulate(plan.problem, followed.policy)
@@ -66,8 +65,7 @@ def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
 
 
 def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> DrawnReport:
-    """
-    Return the report of a run, with its gap to the bound of the actual lengths.
+    """Report a run, with its gap for the actual lengths.
 
     Parameters
     ----------
@@ -115,7 +113,7 @@ class DrawnReport(Report):
         return made
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the report as a page for a browser; write it to a file if named."""
+        """Return the report as a web page; also write it to ``path``."""
         from .executor.reports.gantt import Panel
         from .executor.reports.page import page, save_page
 
@@ -132,7 +130,10 @@ class DrawnReport(Report):
 
 
 def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
-    """Raise ValueError if a trace is of another plan; traces before 0.2 name none."""
+    """Raise ValueError if a trace is of another plan.
+
+    Traces before 0.2 name none.
+    """
     named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
     if named and named != [plan.schedule_digest()] * len(named):
         raise ValueError("it is of another plan of these requests")
@@ -144,7 +145,7 @@ def _proven(fleet: Fleet) -> Bound:
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:
-    """Return the calibration of a plan's cost model; None for costs not measured by batchbound."""
+    """Return the calibration of a plan's cost model, if batchbound measured it."""
     if "cost" not in plan.provenance.cost_source:
         return None
     recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
@@ -199,7 +200,7 @@ def _false_seconds(plan: IterationPlan) -> Violation | None:
 
 
 def _false_prediction(plan: IterationPlan) -> Violation | None:
-    """Return a difference of the plan's prediction from a new simulation, or None."""
+    """Return a difference between the plan's prediction and a new simulation."""
     work = plan.workload
     for share in plan.shares:
         if share.predicted is None or not len(share.requests):
@@ -218,7 +219,7 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
 
 
 def _agree(one: Predicted, other: Predicted) -> bool:
-    """Return whether two predictions agree, up to rounding of seconds."""
+    """Return whether two predictions agree up to rounding."""
     if replace(one, seconds=None) != replace(other, seconds=None):
         return False
     if one.seconds is None or other.seconds is None:

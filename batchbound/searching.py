@@ -38,22 +38,21 @@ _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
 """Strategies with (True) and without (False) a separate encoding worker."""
 
 _APART = 0.01
-"""Least relative gain in throughput between neighbouring points of the frontier."""
+"""Least gain in throughput between neighbours on the frontier."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfigurationSearch:
-    """
-    Result of a search for a configuration.
+    """Result of a search for a configuration.
 
     problem: Requests and cost model.
     timelines: Timelines that give latency and throughput, of RRA (False) and of WAA (True).
-    found: Best configuration of each strategy and tensor-parallel degree, highest throughput first,
-        infeasible ones last.
+    found: Best configuration of each strategy and tensor-parallel degree. The highest throughput is first,
+        infeasible ones are last.
     devices: Number of devices.
     targets: Latency targets of a completion of 99th-percentile length.
     encode_batches: Smallest and largest encoding batch searched.
-    profiled: True if the search used layer profiles, and so chose the number of running requests.
+    profiled: True if layer profiles were used, which choose the running requests.
     """
 
     problem: Problem
@@ -66,11 +65,14 @@ class ConfigurationSearch:
 
     @property
     def best(self) -> ExecConfig | None:
-        """Configuration of highest throughput, or None if none meets the bound."""
+        """Configuration of highest throughput, or None."""
         return next((each.config for each in self.found if each.config), None)
 
     def extrapolated(self) -> tuple[tuple[ExecConfig, float, float], ...]:
-        """Return configurations that decode more requests than measured, with both numbers."""
+        """Return configurations that decode more requests than measured.
+
+        Each comes with both numbers.
+        """
         beyond = []
         for each in self.found:
             if each.config is None or each.performance is None:
@@ -84,11 +86,10 @@ class ConfigurationSearch:
         return tuple(beyond)
 
     def frontier(self) -> list[tuple[float, float]]:
-        """
-        Return the Pareto frontier of latency (s) and throughput (requests/s), by rising latency.
+        """Return the Pareto frontier of latency (s) and throughput (requests/s).
 
-        Configurations that miss a target per token are left out. So are points with hardly more throughput
-        than the one before, except the last.
+        Latency rises. Configurations that miss a target per token are left out. So are points with hardly
+        more throughput than the one before, except the last.
         """
         curve: list[tuple[float, float]] = []
         for latency, throughput in sorted(
@@ -138,10 +139,8 @@ class ConfigurationSearch:
         )
 
     def plan(self, *, provenance: Provenance | None = None) -> Plan:
-        """
-        Return the best configuration that ``run`` supports, as a plan.
+        """Return the best configuration that ``run`` supports, as a plan.
 
-        provenance: Sources of lengths, costs and prompts.
         Raises InputError if there is none: RRA runs on one device, WAA on two.
         """
         runs = [each.config for each in self.found if each.config and self._runs(each.config)]
@@ -158,7 +157,6 @@ class ConfigurationSearch:
         return self._plan(planned_configuration(timeline, runs[0], bound), provenance or Provenance())
 
     def _runs(self, config: ExecConfig) -> bool:
-        """Return whether ``run`` supports the number of workers."""
         return self.devices == (1 if config.strategy is Strategy.RRA else 2)
 
     def _plan(self, configuration: PlannedConfiguration, provenance: Provenance) -> Plan:
@@ -190,8 +188,7 @@ def search(
     independent: bool = False,
     link: Link | None = None,
 ) -> ConfigurationSearch:
-    """
-    Search for configurations of highest throughput under a latency bound.
+    """Search for the highest throughput under a latency bound.
 
     Parameters
     ----------
@@ -291,7 +288,7 @@ def roofline_profiles(
 def planned_configuration(
     timeline: Timeline, config: ExecConfig, latency_bound: float | None = None
 ) -> PlannedConfiguration:
-    """Return a configuration for a plan, with the latency bound (s) of its search."""
+    """Return a configuration for a plan, with its latency bound (s)."""
     reached, lengths = timeline(config), timeline.lengths
     batch, lead = reached.decode_batch, 0
     if config.strategy is not Strategy.RRA:
@@ -323,7 +320,7 @@ def timelines_of(
     kv_capacity: int | None = None,
     link: Link | None = None,
 ) -> dict[bool, Timeline]:
-    """Return the timelines of RRA (False), and of WAA (True) if profiled."""
+    """Return the timelines of RRA (False) and WAA (True)."""
     first = profiles[0]
     known = link or usual_link(first.device)
     cluster = Cluster(

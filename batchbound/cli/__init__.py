@@ -1,4 +1,4 @@
-"""Command line: plan a batch job, run the plan, report the gap to the bound."""
+"""Command line of batchbound: plan, run and judge a batch job."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Run a command and return its exit status.
+    """Run a command and return its exit status.
 
-    0: done. 1: the work failed. 2: the input was wrong. 3: a run beats its bound, a defect. 130: interrupted.
+    The statuses are 0 for done, 1 for failed work, 2 for wrong input, 3 for a run that beats its bound (a
+    defect), and 130 for an interrupt.
 
     argv: Words after the program's name; those of this process by default.
     """
@@ -96,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]) -> int:
-    """Run a parsed command and return its exit status."""
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
@@ -130,7 +129,7 @@ def whole_parser() -> Parser:
 
 
 def _parser(*chosen: str) -> Parser:
-    """Return the parser, importing only the modules of chosen commands."""
+    """Return the parser, and import only the modules of the chosen command."""
     from .. import __version__
 
     parser = Parser(
@@ -169,7 +168,6 @@ def _parser(*chosen: str) -> Parser:
 
 
 def _set_voice(args: argparse.Namespace) -> None:
-    """Set how much is printed on stderr."""
     from .output import be_quiet
 
     if args.quiet:

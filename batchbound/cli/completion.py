@@ -32,8 +32,7 @@ class PrintCompletion(argparse.Action):
 
 
 def completion_script(shell: str) -> str:
-    """
-    Return the completion script of one of :data:`SHELLS`.
+    """Return the completion script of a shell.
 
     The script holds every word, so completion does not start this program.
     """
@@ -54,7 +53,6 @@ def completion_script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the options and arguments of a parser and its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in set(action.choices.values()):

@@ -47,7 +47,10 @@ class Inputs:
 
 
 def add_problem(parser: Parser, *, auto_slots: bool = False, workload_needed: bool = True) -> None:
-    """Add the options of a problem; ``auto_slots`` allows ``--slots auto``."""
+    """Add the options of a problem.
+
+    ``auto_slots`` allows ``--slots auto``.
+    """
     parser.add_argument(
         "workload",
         nargs=None if workload_needed else "?",
@@ -178,13 +181,13 @@ def add_length_columns(group: Group) -> None:
 
 
 def length_columns_of(args: argparse.Namespace) -> LengthColumns | None:
-    """Return the columns named by the options of :func:`add_length_columns`, or None."""
+    """Return the named columns of a table of lengths, or None."""
     given = LengthColumns(args.input_column, args.output_column, args.benchmark_run)
     return None if given == LengthColumns() else given
 
 
 def columns_of(args: argparse.Namespace) -> PromptColumns | None:
-    """Return the columns named by the options of :func:`add_columns`, or None."""
+    """Return the named columns of a table of prompts, or None."""
     if args.prompt_column is None:
         return None
     return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant)
@@ -236,7 +239,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
 
 
 def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
-    """Raise InputError if a named tokenizer or model has no effect."""
+    """Raise InputError if a tokenizer or model is named without effect."""
     named = [f"--{name}" for name in ("tokenizer", "model") if getattr(args, name) is not None]
     if positions and "--model" in named:
         named.remove("--model")
@@ -252,7 +255,7 @@ def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) ->
 def _prefix_cache(
     args: argparse.Namespace, job: JobInput, workload: Workload, kv_capacity: int | None
 ) -> int:
-    """Return the part of the KV capacity for shared prompts, in tokens."""
+    """Return the KV capacity for shared prompts, in tokens."""
     given: int | None = args.prefix_cache
     if given is None:
         return usual_prefix_cache(workload, args.slots) if kv_capacity is None else 0
@@ -266,7 +269,7 @@ def _prefix_cache(
 
 
 def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
-    """Return the cost model of ``--cost``, and its source for a plan's record."""
+    """Return the cost model of ``--cost``, and its source."""
     if spec == "paper":
         return CostModel.paper(), {"name": "paper"}
     if not Path(spec).exists():
@@ -278,13 +281,13 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
 
 
 def measured_capacity(source: Mapping[str, object]) -> int | None:
-    """Return the KV capacity measured with the costs, in tokens, or None."""
+    """Return the KV capacity measured with the costs, or None."""
     tokens = source.get("kv_tokens")
     return tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 def provenance_of(inputs: Inputs, plan_path: str | os.PathLike[str]) -> Provenance:
-    """Return the sources of a job's lengths, costs and prompts, for its plan."""
+    """Return the sources of a plan's lengths, costs and prompts."""
     return Provenance(inputs.job.lengths.to_json(), inputs.cost_source, _prompt_source(inputs, plan_path))
 
 
@@ -379,8 +382,7 @@ def refuse_given(
     *,
     file: str | None = None,
 ) -> None:
-    """
-    Raise InputError if one of these options is given, as the input makes it useless.
+    """Raise InputError if an option is given that the input makes useless.
 
     If the options alone show that, use :class:`~batchbound.cli.parser.Rule`.
     """
@@ -392,7 +394,7 @@ def refuse_given(
 def check_outputs(
     args: argparse.Namespace, *outputs: str, read: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
-    """Raise InputError if an output would replace an input, or a file without --overwrite."""
+    """Raise InputError if an output would replace a file that matters."""
     values = [getattr(args, name) for name in outputs]
     files = [file for value in values for file in (value if isinstance(value, list) else [value])]
     written = [file for file in files if file is not None]
@@ -400,7 +402,10 @@ def check_outputs(
 
 
 def each_once(files: Iterable[str]) -> list[str]:
-    """Return files without repetitions, which would make intervals too narrow."""
+    """Return files without repetitions.
+
+    A repeated file would make intervals too narrow.
+    """
     found: dict[str, str] = {}
     for name in files:
         found.setdefault(os.path.realpath(name), name)
@@ -408,7 +413,6 @@ def each_once(files: Iterable[str]) -> list[str]:
 
 
 def _place(job: JobInput, request: int) -> str:
-    """Return the place of a request in its file."""
     if not job.records:
         return f"request {request}"
     in_lines = job.columns is None or Path(job.source).suffix in (".json", ".jsonl")
@@ -416,7 +420,7 @@ def _place(job: JobInput, request: int) -> str:
 
 
 def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> InputError:
-    """Return the error for a request beyond a limit of an option or the model."""
+    """Return the error of a request beyond a limit."""
     what = error.what
     where, stated = _place(job, error.request), "output_tokens"
     if job.records and job.lengths.kind == "cap":
@@ -442,7 +446,6 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> 
 
 
 def _check_time(problem: Problem, source: str) -> None:
-    """Raise InputError if no stage of a job takes time."""
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.decode_steps.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:
@@ -450,7 +453,7 @@ def _check_time(problem: Problem, source: str) -> None:
 
 
 def _check_steps(job: JobInput, slots: int) -> None:
-    """Raise InputError if every schedule of a job is too long for memory."""
+    """Raise InputError if every schedule is too long for memory."""
     lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())
     if lengths[longest] > MOST_STEPS:

@@ -54,8 +54,7 @@ def terminating() -> Iterator[None]:
 
 @contextmanager
 def heeding() -> Iterator[None]:
-    """
-    Send an interrupt again if it came where Python drops exceptions.
+    """Send an interrupt again if Python dropped its exception.
 
     Python prints and ignores an exception in a finalizer or a weak reference's callback. A Ctrl-C at such a
     moment would leave a traceback while the command continues. Modules in C drop exceptions during imports,
@@ -93,8 +92,6 @@ def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> Non
 
 
 def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> None:
-    """Send a signal again after a short delay."""
-
     def again() -> None:
         wait()
         time.sleep(AGAIN_AFTER)
@@ -104,7 +101,7 @@ def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> 
 
 
 def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """Return a signal handler that stops at once, or after current imports."""
+    """Return a handler that stops at once, or after current imports."""
     outside = _imports(sys._getframe())
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -117,7 +114,7 @@ def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None]
 
 
 def _imports(frame: FrameType | None) -> int:
-    """Return the number of unfinished imports in a frame's stack."""
+    """Count the unfinished imports in a frame's stack."""
     number = 0
     while frame is not None:
         number += frame.f_code.co_filename == _IMPORTS

@@ -1,4 +1,4 @@
-"""``plan --for``: plans for engines that mix prompts with generated tokens, and their files."""
+"""``plan --for``: plans for engines that mix prefill and decode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ USUAL_BUDGET, USUAL_BLOCK = 2048, 16
 
 
 def add_mixing(parser: Parser) -> None:
-    """Add the options of a plan for engines that mix prompts with generated tokens."""
+    """Add the options of a plan for a server."""
     group = parser.add_argument_group(
         "engines that mix prompts with generated tokens",
         "Without --for, a plan is for batchbound's own engine, which alternates prefill stages and decode"
@@ -117,7 +117,7 @@ def engine_files(args: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> int:
-    """Make the plan, write it and the engine's files, and print its summary."""
+    """Make a plan for a server, write it and print its summary."""
     from ..integrations.handover import hand_over
 
     read = _read(args)
@@ -224,7 +224,7 @@ def _check_budgets(limits: Sequence[EngineLimits]) -> None:
 
 
 def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tuple[EngineLimits, ...]:
-    """Return the limits of each replica; InputError for a speed or busy time."""
+    """Return the limits of each replica; refuse speeds and busy times."""
     alone = Problem(read.job.workload.select([0]), CostModel.paper(), one.sequences)
     usual = Replica(alone.cost, one.sequences)
     limits = []
@@ -244,7 +244,7 @@ def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tup
 
 
 def _cost(spec: str) -> tuple[IterationRates | None, LayerProfile | None]:
-    """Return the cost of an iteration: rates, a layer profile, or neither."""
+    """Return the rates or the layer profile that a file holds."""
     if spec == "paper":
         return None, None
     path, taken = Path(spec), {"batchbound_iteration_cost", "batchbound_layer_profile"}
@@ -342,7 +342,7 @@ def show_iterations(summary: Mapping[str, object]) -> None:
 
 
 def _status(summary: Mapping[str, object]) -> str:
-    """Return the status; an optimal one may depend on assumptions."""
+    """Return the status, with a mark if it depends on assumptions."""
     holds = summary["status"] != Status.OPTIMAL or summary["bound_label"] == "proven least"
     condition = "" if holds else " if assumptions hold"
     return f"{summary['status']}{condition}, stopped by {summary['stopped_by']}"

@@ -35,7 +35,7 @@ def add_link(parser: Parser | Group) -> None:
 
 
 def link_of(args: argparse.Namespace, device: str) -> Link | None:
-    """Return the link of the options, or the device's usual one, or None."""
+    """Return the link of the options, or the device's usual one."""
     known = LINKS[args.link] if args.link else usual_link(device)
     bandwidth, latency = args.link_bandwidth, args.link_latency
     if bandwidth is None and latency is None:

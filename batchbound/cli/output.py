@@ -63,23 +63,23 @@ _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
 
 def keep_typed(words: Sequence[str]) -> None:
-    """Keep the words of the command, to propose a next command."""
+    """Keep the words of the command, to propose the next one."""
     _TYPED.set(tuple(words))
 
 
 def typed_again(option: str) -> str:
-    """Return the typed command with one more option, quoted for a shell."""
+    """Return the typed command with one more option, quoted."""
     words = [word for word in _TYPED.get() if word != option]
     return shlex.join(["batchbound", *words, option])
 
 
 def be_quiet() -> None:
-    """Print no remarks and progress from now on; errors are still printed."""
+    """Print only errors from now on."""
     _QUIET.set(True)
 
 
 def is_quiet() -> bool:
-    """Return whether remarks and progress are left out."""
+    """Return whether only errors are printed."""
     return _QUIET.get()
 
 
@@ -101,7 +101,7 @@ def fail(message: str) -> int:
 
 
 def seconds_basis(cost_source: Mapping[str, object]) -> str:
-    """Return the model and device of a plan's seconds, for its first line."""
+    """Return the model and device that a plan's seconds are for."""
     engine = cost_source.get("engine")
     if isinstance(engine, Mapping) and engine:
         return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
@@ -153,7 +153,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
 
 
 def _followed(plan: Plan) -> dict[str, object]:
-    """Return the summary of the policy that a plan follows, or nothing."""
+    """Return the summary of the policy that a plan follows."""
     followed = plan.followed
     if followed is None:
         return {}
@@ -167,7 +167,7 @@ def _followed(plan: Plan) -> dict[str, object]:
 
 
 def bound_of(plan: Plan) -> str | None:
-    """Return the schedules that a plan's bound holds for, as a phrase, or None."""
+    """Return the schedules that a plan's bound holds for, or None."""
     if plan.followed is not None:
         return "every schedule, evicting or not"
     limited = any(replica.kv_capacity is not None for replica in plan.fleet.replicas)
@@ -175,7 +175,7 @@ def bound_of(plan: Plan) -> str | None:
 
 
 def _overheads(plan: Plan) -> dict[str, float | None]:
-    """Return the makespan with the overheads of batch changes and padding."""
+    """Return the makespan with overheads of batch changes and padding."""
     cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
     seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
     measured = plan.provenance.cost_source.get("engine")
@@ -190,7 +190,7 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
 
 
 def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
-    """Print a summary on stdout, as one JSON object or a table."""
+    """Print a summary on stdout, as JSON or as a table."""
     if as_json:
         say(json.dumps(summary))
         return
@@ -220,6 +220,6 @@ def _shown(name: str, value: object) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Return seconds, from one minute on also as h:mm:ss."""
+    """Format seconds, from one minute on also as h:mm:ss."""
     text = f"{value:,.3f} s"
     return text if value < 60 else f"{text} ({clock_text(value)})"

@@ -1,8 +1,8 @@
-"""
-Parser of the command line: everyday options first, errors of two lines that propose the right word.
+"""Parser of the command line, with everyday options first.
 
-It extends argparse, with shtab for completion. cyclopts, tried on ``plan``, proposed and completed no more.
-Its import (60 ms; Typer 50 ms) takes longer than the whole ``--help`` (40 ms).
+Its errors take two lines and propose the right word. It extends argparse, with shtab for completion.
+cyclopts, tried on ``plan``, proposed and completed no more. Its import (60 ms; Typer 50 ms) takes longer than
+the whole ``--help`` (40 ms).
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from .streams import escaped
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """
-    Options that are refused when they have no effect.
+    """Options that are refused when they have no effect.
 
     They have none if no option of ``without`` is given, if one of ``conflicts`` is, or if ``when`` returns
     true. An option counts as given if its value is not its default.
     """
 
     options: tuple[str, ...]
-    """Names of the options, or name and value, as ``--slots auto``."""
+    """Names of options, or name and value, as ``--slots auto``."""
 
     without: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     when: Callable[[argparse.Namespace], object] | None = None
     where: str = ""
-    """Description of the case of ``when``; {NAME} is replaced by the value of that option."""
+    """Description of the case; {NAME} stands for that option's value."""
 
     hint: str = ""
 
     def applies(self, parser: Parser, args: argparse.Namespace) -> tuple[str, str] | None:
-        """Return the case and the usual hint if these options have no effect, or None."""
+        """Return the case and hint if these options have no effect."""
         both = next((name for name in self.conflicts if parser.is_given(args, name)), None)
         if both is not None:
             return f"with {both}", "Leave one of them out."
@@ -51,10 +50,10 @@ class Rule:
 
 
 class _Declaring(argparse._ActionsContainer):
-    """Container that marks everyday options, and records what options need or exclude."""
+    """Container that marks everyday options and records what options need."""
 
     everyday: list[argparse.Action]
-    """Options of ``--help``; ``--help all`` shows all. Shared by a parser and its groups."""
+    """Options of ``--help``; a parser and its groups share the list."""
 
     rules: list[Rule]
 
@@ -66,7 +65,7 @@ class _Declaring(argparse._ActionsContainer):
         excludes: Sequence[str] = (),
         **how: Any,
     ) -> argparse.Action:
-        """Add an option, which has no effect without ``needs`` or with ``excludes``."""
+        """Add an option, which needs some options and excludes others."""
         action = super().add_argument(*names, **how)
         if everyday:
             self.everyday.append(action)
@@ -109,8 +108,7 @@ class Exclusive(_Declaring, argparse._MutuallyExclusiveGroup):
 
 
 class Parser(_Declaring, argparse.ArgumentParser):
-    """
-    An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
+    """Parser whose errors are a sentence and a hint.
 
     It refuses an option given twice, unless the option takes several values. It refuses empty words, which
     come from unset shell variables.
@@ -127,7 +125,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_Help, everyday=True)
 
     def names_since(self, first: int = 0, *, but: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the names of the options from the ``first`` on, ``but`` some dests."""
+        """Return the options from ``first`` on, without some names."""
         left_out = {*but, argparse.SUPPRESS}
         added = [action for action in self._actions[first:] if action.dest not in left_out]
         return tuple(action.option_strings[-1] for action in added if action.option_strings)
@@ -154,7 +152,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
                     chosen.refuse_without_effect(args)
 
     def format_help(self, *, every: bool = False) -> str:
-        """Return the help of the everyday options, if any are marked, or of every option."""
+        """Return the help of the everyday options or of all."""
         some = not every and len(self.everyday) > 1
         formatter = self._get_formatter()
         words = [_named(action) for action in self._get_positional_actions()]
@@ -180,7 +178,6 @@ class Parser(_Declaring, argparse.ArgumentParser):
         return formatter.format_help()
 
     def _commands(self) -> list[argparse.Action]:
-        """Return the commands as actions, for the help."""
         parents = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
         return [command for parent in parents for command in parent._get_subactions()]
 
@@ -208,7 +205,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the arguments; for an unknown option propose the nearest one."""
+        """Parse the words; propose the nearest option for an unknown one."""
         words = list(sys.argv[1:] if args is None else args)
         unread = next((word for word in words if _is_half(word)), None)
         if unread is not None:
@@ -234,7 +231,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def take(self, dest: str, option: str) -> None:
-        """Record a typed option; report an error if it already has a value."""
+        """Record a typed option; refuse a second value."""
         before = self._given.get(dest)
         if before is not None:
             wrong = "is given twice" if before == option else f"is {before}, which is given as well"
@@ -247,7 +244,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def chosen(self, words: Sequence[str]) -> Parser:
-        """Return the parser of the command or subcommand that the words name."""
+        """Return the parser of the command that the words name."""
         found = self
         for word in words:
             for action in found._actions:
@@ -257,7 +254,7 @@ class Parser(_Declaring, argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Action that prints the help of the everyday options, or of ``all``."""
+    """Action that prints the everyday options, or ``all``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
         more = "print this help, or with 'all' the help of every option"
@@ -293,7 +290,6 @@ class _StoreOnce(argparse._StoreAction):
 
 
 def _is_half(word: str) -> bool:
-    """Return whether a word has bytes that are not UTF-8."""
     return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
@@ -309,6 +305,5 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def _named(action: argparse.Action) -> str:
-    """Return a positional argument as written in the usage."""
     name = action.metavar if isinstance(action.metavar, str) else action.dest
     return f"[{name}]" if action.nargs in ("?", "*") else name

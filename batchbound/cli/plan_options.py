@@ -31,7 +31,7 @@ from .streams import say
 
 DEFAULT_OUTPUT = "plan.json"
 COMPARED_SLOTS = 3
-"""Numbers of slots to compare if lengths are uncertain as well."""
+"""Numbers of slots to compare if lengths are uncertain."""
 
 
 def add_uncertainty(parser: Parser) -> None:
@@ -113,13 +113,12 @@ def add_rules(parser: Parser) -> None:
 
 
 def _ignores(args: argparse.Namespace, limit: str) -> bool:
-    """Return whether the solver ignores a limit."""
     heeded = limits_heeded(args.solver)
     return args.engine is None and (limit not in heeded if limit == "threads" else not heeded)
 
 
 def add_sweep(parser: Parser) -> None:
-    """Add the options of prices and of a table of numbers of devices."""
+    """Add the options of prices and of the sweep."""
     group = parser.add_argument_group("devices")
     group.add_argument(
         "--price",
@@ -145,13 +144,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def paid(replicas: int, makespan: float, price: float | None) -> dict[str, object]:
-    """Return device-hours, and their cost for a price, by JSON key."""
+    """Return device-hours and their cost, by JSON key."""
     hours = device_hours(replicas, makespan)
     return {"device_hours": hours, "money": None if price is None else price * hours}
 
 
 def swept(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> list[dict[str, object]]:
-    """Return the rows of ``--sweep`` by JSON key, one per number of replicas and slots."""
+    """Return the rows of ``--sweep``, by JSON key."""
     points = sweep(
         inputs.problem,
         slots_to_try(inputs.problem.slots),
@@ -188,7 +187,7 @@ def show_sweep(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance: Provenance) -> Plan:
-    """Return the plan for the options; PlanningError if none was found."""
+    """Return the plan for the options; raise PlanningError without one."""
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     if args.replicas is not None:
         fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
@@ -232,7 +231,6 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
 
 
 def _search_params(args: argparse.Namespace) -> SearchParams | None:
-    """Return the search parameters of --params, or None."""
     return None if args.params is None else SearchParams.from_file(args.params)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..executor.jobs.plan_clock import Standing
 
 DELAY, BETWEEN, BETWEEN_LINES = 1.0, 0.2, 30.0
-"""Seconds before progress is shown, between updates on a terminal, and between lines of a file."""
+"""Seconds before progress is shown, between updates, and between lines of a file."""
 
 
 @contextlib.contextmanager
@@ -28,14 +28,14 @@ def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
-    """Yield a function that takes the state of a run in its plan."""
+    """Yield a callback that shows a run's progress through its plan."""
     with _shown(begin.planned) as show:
         yield lambda standing: show(standing.done, standing_text(standing))
 
 
 @contextlib.contextmanager
 def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
-    """Yield a function that shows progress, as a bar on a terminal, else as lines."""
+    """Yield a function that shows progress as a bar or as lines."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -64,7 +64,7 @@ def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
 
 
 def standing_text(standing: Standing) -> str:
-    """Return the progress of a run, in a line: prompts, speed, time left."""
+    """Return a run's progress in a line: prompts, speed, time left."""
     done = f"{standing.finished:,}/{standing.requests:,} prompts  {standing.speed:,.0f} tokens/s"
     if not standing.speed:
         return done  # The time left is unknown.

@@ -25,7 +25,7 @@ FILE_WIDTH = 120
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
-    """Note on stderr that a plan's cost model is of another machine or model."""
+    """Note that a plan's costs are of another machine or model."""
     calibrated = calibration_of(plan)
     if calibrated is None:
         name = plan.provenance.cost_source.get("name", "unknown")
@@ -42,7 +42,7 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
 
 
 def run_line(report: Report) -> str:
-    """Return a run in one line: its seconds, and its gap if it has a bound."""
+    """Return a run's seconds and gap in one line."""
     from ..executor.reports.tables import duration, percent
 
     took = duration(report.makespan)
@@ -57,7 +57,7 @@ def run_line(report: Report) -> str:
 
 
 def print_report(value: Report, *, as_json: bool) -> None:
-    """Print a report on stdout: as one JSON object, or as tables."""
+    """Print a report on stdout, as JSON or as tables."""
     if as_json:
         say(json.dumps(value.to_json()))
         return
@@ -78,7 +78,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def show_server(result: ServerResult, output: str, *, as_json: bool) -> bool:
-    """Print the figures of a run on servers; return whether the bound is wrong."""
+    """Print a server run's figures; return whether its bound is wrong."""
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):

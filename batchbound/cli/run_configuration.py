@@ -35,10 +35,8 @@ def add_workers(parser: Parser) -> None:
 
 
 def say_reached(configuration: PlannedConfiguration, reached: Reached | None, trace: Trace) -> None:
-    """
-    Note a run's throughput, latency and lengths against the planned ones.
+    """Note a run's throughput, latency and lengths against the plan.
 
-    configuration: Planned configuration.
     reached: Figures of the run; None if it was too short for a steady state.
     """
     if reached is None:
@@ -61,7 +59,7 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
 
 
 def _say_speed(reached: Reached) -> None:
-    """Note the machine's speed, and whether the latency bound was met."""
+    """Note the machine's speed, and whether latency was in bounds."""
     if reached.slowdown is not None:
         note(f"the machine was {reached.slowdown:.2f} times slower than while it was profiled")
     if reached.latency_bound is not None:

@@ -1,4 +1,4 @@
-"""``batchbound run PROMPTS``: plan the prompts, with lengths and costs of earlier runs."""
+"""``batchbound run PROMPTS``: plan prompts from earlier lengths and costs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PLANNING = (
     "max_tokens_column",
     "drop_last_assistant",
 )
-"""Options of ``run`` for planning prompts; a plan fixes them."""
+"""Options of ``run`` that plan prompts; a plan fixes them."""
 
 
 def add_planning(parser: Parser) -> None:
@@ -91,8 +91,7 @@ def has_prompts(args: argparse.Namespace) -> bool:
 
 
 def plan_of_prompts(args: argparse.Namespace) -> Path:
-    """
-    Return the path of the plan for prompts, made now or by the same command earlier.
+    """Return the path of the prompts' plan, which may be new.
 
     It is next to the completions, so that the same command resumes an interrupted run. Raises
     KeyboardInterrupt, without a plan, if planning is interrupted.
@@ -130,14 +129,17 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
 
 
 def policy_of(plan: Plan) -> str | None:
-    """Return the policy for prompts of unknown lengths; None for planned lengths."""
+    """Return the policy for unknown lengths; None for planned lengths."""
     if not _unknown(plan.provenance) or len(plan.fleet.replicas) > 1:
         return None
     return "lpt-paced" if _caps_differ(plan) else "fcfs-paced"
 
 
 def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) -> bool:
-    """Return whether lengths repeat in the next run: greedy decoding, or a seed."""
+    """Return whether lengths repeat in the next run.
+
+    They do for greedy decoding, or with a seed.
+    """
     if args.seed is not None:
         return True
     given = {} if args.temperature is None else {"temperature": args.temperature}
@@ -147,7 +149,6 @@ def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) ->
 
 
 def _samples_unasked(args: argparse.Namespace) -> bool:
-    """Return whether the model's own generation settings sample."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
@@ -157,7 +158,7 @@ def _samples_unasked(args: argparse.Namespace) -> bool:
 
 
 def _resumes(path: Path, args: argparse.Namespace) -> bool:
-    """Return whether an interrupted run of this job left a journal."""
+    """Return whether an interrupted run left a journal."""
     from ..executor.jobs.job import journal_path
 
     if not journal_path(args.output).exists():
@@ -170,18 +171,17 @@ def _resumes(path: Path, args: argparse.Namespace) -> bool:
 
 
 def _unknown(provenance: Provenance) -> bool:
-    """Return whether only caps of the lengths are known."""
     return provenance.lengths.get("kind") == "cap"
 
 
 def _caps_differ(plan: Plan) -> bool:
-    """Return whether caps differ for other reasons than the prompts' lengths."""
+    """Return whether caps differ by more than the prompts' lengths."""
     caps = plan.workload.output_tokens
     return bool(caps.min() < 0.9 * caps.max())
 
 
 def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Namespace) -> Plan:
-    """Return a plan of known lengths, no worse than one of an earlier run."""
+    """Plan known lengths, no worse than an earlier run's plan."""
     searched = GainParams().seconds(simulate(problem, GainParams().policy).makespan)
     limits = Limits(seconds=searched, seed=args.seed or 0)
     plan = make_plan(problem, limits=limits, start=_announced(problem, args.output), provenance=provenance)
@@ -191,7 +191,6 @@ def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Name
 
 
 def _announced(problem: Problem, output: str) -> Schedule | None:
-    """Return an earlier run's schedule for the same lengths, or None."""
     path = next_plan(output)
     if not path.is_file():
         return None
@@ -206,7 +205,7 @@ def _announced(problem: Problem, output: str) -> Schedule | None:
 
 
 def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
-    """Return the plan of unknown lengths: a policy, simulated at the caps, without a bound."""
+    """Plan unknown lengths: a policy simulated at the caps."""
     schedule = schedule_of(simulate(problem, "lpt-ski"))
     maker = Maker("lpt-ski", __version__, Status.FEASIBLE, StoppedBy.GAVE_UP, 0.0, seed or 0)
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
@@ -236,13 +235,13 @@ def _check_same_job(path: Path, args: argparse.Namespace) -> None:
 
 
 def _counts_the_same(planned: str, tokenizer: str, folder: Path) -> bool:
-    """Return whether a tokenizer counts as the plan's; tiny models all count bytes."""
+    """Return whether a tokenizer counts as the plan's does."""
     named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
     return named == planned or all(name.startswith("tiny:") for name in (named, planned))
 
 
 def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options of ``plan`` for the options of ``run``."""
+    """Return the options of ``plan`` for those of ``run``."""
     from .commands import plan
 
     parser = Parser()
@@ -254,7 +253,7 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the inputs with costs measured by an earlier run, else assumed costs."""
+    """Return the inputs with costs of an earlier run, else assumed costs."""
     kept = CostCache.of_user().find(args.model, inputs.problem.slots)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
@@ -263,7 +262,7 @@ def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
 
 
 def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the inputs with lengths of an earlier run of the prompts, if they repeat."""
+    """Return the inputs with lengths of an earlier run, if they repeat."""
     job, folder = inputs.job, Path(args.output).parent
     assert job.digest is not None
     source = None
@@ -283,7 +282,7 @@ def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
 
 
 def _worth(plan: Plan) -> str:
-    """Return the largest saving by known lengths, as a phrase, for small jobs."""
+    """Return the most that known lengths could save, for small jobs."""
     if len(plan.workload) > MOST_SAMPLED:
         return ""
     worth = worth_of_lengths(plan.problem)
@@ -294,11 +293,10 @@ def _worth(plan: Plan) -> str:
 
 
 MOST_SAMPLED = 20_000
-"""Most prompts for which the saving is sampled; larger takes longer."""
+"""Most prompts for which the saving is sampled."""
 
 
 def _expectation(plan: Plan) -> str:
-    """Return the prediction before a run, in a line."""
     text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
     if _unknown(plan.provenance):
         order = "larger caps first" if _caps_differ(plan) else "first come, first served: no order helps yet"

@@ -18,7 +18,7 @@ _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "
 _PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
 
 ON_SERVERS = (*_OF_SERVERS, *_SHARED, *_PLANNING)
-"""Options of ``run`` for servers; the others are for batchbound's own engine."""
+"""Options of ``run`` for servers; the others are for our own engine."""
 
 
 def add_server(parser: Parser) -> None:

@@ -21,7 +21,7 @@ def escaped(text: str) -> str:
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a text on a stream; on a terminal, wrap long lines."""
+    """Print a text; wrap long lines on a terminal."""
     stream = sys.stdout if stream is None else stream
     text = escaped(text)
     if stream is sys.stderr and stream.isatty():
@@ -35,7 +35,7 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Discard output to closed streams, and escape letters that a stream cannot print."""
+    """Prepare closed streams, and letters that a stream cannot print."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -46,7 +46,10 @@ def prepare_streams() -> None:
 
 
 def output_lost(error: OSError) -> bool:
-    """Return whether an error comes from a standard stream; if so, discard further output."""
+    """Return whether an error comes from a standard stream.
+
+    If so, later output is discarded.
+    """
     from ..data.files.disk import WriteError
 
     if error.filename is not None or error.errno not in (*WriteError.FULL, errno.EPIPE):

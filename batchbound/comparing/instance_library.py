@@ -1,4 +1,4 @@
-"""Library of instances, each with its best known schedule and a certified bound."""
+"""Library of instances with best known schedules and certified bounds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ def suites() -> list[str]:
 
 
 def suite(name: str) -> dict[str, Plan]:
-    """
-    Return the instances of a suite by name, each as the best known plan.
+    """Return a suite's instances by name, each as its best known plan.
 
-    A plan holds the problem, a valid schedule, the solver that found it (``maker``), and a bound with a
-    certificate that :func:`batchbound.verify` derives again.
-
-    name: Name of the suite, one of :func:`suites`.
-    Raises InputError if there is no such suite, or one of its files is damaged.
+    A plan holds the problem, a valid schedule, its solver (``maker``) and a certified bound. Raises
+    InputError for an unknown suite or a damaged file.
     """
     if name not in suites():
         hint = f"There are {', '.join(suites())}."

@@ -24,28 +24,26 @@ NOT_APPLICABLE = "not applicable"
 
 
 NO_EVICTIONS = "of schedules that evict no request"
-"""Restriction of a bound, if a KV capacity lets other schedules evict requests."""
+"""Restriction of a bound that holds for schedules without evictions."""
 
 OPTIMAL_UNEVICTED = "least without evictions"
-"""Status of an optimal schedule if a policy that evicts requests takes less."""
+"""Status of an optimal schedule that an evicting policy beats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """
-    Outcome of one solver on one instance.
+    """Outcome of one solver on one instance.
 
     instance, solver: Names of both.
     value: Makespan in seconds, or objective of a linear model; None without a solution.
     bound: Lower bound that the solver proved, or None.
-    gap: Gap of the value to the best bound of all solvers, as a fraction; None without both. A run with
-        evictions is compared with its own bound, as the other bounds assume none.
+    gap: Gap to the best valid bound, as a fraction; None without one.
     seconds: Wall-clock seconds of the solver.
-    status, stopped_by: Outcome and reason to stop; see :class:`~batchbound.solvers.result.Status`.
+    status, stopped_by: Outcome, and reason for the end.
     version: Version of the solver.
     message: Remark for the user; may be empty.
     bound_source: Argument that proves the bound, or backend that claims it.
-    improvements: Seconds since the start and value of each improvement, in order.
+    improvements: Seconds since the start and value of each improvement.
     evictions: Number of requests that a policy evicted.
     """
 
@@ -69,11 +67,7 @@ _COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "i
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """
-    All measurements, instance by instance.
-
-    rows: One measurement per solver and instance.
-    """
+    """All measurements, instance by instance."""
 
     rows: tuple[Measurement, ...]
 
@@ -81,7 +75,7 @@ class Comparison:
         return self.to_markdown()
 
     def to_csv(self) -> str:
-        """Return the table as CSV, a header line first."""
+        """Return the table as CSV."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
@@ -122,8 +116,7 @@ class Comparison:
         ]
 
     def ratios(self, by: Literal["value", "seconds"] = "value") -> dict[str, list[float]]:
-        """
-        Return each solver's performance ratios (Dolan and More 2002, section 2).
+        """Return each solver's performance ratios (Dolan and More 2002, section 2).
 
         The ratio on an instance is the solver's measure over the least of all solvers. It is infinite without
         a solution, or, by seconds, without a proof of optimality. Instances that a solver does not take are
@@ -139,8 +132,7 @@ class Comparison:
         return found
 
     def plot_profile(self, path: str | os.PathLike[str]) -> None:
-        """
-        Write the performance profile as an image.
+        """Draw the performance profile as an image.
 
         It shows the share of instances within a percentage of the least makespan, on a log axis from 0.1 %.
         """
@@ -164,7 +156,7 @@ class Comparison:
         figure.savefig(path)
 
     def plot_over_time(self, path: str | os.PathLike[str]) -> None:
-        """Write the gaps to the best bounds over time as an image with log axes."""
+        """Draw the gaps over time as an image with log axes."""
         figure = _figure()
         axes = figure.subplots()
         solvers = list(dict.fromkeys(row.solver for row in self.rows))
@@ -197,14 +189,17 @@ class Comparison:
 
 
 def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements of one instance with gaps to their best bound."""
+    """Return an instance's measurements with gaps to their best bound."""
     best = max((row.bound for row in rows if row.bound is not None), default=None)
     evicting = min((row.value for row in rows if row.evictions and row.value is not None), default=math.inf)
     return [_with_gap(row, best, evicting) for row in rows]
 
 
 def _with_gap(row: Measurement, best: float | None, evicting: float) -> Measurement:
-    """Return a measurement with its gap; ``evicting`` is the least makespan with evictions."""
+    """Return a measurement with its gap.
+
+    ``evicting`` is the least makespan with evictions.
+    """
     if row.evictions:
         return replace(row, gap=None if row.value is None else gap_above(row.value, row.bound))
     source = row.bound_source
@@ -230,7 +225,6 @@ _LEAST_SECONDS = 1e-3
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Label a log axis with plain numbers: 0.1, 1, 10."""
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of solvers: every solver on every instance under the same limits."""
+"""Comparisons of solvers on the same instances under equal limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEST_KNOWN = "best known"
 
 Instance = Problem | Fleet | LinearModel | Plan
 OwnSolver = Callable[[Problem, Limits], Result | Schedule]
-"""A user's own solver; it returns a schedule, or a result with a bound of its own."""
+"""A user's own solver; it may prove a bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def compare(
 
 
 def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
-    """Raise ValueError if a bound is above a value found for its instance."""
+    """Raise ValueError if a bound is above a value found."""
     values = [(row.value, row.solver) for row in rows if row.value is not None and not row.evictions]
     if not values:
         return
@@ -127,12 +127,12 @@ def known_solvers() -> list[str]:
 
 
 def limits_heeded_by(solver: str) -> frozenset[str]:
-    """Return the fields of :class:`Limits` that affect a named solver."""
+    """Return the fields of :class:`Limits` that a solver obeys."""
     return frozenset() if solver.startswith(POLICY) else limits_heeded(solver)
 
 
 def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[str, Solver]:
-    """Return solvers by label, each a known name or the caller's own."""
+    """Return solvers by label."""
     labelled: dict[str, Solver] = {}
     if isinstance(solvers, Mapping):
         labelled.update(solvers)
@@ -148,14 +148,13 @@ def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[st
 
 
 def _posed(given: Instance) -> Problem | Fleet | LinearModel:
-    """Return a plan's problem, or the instance itself, without arrivals."""
+    """Return the problem to solve, without arrivals."""
     if isinstance(given, Plan):
         return given.problem.without_arrivals() if len(given.fleet.replicas) == 1 else given.fleet
     return given.without_arrivals() if isinstance(given, Problem) else given
 
 
 def _known(name: str, plan: Plan) -> Measurement:
-    """Return the makespan and bound of a plan as a measurement."""
     bound, maker = plan.bound, plan.maker
     return Measurement(
         name,

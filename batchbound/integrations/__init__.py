@@ -1,1 +1,1 @@
-"""Plans for other engines; an engine is imported only when it is used."""
+"""Plans for other engines, imported on first use."""

@@ -1,4 +1,4 @@
-"""Plans in the terms of engines and trainers: order, priorities, settings."""
+"""Plans in the terms of other engines and trainers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from .handover_file import ENGINES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handover:
-    """
-    A plan in the terms of an engine.
+    """A plan in the terms of an engine.
 
     engine: Name of the engine, one of :data:`ENGINES`.
-    priority: Priority of each completion, shape (completions,); None if the engine follows the order of its
-        list. In vLLM and verl the lowest begins first (verl drops 0, so it counts from 1), in SGLang the
-        highest.
-    command: Words of the server's command, for the priorities and the plan's limits.
+    priority: Priority of each completion, shape (completions,); None if the engine keeps the order of its
+        list. The lowest begins first, in SGLang the highest. verl drops 0, so its priorities count from 1.
+    command: Options of the server's command.
     settings: Configuration of a trainer, by dotted names.
     remarks: Remarks on its use, in sentences.
     """
@@ -111,18 +109,17 @@ _HANDOVERS = {"vllm": _vllm, "sglang": _sglang, "verl": _verl, "openrlhf": _open
 
 
 def _slots(plan: IterationPlan) -> int:
-    """Return the most requests to run at a time."""
     return max(share.held_back or share.limits.sequences for share in plan.shares)
 
 
 def _budget(plan: IterationPlan, option: str) -> list[str]:
-    """Return an option with the least token budget of an iteration, if stated."""
+    """Return the option of the least token budget, if stated."""
     each = [share.limits.batched_tokens for share in plan.shares]
     return [option, str(min(each))] if plan.proven.batched_tokens == sum(each) else []
 
 
 def _block(plan: IterationPlan, option: str) -> list[str]:
-    """Return an option with the KV block size, if the bound relies on it."""
+    """Return the option of the block size, if the bound needs it."""
     size, proven = plan.shares[0].limits.block_tokens, plan.proven
     relied_on = proven.kv_tokens is not None and proven.block_tokens == size
     return [option, str(size)] if relied_on else []

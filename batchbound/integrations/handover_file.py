@@ -1,4 +1,4 @@
-"""Files of a plan: batches with priorities for servers, an order for trainers."""
+"""Files of a plan for other engines and trainers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ def write_handover(
     plan_path: str | os.PathLike[str],
     batch: str | os.PathLike[str] | ServerBatch | None,
 ) -> tuple[Path, ...]:
-    """
-    Write a handover, and return its files.
+    """Write a handover, and return its files.
 
     A server gets a batch file per replica, in order of priority, with ``priority`` in each body. A job of
     lengths has only ids and priorities. A trainer gets one JSON object.
 
-    ``batch``: the requests or their file; None for a job of lengths.
+    batch: Requests or their file; None for a job of lengths.
     """
     ids = plan.workload.ids.tolist()
     if handover.engine not in SERVERS:

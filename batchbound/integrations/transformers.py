@@ -16,11 +16,10 @@ NAME = "longest_first"
 
 
 def register_longest_first(expected: Mapping[str, int] | Callable[[Any], int] | None = None) -> str:
-    """
-    Register a longest-first scheduler, and return its name for ``scheduler_type``.
+    """Register a longest-first scheduler and return its name.
 
-    Requests of equal length begin in order of arrival. Requests whose KV cache was offloaded to the host come
-    first, as in transformers' own schedulers.
+    The name is a value of ``scheduler_type``. Requests of equal length begin in order of arrival. Requests
+    whose KV cache was offloaded to the host come first, as in transformers' own schedulers.
     """
     from transformers.generation.continuous_batching import scheduler
 

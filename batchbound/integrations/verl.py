@@ -1,5 +1,4 @@
-"""
-Plans in verl: a column of priorities, and a replica for each prompt.
+"""Plans in verl: priorities, and a replica for each prompt.
 
 The module imports verl only when it needs a class. Tested with the classes of verl 0.9.1. The example
 ``examples/verl_rollout.py`` runs batchbound's engine as a rollout of verl.
@@ -27,11 +26,10 @@ _BALANCERS = (
 
 
 def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
-    """
-    Return priorities that begin the longest completion first, shape (rows,).
+    """Return priorities that begin the longest completion first, shape (rows,).
 
-    The lowest begins first, as in vLLM. They count from one, as verl drops a zero. ``lengths``: expected
-    tokens of each row's completion, shape (rows,).
+    The lowest begins first, as in vLLM. They count from one, as verl drops a zero. ``lengths`` are each row's
+    expected tokens, shape (rows,).
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
@@ -40,7 +38,7 @@ def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
 
 
 def set_priorities(batch: Any, values: Sequence[int] | IntArray) -> None:
-    """Set a batch's column of priorities, before ``generate_sequences``."""
+    """Set a batch's priorities before ``generate_sequences``."""
     column = np.asarray(values, dtype=np.int64)
     if column.shape != (len(batch),):
         raise ValueError(f"{column.size} priorities for {len(batch)} rows")
@@ -50,8 +48,7 @@ def set_priorities(batch: Any, values: Sequence[int] | IntArray) -> None:
 
 
 class Placement:
-    """
-    Replicas of the completions of each prompt.
+    """Replicas of the completions of each prompt.
 
     prompts: Token ids of each row's prompt; rows with equal prompts are completions of one prompt.
     replica_of: Replica of each row, shape (rows,).
@@ -63,17 +60,16 @@ class Placement:
             self._left.setdefault(tuple(prompt), deque()).append(replica)
 
     def take(self, prompt: Sequence[int] | None) -> int | None:
-        """Return the replica of a prompt's next completion; None if it was not planned."""
+        """Return the replica of a prompt's next completion, or None."""
         left = self._left.get(tuple(prompt or ()))
         return left.popleft() if left else None
 
 
 def planned_load_balancer(placement: Placement, base: type | None = None) -> type:
-    """
-    Return a load balancer class that keeps to a placement.
+    """Return a load balancer class that keeps a placement.
 
     Pass it as ``LLMServerManager(load_balancer_cls=...)``. Replica ``k`` is the ``k``-th server by name. verl
-    itself places prompts that were not planned, requests to lost servers, and its sticky sessions.
+    itself places unplanned prompts, requests to lost servers, and its sticky sessions.
     """
 
     class PlannedLoadBalancer(base or _balancer()):  # type: ignore[misc]  # depends on verl's version

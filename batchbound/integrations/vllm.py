@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 EXPECTED = "expected_tokens"
-"""Name of the extra argument with the expected tokens of a completion."""
+"""Extra argument with a completion's expected tokens."""
 
 
 def expected_tokens(request: Any) -> int:
@@ -28,10 +28,9 @@ def expected_tokens(request: Any) -> int:
 
 
 class LongestFirstQueue:
-    """
-    Queue of waiting requests: evicted ones, then longest first, ties by arrival.
+    """Waiting requests: evicted ones, then longest first.
 
-    It has the methods of vLLM's ``RequestQueue``.
+    It has the methods of vLLM's ``RequestQueue``. Ties go by arrival.
     """
 
     def __init__(self) -> None:
@@ -45,11 +44,11 @@ class LongestFirstQueue:
         self._came += 1
 
     def pop_request(self) -> Any:
-        """Remove and return the next request; IndexError if there is none."""
+        """Remove and return the next request."""
         return self._front.popleft() if self._front else heapq.heappop(self._heap)[2]
 
     def peek_request(self) -> Any:
-        """Return the next request; IndexError if there is none."""
+        """Return the next request."""
         return self._front[0] if self._front else self._heap[0][2]
 
     def prepend_request(self, request: Any) -> None:
@@ -57,7 +56,7 @@ class LongestFirstQueue:
         self._front.appendleft(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
-        """Insert evicted requests in reverse order, as in vLLM's own queue."""
+        """Insert evicted requests in reverse order, as vLLM does."""
         self._front.extendleft(requests)
 
     def remove_request(self, request: Any) -> None:
@@ -85,7 +84,7 @@ class LongestFirstQueue:
 
 @cache
 def longest_first() -> type:
-    """Return a vLLM scheduler that begins waiting requests longest first."""
+    """Return a vLLM scheduler that begins the longest request first."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.request_queue import RequestQueue
 

@@ -1,1 +1,1 @@
-"""From a problem to a plan: for known lengths, predicted lengths, and fleets."""
+"""Plans of problems: known lengths, predicted lengths and fleets."""

@@ -1,4 +1,4 @@
-"""Plans that follow an evicting policy where it beats the best schedule found."""
+"""Plans that follow an evicting policy where it beats the schedule."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ..solvers.result import Status
 
 
 def following_plan(plan: Plan, *, most_requests: int = 20_000, most_compared: int = 2_000) -> Plan:
-    """
-    Follow a policy that evicts requests, if one takes less than the schedule.
+    """Follow an evicting policy if it takes less than the schedule.
 
     plan: Plan of one replica; without a KV capacity it is returned unchanged.
     most_requests: Most requests for which policies are simulated.

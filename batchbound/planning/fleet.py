@@ -32,10 +32,10 @@ from .plan import PlanningError, make_plan
 from .uncertain import COVERAGE
 
 COMPARED, COMPARED_OF_MANY = 5, 2
-"""Sampled sets of lengths that compare a fleet's policies, below and from 5,000 requests."""
+"""Sampled sets of lengths that compare policies, below and from 5,000 requests."""
 
 SAMPLES = 19
-"""Sampled sets of lengths for the interval; the least and the largest makespan are its limits."""
+"""Sampled sets of lengths for the interval, from least to largest."""
 
 MOST_REPLICAS = 100_000
 """Most replicas of a fleet; a larger number is probably a mistake."""
@@ -51,8 +51,7 @@ def make_fleet_plan(
     limits: Limits | None = None,
     provenance: Provenance | None = None,
 ) -> Plan:
-    """
-    Return one plan for all replicas of a fleet, with the fleet's bound.
+    """Plan all replicas of a fleet, with the fleet's bound.
 
     A single replica that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
     """
@@ -85,13 +84,13 @@ def make_robust_fleet_plan(
     seed: int = 0,
     provenance: Provenance | None = None,
 ) -> Plan:
-    """
-    Return a fleet's plan made from predicted lengths with a stated error.
+    """Plan a fleet from predicted lengths with a stated error.
 
-    Each replica follows a queue, with backoff. Sampled lengths choose its order, its patience, and whether
-    nearly finished requests give way near the end. The schedules are the queues' at the expected lengths.
+    Each replica follows a queue, with backoff. Sampled lengths choose its order and its patience. They also
+    decide if nearly finished requests give way near the end. The schedules are the queues' at the expected
+    lengths.
 
-    ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
+    longest: Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
     begun = time.perf_counter()
     predicted = fleet.workload.output_tokens
@@ -161,8 +160,7 @@ def shared_out(plan: Plan, replicas: int) -> Plan:
 
 
 def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
-    """
-    Return the fleet that a command line describes.
+    """Return the fleet that ``spec`` describes.
 
     ``spec`` is a number of replicas, or a JSON file ``{"replicas": [{...}, ...]}``. Each entry overrides the
     problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``, ``prefill_token_cap``, ``busy``
@@ -207,7 +205,7 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
 
 @dataclass(frozen=True, slots=True)
 class _Differing:
-    """One entry of a fleet file: overrides of the problem, and a count."""
+    """One entry of a fleet file."""
 
     speed: float = 1.0
     count: Positive = 1
@@ -231,6 +229,5 @@ def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:
 
 
 def _faster(cost: CostModel, speed: float) -> CostModel:
-    """Return the costs of a replica ``speed`` times as fast."""
     seconds = {entry.name: getattr(cost, entry.name) / speed for entry in fields(cost)}
     return CostModel(**seconds)

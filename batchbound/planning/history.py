@@ -29,18 +29,17 @@ from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
-"""Least share of a job's groups that earlier files must name to predict its lengths."""
+"""Least share of groups that earlier files must name for a prediction."""
 
 BEYOND = 2.0
-"""Ratio of the largest expected length to the largest seen, if no cap is known."""
+"""Largest expected length over the largest seen, without a cap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """
-    Completions of earlier steps, of earlier epochs, or of other models.
+    """Earlier completions that predict a job's lengths.
 
-    workloads: Lengths and groups, one workload per earlier step; the job's own step is not among them.
+    workloads: Lengths and groups, one workload per earlier step.
     """
 
     workloads: tuple[Workload, ...]
@@ -50,8 +49,7 @@ class History:
         return bool((~np.isnan(self._predicted(problem))).mean() >= MATCHED) if self.workloads else False
 
     def known(self, problem: Problem, longest: int | None = None) -> Known:
-        """
-        Return the prior knowledge about a job, without reading its lengths.
+        """Return what earlier completions tell of a job.
 
         If earlier completions name most of its groups, they predict each group's lengths. Otherwise they give
         the distribution of lengths and the correlation within groups. ``longest`` is the cap in decode steps.
@@ -66,7 +64,10 @@ class History:
         return Known(longest, past=Observed(group, tokens, ended))
 
     def predictive(self, problem: Problem, longest: int | None = None) -> Predictive:
-        """Return the sampler of a job's lengths; needs at least one earlier workload."""
+        """Return the sampler of a job's lengths.
+
+        It needs at least one earlier workload.
+        """
         lengths, group = self._pooled()
         cap = self._cap(problem, longest, lengths)
         numbers, groups = group_numbers(problem)
@@ -92,7 +93,7 @@ class History:
         return Predictive(tuple(sources), numbers, len(steps), score, deviation, share, cap, apart=True)
 
     def _pooled(self) -> tuple[IntArray, IntArray]:
-        """Return all lengths (tokens) and their groups, counted from zero."""
+        """Return all lengths (tokens) and their groups."""
         group, first = [], 0
         for workload in self.workloads:
             group.append(workload.group_numbers() + first)
@@ -100,14 +101,13 @@ class History:
         return np.concatenate([each.output_tokens for each in self.workloads]), np.concatenate(group)
 
     def _cap(self, problem: Problem, longest: int | None, lengths: IntArray) -> float:
-        """Return the largest expected length, tokens."""
         if longest is not None:
             return float(longest + int(problem.prefill_emits_first_token))
         largest = float(lengths.max())
         return largest if int((lengths == largest).sum()) >= SHARED_LONGEST else BEYOND * largest
 
     def _logarithms(self, problem: Problem) -> FloatArray:
-        """Return the logarithms of lengths by file and request, shape (files, requests)."""
+        """Return log lengths, shape (files, requests)."""
         place = {name: at for at, name in enumerate(problem.workload.ids.tolist())}
         found = np.full((len(self.workloads), len(problem)), np.nan)
         for row, workload in zip(found, self.workloads, strict=True):
@@ -116,12 +116,11 @@ class History:
         return found
 
     def _predicted(self, problem: Problem) -> FloatArray:
-        """Return each group's predicted log length, NaN if unknown, shape (groups,)."""
+        """Return each group's predicted log length, NaN if unknown."""
         return _agreed(problem, self._logarithms(problem))
 
     def _worth(self, problem: Problem, share: float) -> list[list[float]]:
-        """
-        Return the possible correlations of each file's scores with the prediction by the others.
+        """Return the possible correlations of each file with the others' prediction.
 
         A single file leaves the correlation unknown. Several completions of a prompt estimate it from their
         shared variance; else it is any of :data:`~batchbound.heuristics.unknown_lengths.lengths.TRUSTS`.
@@ -143,8 +142,7 @@ class History:
 def known_lengths(
     problem: Problem, history: Iterable[str | os.PathLike[str]], longest: int | None = None
 ) -> Known:
-    """
-    Return a prior for the lengths of a job from earlier completions.
+    """Return a prior for a job's lengths from earlier completions.
 
     Parameters
     ----------
@@ -170,8 +168,7 @@ def known_lengths(
 
 
 def earlier_completions(path: str | os.PathLike[str]) -> Workload:
-    """
-    Return the lengths and groups of earlier completions.
+    """Read the lengths and groups of earlier completions.
 
     ``path`` is a table of lengths, the trace of a run or its output. A run names the completions of request
     ``a`` ``a#0``, ``a#1`` and so on. Prompts count as one token unless a table has them.
@@ -188,14 +185,14 @@ def earlier_completions(path: str | os.PathLike[str]) -> Workload:
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float:
-    """Return the rank correlation of two rows of numbers, 0 if negative."""
+    """Return the rank correlation, 0 if negative."""
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     return max(0.0, float(np.corrcoef(normal_scores(one), normal_scores(other))[0, 1]))
 
 
 def _agreed(problem: Problem, logarithms: FloatArray) -> FloatArray:
-    """Return the mean log length of each group over all files, NaN if unknown."""
+    """Return each group's mean log length over all files."""
     numbers, groups = group_numbers(problem)
     mean = np.full((len(logarithms), groups), np.nan)
     for row, file in zip(mean, logarithms, strict=True):

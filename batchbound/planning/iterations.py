@@ -79,7 +79,7 @@ class Engines:
             raise ValueError("seconds are of one kind of engine: these differ in their limits")
 
     def proven(self, engines: Sequence[EngineLimits]) -> EngineLimits:
-        """Return the joint limits of some engines that a bound may rely on."""
+        """Return the joint limits that a bound may rely on."""
         held = [limits.kv_tokens for limits in engines]
         sizes = {limits.block_tokens for limits in engines}
         return EngineLimits(
@@ -90,14 +90,14 @@ class Engines:
         )
 
     def prices(self) -> PricedDevice | ComposedDevice | None:
-        """Return the device that prices iterations, or None without costs."""
+        """Return the device that prices iterations, or None."""
         return iteration_prices(self.rates, self.profile)
 
 
 def iteration_prices(
     rates: IterationRates | None, profile: LayerProfile | None
 ) -> PricedDevice | ComposedDevice | None:
-    """Return the device that prices iterations by rates or a profile, or None."""
+    """Return the device that prices iterations by rates or a profile."""
     if rates is not None:
         return PricedDevice(_minorant(rates))
     return None if profile is None else ComposedDevice(LayerCost(profile))
@@ -112,8 +112,7 @@ def make_iteration_plan(
     limits: Limits | None = None,
     provenance: Provenance | None = None,
 ) -> IterationPlan:
-    """
-    Return a plan for engines that mix prompts with generated tokens.
+    """Plan a job for engines that mix prompts with generated tokens.
 
     The plan states the order of requests, the completions to keep in flight, the predicted iterations (and
     seconds), and a lower bound for any order.
@@ -199,7 +198,6 @@ def make_iteration_plan(
 
 
 def _part(limits: Limits, begun: float, engine: int, engines: int) -> Limits:
-    """Return the limits of one engine's search: its part of the work and remaining time."""
     seconds = None
     if limits.seconds is not None:
         left = limits.seconds - (time.perf_counter() - begun)
@@ -236,7 +234,7 @@ def _shared_out(
     proven: SecondsBound | None,
     end: float,
 ) -> IntArray:
-    """Return the engine of each completion, shape (completions,), trying rules until ``end``."""
+    """Choose the engine of each completion, shape (completions,), until ``end``."""
     count, work = len(engines.limits), job.workload
     if count == 1:
         return np.zeros(len(work), dtype=np.int64)
@@ -275,7 +273,7 @@ def _shared_out(
 
 
 def _least(job: MixedJob, engines: Engines, replica_of: IntArray, proven: SecondsBound | None) -> float:
-    """Return a lower bound of the busiest engine's iterations, or seconds if proven."""
+    """Bound the busiest engine's iterations, or seconds if proven."""
     return max(
         _least_of(job.rows(members), limits, proven) for members, limits in _members(engines, replica_of)
     )
@@ -290,7 +288,6 @@ def _least_of(rows: Sequences, limits: EngineLimits, proven: SecondsBound | None
 
 
 def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
-    """Return the busiest engine's iterations, or seconds, in its best simple order."""
     each, prices = list[float](), engines.prices()
     for members, limits in _members(engines, replica_of):
         work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
@@ -304,7 +301,7 @@ def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
 
 
 def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray, EngineLimits]]:
-    """Yield the completions and limits of each engine that has any."""
+    """Yield each busy engine's completions and limits."""
     for k, limits in enumerate(engines.limits):
         members = np.flatnonzero(replica_of == k)
         if members.size:
@@ -330,16 +327,16 @@ def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
 
 
 _FEW = 50_000
-"""Most completions for which all dispatching rules are tried; beyond, only Graham's."""
+"""Most completions for which all dispatching rules are tried."""
 
 _SIMULATED = 2000
-"""Most completions for which dispatching rules are simulated; beyond, bounds compare them."""
+"""Most completions for which dispatching rules are simulated."""
 
 _SHARING = 0.4
-"""Fraction of the time limit after which no further rule is simulated."""
+"""Fraction of the time limit for simulating dispatching rules."""
 
 _ROUNDING = 1e-12
-"""Fraction subtracted from proven seconds, against rounding in long sums."""
+"""Fraction subtracted from proven seconds, against rounding."""
 
 
 def _minorant(rates: IterationRates) -> Minorant:

@@ -1,4 +1,4 @@
-"""Jobs for engines that mix prompts with generated tokens, read from files."""
+"""Jobs for engines that mix prefill and decode, read from files."""
 
 from __future__ import annotations
 
@@ -78,18 +78,17 @@ class MixedJob:
         return sequences_of(work.input_tokens[at], work.output_tokens[at], cached, shared)
 
     def least(self, limits: EngineLimits) -> Sequences:
-        """Return the least work of engines with some limits, for a bound."""
+        """Return the least work that a bound may assume."""
         return self.rows() if self.counted else least_known(self.workload.output_tokens, limits)
 
     def requests(self) -> IntArray:
-        """Return the number of each completion's request, shape (completions,)."""
+        """Return each completion's request, shape (completions,)."""
         return np.arange(len(self.workload)) if self.request is None else self.request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
-    """
-    A job and its source.
+    """A job and its source.
 
     job: Completions of the job.
     source: Name of the file, or of the generator with its seed.
@@ -115,8 +114,7 @@ def read_mixed_job(
     drop_unanswered: bool = False,
     prefix_caching: bool = True,
 ) -> ReadJob:
-    """
-    Read a job for a server from a batch file, a table or a generator.
+    """Read a job for a server from a file or a generator.
 
     Each completion is a row, also where a request asks for several (``n``). Request bodies are not checked:
     the server does that.

@@ -13,7 +13,7 @@ from .evicting import following_plan
 
 
 class PlanningError(RuntimeError):
-    """Error of a solver that finds no schedule, or one that breaks a rule."""
+    """Error of a solver without a valid schedule."""
 
 
 def make_plan(
@@ -26,8 +26,7 @@ def make_plan(
     provenance: Provenance | None = None,
     evicting: bool = True,
 ) -> Plan:
-    """
-    Return a plan: a checked schedule, its makespan and a lower bound.
+    """Plan one replica: solve, check and bound.
 
     Under a KV capacity the plan follows a policy that evicts requests, if one takes less than the schedule.
 
@@ -38,7 +37,8 @@ def make_plan(
     params: Parameters of the default solver.
     provenance: Sources of the numbers, for the plan's record.
     evicting: True if the plan may follow a policy that evicts requests.
-    Raises PlanningError if the solver finds no schedule, or one that breaks a rule.
+
+    Raises PlanningError if the solver finds no valid schedule.
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits

@@ -14,16 +14,16 @@ from ..data.arrays import FloatArray, IntArray
 from ..heuristics.unknown_lengths.lengths import SHARES
 
 STEP_SCALE = 0.25
-"""Scale of the half-Cauchy prior of the steps' standard deviation, in units of a length's score."""
+"""Scale of the half-Cauchy prior of steps' deviations, in length scores."""
 
 STEP_DEVIATIONS = np.linspace(0.0, 1.0, 41)
 """Grid of the standard deviation of the steps' effects."""
 
 SHAPES = np.linspace(-0.5, 2.0, 26)
-"""Grid of the shape of the generalised Pareto tail; the prior is uniform."""
+"""Grid of the shape of the generalised Pareto tail."""
 
 SCALES = np.geomspace(0.03, 30.0, 41)
-"""Grid of the scale over the mean excess; the prior is uniform in the logarithm."""
+"""Grid of the scale over the mean excess, uniform in the logarithm."""
 
 FEWEST_EXCESSES = 5
 """Fewest lengths above the threshold for fitting a tail."""
@@ -37,8 +37,7 @@ LEAST = 1e-300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tail:
-    """
-    Posterior of a generalised Pareto distribution of the lengths beyond a threshold.
+    """Posterior of a generalised Pareto tail of lengths.
 
     Of n lengths, the square root of n uncut ones exceed the threshold. Cut lengths count as above the cap.
     The prior is uniform in the shape and in the logarithm of the scale.
@@ -55,7 +54,7 @@ class Tail:
 
     @classmethod
     def fitted(cls, lengths: IntArray, cap: float) -> Self | None:
-        """Fit the tail of lengths cut at a cap; None if too few exceed the threshold."""
+        """Fit the tail of cut lengths; return None for too few."""
         free = np.sort(lengths[lengths < cap])
         count = math.ceil(math.sqrt(len(lengths)))
         if count < FEWEST_EXCESSES or len(free) <= count:
@@ -76,7 +75,10 @@ class Tail:
 def _log_survival(
     excess: FloatArray, shape: FloatArray, scale: FloatArray, *, density: bool = False
 ) -> FloatArray:
-    """Return log survival, or log density without the scale's term, shape (points, excesses)."""
+    """Return log survival or log density, shape (points, excesses).
+
+    The density lacks the scale's term.
+    """
     flat = np.abs(shape) < 1e-9
     bend = np.where(flat, 1.0, shape)[:, None]
     ratio = excess / scale[:, None]
@@ -90,8 +92,7 @@ def _log_survival(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Margin:
-    """
-    Distribution of lengths: sampled weights between the lengths seen, a sampled tail beyond.
+    """Sampled distribution of lengths, with a sampled tail.
 
     atoms: Zero and the lengths seen, ascending, shape (1 + seen,).
     below: Probability of a length up to each atom, same shape.
@@ -109,8 +110,7 @@ class Margin:
     def drawn(
         cls, lengths: IntArray, group: IntArray, cap: float, tail: Tail | None, rng: np.random.Generator
     ) -> Self:
-        """
-        Return a distribution sampled from its posterior.
+        """Sample a distribution from its posterior.
 
         This is the smoothed Bayesian bootstrap (Rubin 1981; Banks 1988). Each gap between neighbouring
         lengths, and the gap beyond the largest, has a standard exponential weight. The lengths of a group
@@ -145,12 +145,11 @@ class Margin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """
-    Completions that give a distribution of lengths: all earlier steps, or one other model.
+    """Completions that give a distribution of lengths.
 
     lengths, group: Tokens of the completions, and their groups counted from zero.
     tail: Tail of the lengths.
-    predicted: Correlation of a group's mean score with its prediction by other sources; 0 without one.
+    predicted: Correlation of a group's mean score with its prediction by other sources, or 0.
     """
 
     lengths: IntArray
@@ -161,8 +160,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictive:
-    r"""
-    Posterior predictive distribution of a job's lengths.
+    """Posterior predictive distribution of a job's lengths.
 
     This is a Gaussian copula of three levels. The normal score of a length under the earlier distribution is
     a sum of effects of its step, its group and its own: :math:`z_{sij} = d_s + g_{si} + e_{sij}`. The step's
@@ -172,14 +170,13 @@ class Predictive:
     therefore make a wide interval.
 
     sources: Sources of the distribution; each draw takes one at random.
-    group: Group of each of the job's requests, counted from zero, shape (requests,).
+    group: Group of each of the job's requests, shape (requests,).
     steps: Number of steps, or models, in the sources.
     score: Normal score of the prediction of each group, 0 without one, shape (groups,).
     deviation: Posterior probability of each of :data:`STEP_DEVIATIONS`.
-    share: Posterior probability of each intraclass correlation in
-        :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
+    share: Posterior probability of each of :data:`~batchbound.heuristics.unknown_lengths.lengths.SHARES`.
     cap: Largest length, tokens.
-    apart: True if each source is a single step or model, so that the choice of source is its effect.
+    apart: True if each source is a single step or model.
     """
 
     sources: tuple[Source, ...]
@@ -213,7 +210,7 @@ class Predictive:
 
 
 def ranked_scores(values: npt.ArrayLike, among: npt.ArrayLike) -> FloatArray:
-    """Return the normal score of each value's mid-rank in a sample, same shape."""
+    """Return the normal score of each value's mid-rank in a sample."""
     from scipy.special import ndtri
 
     ordered = np.sort(np.asarray(among))
@@ -224,13 +221,12 @@ def ranked_scores(values: npt.ArrayLike, among: npt.ArrayLike) -> FloatArray:
 
 
 def deviation_of_steps(scores: Sequence[FloatArray], groups: Sequence[IntArray]) -> FloatArray:
-    """
-    Return the posterior probability of each of :data:`STEP_DEVIATIONS`.
+    """Return the posterior probability of each of :data:`STEP_DEVIATIONS`.
 
     This is the marginal posterior of a normal hierarchical model (Gelman et al., Bayesian Data Analysis, eq.
     5.21) with a flat prior of the mean and a half-Cauchy prior of the deviation. The error of a step's mean
     comes from its groups, as requests of a group depend on each other. ``scores`` and ``groups`` hold each
-    step's normal scores under the pooled distribution, and its groups counted from zero.
+    step's normal scores and groups.
     """
     mean = np.array([float(each.mean()) for each in scores])
     error = np.array([_squared_error(each, group) for each, group in zip(scores, groups, strict=True)])

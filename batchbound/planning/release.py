@@ -17,23 +17,21 @@ from ..models.bounds.iterations import iteration_bound
 LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
 
 _NEAR = 1.003
-"""Ratio of iterations to the bound below which an order is not improved further."""
+"""Iterations over the bound below which an order is good enough."""
 
 PACKING_SECONDS = 1.0
-"""Time limit for packing requests into slots, in seconds."""
+"""Seconds to pack requests into slots."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Releasable:
-    """
-    Requests that an engine is to complete.
+    """Requests that an engine is to complete.
 
     prompt: Tokens of each prompt, shape (requests,).
     output: Tokens of the longest completion of each request, shape (requests,).
     choices: Completions of each request, shape (requests,).
     exact: True if the lengths are known, False if predicted.
-    rows: Sequences of all completions, request by request, if they differ in length within a request or if
-        prompts share a beginning; else None.
+    rows: Sequences of all completions, if a request's differ in length or share a beginning; else None.
     """
 
     prompt: IntArray
@@ -44,10 +42,9 @@ class Releasable:
 
     @classmethod
     def of_rows(cls, rows: Sequences, request: IntArray, *, exact: bool) -> Releasable:
-        """
-        Return the requests of some completions.
+        """Gather completions into requests.
 
-        ``request``: number of each completion's request, shape (completions,).
+        request: Number of each completion's request, shape (completions,).
         """
         starts = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
         choices = np.diff(np.append(starts, len(rows)))
@@ -57,7 +54,7 @@ class Releasable:
         return len(self.prompt)
 
     def sequences(self) -> Sequences:
-        """Return the engine's sequences, a row per completion, in the order of the requests."""
+        """Return a sequence per completion, in the order of requests."""
         if self.rows is not None:
             return self.rows
         prompt = np.repeat(self.prompt, self.choices)
@@ -68,7 +65,7 @@ class Releasable:
 
     @property
     def tokens(self) -> IntArray:
-        """Tokens of each prompt with its completions, shape (requests,)."""
+        """Tokens of each prompt and its completions, shape (requests,)."""
         if self.rows is None:
             return self.prompt + self.output * self.choices
         return self.prompt + np.add.reduceat(self.rows.output, self._starts())
@@ -95,7 +92,7 @@ def plan_order(plan: Plan) -> IntArray:
 
 
 def named_orders(work: Releasable, planned: IntArray | None) -> dict[str, IntArray]:
-    """Return the simple orders by name, the plan's first if there is a plan."""
+    """Return the simple orders by name, the plan's first."""
     orders = {
         LONGEST_FIRST: np.argsort(-work.output, kind="stable"),
         "most tokens first": np.argsort(-work.tokens, kind="stable"),
@@ -111,14 +108,13 @@ def best_release(
     seed: int = 0,
     in_flight: int | None = None,
 ) -> Release:
-    """
-    Return the order with the fewest simulated iterations.
+    """Return the order of fewest simulated iterations.
 
     If the KV cache can run out, shuffled orders are tried as well. If slots are the limit and no simple order
     is close to the bound, requests of known lengths are packed into slots. Predicted lengths are not packed:
     longest first leaves short requests for the end, whichever turn out longer.
 
-    ``in_flight``: completions that the client keeps in flight; None for enough to keep the queue full.
+    in_flight: Completions that the client keeps in flight; None for enough to keep the queue full.
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):
@@ -138,10 +134,9 @@ def best_release(
 def packed_order(
     sequences: Sequences, limits: EngineLimits, seed: int = 0, seconds: float = PACKING_SECONDS
 ) -> IntArray:
-    """
-    Return the order in which sequences begin when packed evenly into slots.
+    """Return the order in which sequences begin when packed into slots.
 
-    Released in that order, each takes the slot that it was packed into, or one that is free as early.
+    In that order, each takes the slot that it was packed into, or one that is free as early.
     """
     from ..models.bounds.packing.partition import solve_partition
 
@@ -162,7 +157,7 @@ def named_release(
     planned: IntArray | None,
     in_flight: int | None = None,
 ) -> Release:
-    """Return the order of a name and its prediction; KeyError for an unknown name."""
+    """Return a named order and its prediction; raise KeyError if unknown."""
     return _chosen(work, limits, {name: named_orders(work, planned)[name]}, in_flight)
 
 

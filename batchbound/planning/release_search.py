@@ -18,21 +18,20 @@ from ..solvers.result import Limits, StoppedBy
 from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
 
 _HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
-"""Concurrencies to try, as multiples of the mean running; fewer in flight may evict fewer."""
+"""Completions in flight to try, as multiples of the mean running. Fewer may evict fewer."""
 
 _LATE = 20
-"""Length of late acceptance: each new order is compared with the one 20 steps before."""
+"""Length of late acceptance: steps between the compared orders."""
 
 _SEGMENT = 16
-"""Most neighbours in an order that one move shifts."""
+"""Most neighbours that one move shifts."""
 
 Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchedRelease:
-    """
-    Order and concurrency found by a search.
+    """Order and concurrency found by a search.
 
     release: Order, with its prediction.
     held_back: Completions that the client keeps in flight, if fewer than the engine takes; else None.
@@ -139,8 +138,7 @@ class _Search:
                 self._try(self.best.name, self.best.order, fewer)
 
     def _improve(self) -> None:
-        """
-        Move requests by late acceptance, which escapes local optima.
+        """Move requests by late acceptance, which escapes local optima.
 
         It accepts an order no worse than the current one or the one some steps ago (Burke and Bykov, 2017).
         """
@@ -156,7 +154,7 @@ class _Search:
             before.append(rank)
 
     def _try(self, name: str, order: IntArray, held_back: int | None) -> Rank | None:
-        """Simulate an order, keep it if it is the best, and return its rank."""
+        """Simulate an order, keep it if best, and return its rank."""
         assert self.best is not None
         if self._left is not None:
             self._left -= 1
@@ -191,7 +189,7 @@ class _Search:
 
 
 def _ranking(named: list[Predicted]) -> Callable[[Predicted], Rank]:
-    """Return the ranking of orders against the simple rules; less is better."""
+    """Return the ranking of orders; less is better."""
     fewest = min(one.iterations for one in named)
     times = [one.seconds for one in named if one.seconds is not None]
     if not times:
@@ -207,7 +205,7 @@ def _ranking(named: list[Predicted]) -> Callable[[Predicted], Rank]:
 
 
 def _neighbour(order: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return an order with two requests swapped, or one or a few neighbours moved."""
+    """Return an order after a small random move."""
     found, count = order.copy(), len(order)
     kind = int(rng.integers(3))
     if kind == 2:

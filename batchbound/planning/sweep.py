@@ -12,18 +12,16 @@ from ..solvers.result import Limits
 from .fleet import fleet_of, make_fleet_plan
 
 HOUR = 3600.0
-"""Seconds of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """
-    Makespan and bound for a number of slots and replicas.
+    """Makespan and bound for a number of slots and replicas.
 
     slots: Slots of each replica.
     replicas: Number of equal replicas.
     makespan: Makespan of the plan, seconds.
-    bound: Lower bound with these slots and replicas, seconds; None if none was proven.
+    bound: Lower bound with these slots and replicas, seconds, or None.
     """
 
     slots: int
@@ -33,12 +31,12 @@ class SweepPoint:
 
 
 def device_hours(replicas: int, seconds: float) -> float:
-    """Return the device-hours of replicas for some seconds, one device each."""
+    """Return device-hours, one device per replica."""
     return replicas * seconds / HOUR
 
 
 def slots_to_try(most: int) -> tuple[int, ...]:
-    """Return a number of slots, its half, quarter and eighth, the fewest first."""
+    """Return a number of slots with its half, quarter and eighth."""
     return tuple(sorted({max(1, most // part) for part in (1, 2, 4, 8)}))
 
 
@@ -51,10 +49,9 @@ def sweep(
     groups: Groups = "any",
     prompts: Sequence[str] = (),
 ) -> tuple[SweepPoint, ...]:
-    """
-    Plan a job for every number of slots with every number of replicas.
+    """Plan a job for every number of slots and replicas.
 
-    ``limits``: limits of all plans together; each plan gets an equal part of the seconds.
+    limits: Limits of all plans together; each plan gets an equal part of the seconds.
     """
     count = len(slots) * len(replicas)
     part = limits if limits.seconds is None else replace(limits, seconds=limits.seconds / count)

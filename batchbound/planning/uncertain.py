@@ -27,19 +27,19 @@ PATIENCE = (0.5, 1.0)
 """Patiences of the ski-rental rule, compared for each queue."""
 
 HELD_BACK = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-"""Numbers of longest requests to hold back, as shares of the slots, compared."""
+"""Shares of the slots for the longest requests that are held back."""
 
 SAMPLES = 99
-"""Sampled sets of lengths for the interval; the fifth makespan from either end is its limit."""
+"""Sampled sets of lengths for the interval, from the fifth to the fifth last makespan."""
 
 SAMPLES_SIMULATED = 39
-"""The same if each needs a simulation, under limits of memory or tokens, or for many requests."""
+"""The same if each sample needs a simulation."""
 
 HELD_BACK_SIMULATED = (0.0, 0.5, 0.75)
-"""Held-back shares if each needs a simulation; they are compared with one patience."""
+"""Held-back shares if each sample needs a simulation."""
 
 LOOKS = (10, 32)
-"""Sampled sets of lengths after which candidates are dropped, and after which one is chosen."""
+"""Samples after which candidates are dropped, and after which one is chosen."""
 
 LOOKS_SIMULATED = (5, 15)
 """The same if each needs a simulation."""
@@ -48,12 +48,12 @@ WORTH_LEAVING = 3e-3
 """Relative gain for which a predicted order replaces the given one."""
 
 MANY = 20_000
-"""Requests from which fewer sets of lengths are sampled."""
+"""Requests from which fewer samples are taken."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """One way to serve the requests: a queue, or a schedule to follow."""
+    """One way to serve requests: a queue, or a schedule to follow."""
 
     follow: Follow
     patience: float
@@ -81,7 +81,7 @@ class _Candidate:
         return ski_rental_schedule(self.problem, order=self.order, patience=self.patience)
 
     def makespans(self, truths: Sequence[Problem]) -> FloatArray:
-        """Return the makespan for each problem of true lengths, shape (samples,)."""
+        """Return the makespan for each sample of lengths, shape (samples,)."""
         problem, order = self.problem, self.order
         if self.schedule is None and not _simulated(problem):
             # Lengths only decide when a slot is freed: one pass replaces the simulation.
@@ -130,15 +130,14 @@ def make_robust_plan(
     limits: Limits | None = None,
     provenance: Provenance | None = None,
 ) -> Plan:
-    """
-    Return a plan made from predicted lengths with a stated error.
+    """Plan from predicted lengths with a stated error.
 
     The planned lengths are the means of the true ones given the predictions. Over sampled lengths a searched
     schedule, repaired as completions end, is compared with queues. The queues are longest first or in the
     given order, with several patiences of the ski-rental rule. The plan follows the least mean makespan, and
     states its interval.
 
-    ``longest``: most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
+    longest: Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=1.5) if limits is None else limits
@@ -171,12 +170,12 @@ def _queues(problem: Problem) -> list[_Candidate]:
 
 
 def _simulated(problem: Problem) -> bool:
-    """Return whether memory or token limits make each makespan need a simulation."""
+    """Return whether each makespan needs a simulation."""
     return problem.kv_capacity is not None or problem.prefill_token_cap is not None
 
 
 def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
-    """Return the most tokens of each completion, with the problem's limits."""
+    """Return the most tokens of each completion."""
     limits = [problem.max_position, problem.kv_capacity]
     rooms = [limit - problem.prompt_tokens for limit in limits if limit is not None]
     if longest is not None:
@@ -187,8 +186,7 @@ def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
 def _choose(
     candidates: Sequence[_Candidate], truths: Sequence[Problem]
 ) -> tuple[_Candidate, FloatArray, dict[str, float]]:
-    """
-    Return the candidate of the least mean makespan, its makespans, and the means of all.
+    """Choose the candidate of the least mean makespan.
 
     Makespans differ more between samples than between candidates. So the mean of a candidate dropped early is
     estimated from its ratio to the chosen one over the samples of both.
@@ -217,7 +215,7 @@ def _choose(
 
 
 def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
-    """Return a plan that follows a queue, with its schedule for planned lengths."""
+    """Return a plan that follows the chosen queue."""
     schedule = chosen.nominal_schedule()
     other = chosen.problem.slots != plan.problem.slots
     return replace(

@@ -24,13 +24,13 @@ from ..models.bounds.prove import proven_bound
 from .history import History
 
 SAMPLES = 99
-"""Sampled sets of lengths for the interval; the fifth makespan from either end is its limit."""
+"""Sampled sets of lengths for the interval, from the fifth to the fifth last makespan."""
 
 SAMPLES_OF_MANY = 39
-"""The same for more than :data:`MANY` requests; the second from either end is the limit."""
+"""The same for more than :data:`MANY` requests, from the second to the second last."""
 
 MANY = 1000
-"""Requests above which fewer sets of lengths are sampled."""
+"""Requests above which fewer samples are taken."""
 
 
 def drawn_makespans(
@@ -41,12 +41,14 @@ def drawn_makespans(
     swap: float | None = None,
     seed: int = 0,
 ) -> list[float]:
-    """
-    Return the job's makespan for each of many sampled sets of lengths, in seconds.
+    """Return the makespans of many sampled sets of lengths, in seconds.
 
-    As steps differ, each set has an effect of its own. ``history`` holds at least one workload. ``policy`` is
-    a key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`. ``longest`` is the cap
-    in decode steps. ``swap`` is the seconds to move a KV token to the host or back, None if impossible.
+    Each set has an effect of its own, as steps differ.
+
+    history: At least one workload.
+    policy: Key of :data:`~batchbound.heuristics.unknown_lengths.registry.WITHOUT_LENGTHS`.
+    longest: Cap in decode steps.
+    swap: Seconds to move a KV token to the host or back, None if impossible.
     """
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
@@ -64,7 +66,10 @@ def simulate_hidden(
     known: Known | None = None,
     swap: float | None = None,
 ) -> Trace:
-    """Return the trace of a job under a policy that sees no length; ``swap`` as above."""
+    """Simulate a job under a policy that sees no length.
+
+    swap: Seconds to move a KV token to the host or back, None if impossible.
+    """
     blind = without_lengths(problem)
     made = hidden_policy(policy, blind, Known() if known is None else known, swap)
     return simulate(blind, made, problem.workload.output_tokens, swap=swap)
@@ -73,11 +78,10 @@ def simulate_hidden(
 def simulate_hidden_steps(
     problem: Problem, step: IntArray, way: Way, policy: str = CHOSEN, known: Known | None = None
 ) -> StepsRun:
-    """
-    Simulate several steps under a policy that sees no length.
+    """Simulate several steps under a policy that sees no length.
 
-    ``problem`` holds the requests of all steps with true lengths, step by step; ``step`` is the step of each
-    request, shape (requests,).
+    problem: Requests of all steps with true lengths, step by step.
+    step: Step of each request, shape (requests,).
     """
     blind = without_lengths(problem)
     made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
@@ -85,13 +89,13 @@ def simulate_hidden_steps(
 
 
 def simulate_told(problem: Problem) -> Trace:
-    """Return the trace under a policy that knows each group's set of lengths."""
+    """Simulate a policy that knows each group's set of lengths."""
     blind, truth = without_lengths(problem), problem.workload.output_tokens
     return simulate(blind, told_lengths(blind, truth), truth)
 
 
 def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:
-    """Return a lower bound for all runs, one for evicting runs if any evicts."""
+    """Bound all runs; allow evictions if any run evicts."""
     if not any(run.evictions for run in runs):
         return proven_bound(problem)
     # A request of unknown length may outgrow the capacities: they are left out.
@@ -100,7 +104,7 @@ def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:
 
 
 def shared_variance(problem: Problem, trace: Trace) -> float:
-    """Return the intraclass correlation of a finished job's lengths, from 0 to 1."""
+    """Return the intraclass correlation of a job's lengths, from 0 to 1."""
     numbers, groups = group_numbers(problem)
     emitted = int(problem.prefill_emits_first_token)
     ended = np.ones(len(problem), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Run the plan of a configuration search, and change it when lengths drift."""
+"""Runs of searched configurations, adapted when lengths drift."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
-    """Raise InputError for an option without effect on one replica in one process."""
+    """Raise InputError for an option without effect on one replica."""
     if options.ray_address is not None:
         raise InputError("--ray-address is for several replicas", hint="Leave it out, or give --replicas N.")
     handed_over = plan.configuration is not None and plan.configuration.handed_over
@@ -57,7 +57,7 @@ def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
 def serving(
     plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
 ) -> Callable[..., Outcome]:
-    """Return the function that runs a job, by its plan's configuration if used."""
+    """Return the function that runs a job by its plan."""
     if plan.configuration is None or options.policy is not None:
         return job.run
     from ..executor.jobs.configuration_run import run_configuration
@@ -95,7 +95,7 @@ def _changed(
     tokens: IntArray,
     iterations: IntArray,
 ) -> PlannedConfiguration | None:
-    """Return a configuration for observed lengths, with a remark; None for no change."""
+    """Return a configuration for observed lengths, or None for no change."""
     from ..executor.jobs.configuration_run import MOST_GROWTH
 
     begun = time.perf_counter()

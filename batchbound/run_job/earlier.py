@@ -19,17 +19,17 @@ _PLAN = ".plan.json"
 
 
 def plan_beside(output: str | os.PathLike[str]) -> Path:
-    """Return the path of the plan of a run of prompts, next to its completions."""
+    """Return the plan's path, next to the completions."""
     return Path(output).with_suffix(_PLAN)
 
 
 def next_plan(output: str | os.PathLike[str]) -> Path:
-    """Return the path of the plan that a run makes for the next one."""
+    """Return the path of the plan for the next run."""
     return Path(output).with_suffix(".next.json")
 
 
 def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
-    """Return the path of the trace for the plan of a run of prompts, or None."""
+    """Return the trace's path for a plan of prompts, or None."""
     path = Path(plan)
     return (
         path.with_name(path.name.removesuffix(_PLAN) + ".trace.jsonl") if path.name.endswith(_PLAN) else None
@@ -39,7 +39,10 @@ def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
 def earlier_lengths(
     folder: Path, digest: str, columns: PromptColumns | None, tokenizer: str, longest: int | None
 ) -> LengthSource | None:
-    """Return the lengths of a folder's newest finished run of the same prompts, or None."""
+    """Return the lengths of the newest run of the same prompts.
+
+    It is None if the folder holds no finished run of them.
+    """
     named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
     for prompts, completions in _runs(folder):
         if (prompts.sha256, prompts.columns, prompts.tokenizer) == (digest, columns, named):
@@ -48,7 +51,7 @@ def earlier_lengths(
 
 
 def _runs(folder: Path) -> Iterator[tuple[PromptSource, Path]]:
-    """Yield the prompts and the completions of finished runs, the newest first."""
+    """Yield prompts and completions of finished runs, the newest first."""
     for path in sorted(folder.glob(f"*{_PLAN}"), key=lambda path: -path.stat().st_mtime):
         stem = path.name.removesuffix(_PLAN)
         completions = [path.with_name(stem + ending) for ending in (".jsonl", ".parquet")]

@@ -37,7 +37,7 @@ _SEVERAL = "cannot be served by workers of several processes"
 _ONE = "Remove it, or plan for one replica and one process."
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""Sampling fields that options set for all requests, a batch file for each."""
+"""Sampling fields that options set for all requests."""
 
 
 def load_job(
@@ -49,7 +49,10 @@ def load_job(
     *,
     weights: bool = True,
 ) -> Job:
-    """Return the plan's job with model, tokenizer and prompts; for several replicas, without weights."""
+    """Load a plan's prompts, tokenizer and model.
+
+    Several replicas load their own weights.
+    """
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts
@@ -105,7 +108,7 @@ def load_job(
 
 
 def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], None]) -> tuple[Any, Tier]:
-    """Load the model, in a fixed number format if repeatable, and its tier."""
+    """Load the model and check the layout of its KV cache."""
     from ..executor.attention.fixed_products import fix_rows
     from ..executor.attention.float_products import settled_arithmetic
     from ..executor.models.source import take_open_format
@@ -128,7 +131,6 @@ def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], N
 
 
 def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
-    """Raise InputError if a repeatable run has several processes."""
     several = len(plan.fleet.replicas) > 1 or (plan.configuration is not None and options.policy is None)
     if options.tuned.repeatable and several:
         what = "--repeatable is for a run in one process, without a configuration"
@@ -136,7 +138,7 @@ def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
 
 
 def _check_adapters(plan: Plan, source: ModelOptions, options: RunOptions) -> None:
-    """Raise InputError if adapters cannot be served, or one has the model's own name."""
+    """Raise InputError if adapters cannot be served."""
     if not options.adapters:
         return
     for name in model_names(source.model):
@@ -149,7 +151,6 @@ def _check_adapters(plan: Plan, source: ModelOptions, options: RunOptions) -> No
 
 
 def _adapters(options: RunOptions, model: Any) -> dict[str, Adapter]:
-    """Return the adapters of a loaded model by name."""
     from ..executor.engines.adapters import Adapter
 
     if model is None:
@@ -158,7 +159,7 @@ def _adapters(options: RunOptions, model: Any) -> dict[str, Adapter]:
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
-    """Return the file of a plan's prompts; None for a plan of lengths only."""
+    """Return a plan's prompts file; None for a plan of lengths."""
     if provenance.prompts is None:
         if options.prompts is None:
             return None
@@ -179,7 +180,7 @@ def _sampling(options: RunOptions) -> dict[str, Any]:
 
 
 def refuse_changed(path: Path, planned: PromptSource) -> None:
-    """Raise InputError if a file is missing, or changed since it was planned."""
+    """Raise InputError if a file changed since it was planned."""
     hint = "Give the planned file with --prompts, or plan again."
     if not path.exists():
         raise InputError("the plan's prompts are missing", file=path, hint=hint)
@@ -193,7 +194,7 @@ def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, .
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
-    """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
+    """Return the tokenizer that counted the plan's prompts."""
     if options.tokenizer or (planned.startswith("tiny:") and source.model.startswith("tiny:")):
         return options.tokenizer or source.model
     if not planned.startswith("."):
@@ -214,7 +215,7 @@ def _asked(
     source: ModelOptions,
     options: RunOptions,
 ) -> list[Sampling]:
-    """Return each request's sampling, by the options, else by the batch file."""
+    """Return each request's sampling, options before the batch file."""
     given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
     try:
         plain = Sampling(**given)
@@ -224,7 +225,6 @@ def _asked(
 
 
 def _refuse_unused(asked: Sequence[Sampling], options: RunOptions) -> None:
-    """Raise InputError for options of sampling if no request samples."""
     try:
         refuse_unused(_sampling(options), asked)
     except ValueError as error:
@@ -239,7 +239,7 @@ def _refused_fields(
     path: Path | None,
     record_failures: bool,
 ) -> dict[int, str]:
-    """Return the reasons for refused requests; InputError if the run should stop."""
+    """Return refused requests' reasons; raise InputError to stop the run."""
     refused = {}
     for i, (record, one) in enumerate(zip(records, asked, strict=bool(records))):
         found = check(one)
@@ -254,7 +254,7 @@ def _refused_fields(
 def _with_declared(
     records: Sequence[PromptRecord], model: Any, plan: Plan | None, name: str, remark: Callable[[str], None]
 ) -> tuple[PromptRecord, ...]:
-    """Return requests completed by the model's own generation settings."""
+    """Return requests with the model's own generation settings filled in."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
@@ -275,7 +275,7 @@ def _with_declared(
 def _ended_by_tokens(
     records: Sequence[PromptRecord], model: Any, tokenizer: Tokenizer
 ) -> tuple[PromptRecord, ...]:
-    """Return requests with special tokens among their stop texts as stop tokens."""
+    """Return requests whose stop texts are special tokens, as stop tokens."""
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.models.request_rules import special_stops
 
@@ -294,7 +294,7 @@ def _ended_by_tokens(
 
 
 def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
-    """Return the error of a field that several processes cannot serve, or None."""
+    """Return the error of a field that several processes cannot serve."""
     several = len(plan.fleet.replicas) > 1
     parted = plan.configuration is not None and plan.configuration.handed_over
     if (several or parted) and asked.logprobs is not None:
@@ -309,7 +309,7 @@ def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
 
 
 def _unservable(asked: Sampling, *, vocabulary: int, grammars: Grammars | None) -> FieldError | None:
-    """Return the error of unknown tokens or a faulty structure, or None."""
+    """Return the error of unknown tokens or a faulty structure."""
     from ..executor.models.request_rules import check_tokens
 
     hint = "Use the model's tokens."
@@ -324,7 +324,6 @@ def _unservable(asked: Sampling, *, vocabulary: int, grammars: Grammars | None) 
 
 
 def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
-    """Return the job with the sampling rules of its requests."""
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.models.request_rules import rules_of
 
@@ -343,7 +342,7 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
 
 
 def _grammars(job: Job, asked: Sequence[Sampling], path: Path | None) -> Grammars | None:
-    """Return the compiler of structured outputs; None if no request needs it."""
+    """Return the compiler of structured outputs, if a request needs it."""
     from ..executor.models.grammar import Grammars
     from ..executor.models.tokenizers import end_tokens
 

@@ -1,4 +1,4 @@
-"""Run a batch on servers with OpenAI's API, in the order of fewest iterations."""
+"""Runs on servers with OpenAI's API, in a simulated best order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ..executor.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
-"""Context manager of a run; takes the number of requests, yields a callback for each outcome."""
+"""Context manager of a run; yields a callback for each outcome."""
 
 Order = Literal["auto", "plan", "longest", "file"]
 
@@ -157,7 +157,7 @@ class ServerOptions:
         return replace(params, patience=patience, request_seconds=seconds)
 
     def files(self) -> Iterator[Path]:
-        """Yield the files that a run with these options reads, except the batch."""
+        """Yield the files that a run reads, except the batch."""
         for text in filter(None, (self.prompts, self.lengths, self.body, file_of(self.params))):
             for name in {text, text.rpartition(":")[2]}:
                 if Path(name).is_file():
@@ -166,8 +166,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """
-    Requests to send, and their plan.
+    """Requests to send, and their plan.
 
     path: File of the requests.
     requests: Requests in the order of the file.
@@ -187,7 +186,7 @@ class _Batch:
     unknown: int = 0
 
     def work(self) -> Releasable:
-        """Return the requests for the server, with planned lengths."""
+        """Return the requests with planned lengths, for the simulation."""
         if self.iterations is not None:
             plan = self.iterations
             request = np.repeat(np.arange(len(self.requests)), self.requests.choices)
@@ -212,7 +211,7 @@ def run_on_servers(
     watching: ServerWatching | None,
     remark: Callable[[str], None],
 ) -> ServerResult:
-    """Send the unfinished requests of a plan or batch; write completions and trace."""
+    """Send the unfinished requests; write completions and trace."""
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
@@ -294,7 +293,7 @@ def errors_path(output: Path) -> Path:
 def _finished_before(
     batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
 ) -> ServerResult | None:
-    """Return the result of an earlier finished run, or None."""
+    """Return the result of a run that had finished, or None."""
     output, trace = outputs
     if _run_of(trace) != run or not is_whole(output, batch.requests.names):
         return None
@@ -317,7 +316,7 @@ def _finished_before(
 
 
 def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
-    """Return whether the user stated the KV capacity, now or in the plan."""
+    """Return whether the user stated the KV capacity."""
     plan = batch.iterations
     planned = plan is not None and all(share.limits.kv_tokens is not None for share in plan.shares)
     return options.kv_tokens is not None or planned
@@ -326,7 +325,7 @@ def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
 def _assumptions(
     facts: Sequence[ServerFacts], options: ServerOptions, batch: _Batch, remark: Callable[[str], None]
 ) -> tuple[Assumption, ...]:
-    """Return the assumption on whole contexts in KV, and note an unused KV capacity."""
+    """Return the assumption that each request holds its whole context."""
     if _kv_stated(options, batch):
         return (Assumption(WHOLE_CONTEXT, "stated", "--kv-tokens or the plan's --kv-capacity"),)
     names = [options.model, *(name for fact in facts for name in fact.models)]
@@ -348,7 +347,6 @@ def _assumptions(
 
 
 def _run_of(trace: Path) -> str | None:
-    """Return the run's digest in a trace, or None without a trace."""
     try:
         return ServerRun.load(trace).run if trace.is_file() else None
     except InputError:
@@ -378,7 +376,7 @@ def _is_address(url: str) -> bool:
 def _as_planned(
     options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]
 ) -> ServerOptions:
-    """Return the options completed by a plan, with remarks on differing servers."""
+    """Return the options completed by a plan."""
     plan = batch.iterations
     if plan is None:
         return options
@@ -401,7 +399,7 @@ def _as_planned(
 
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
-    """Return the number of requests that repeat a prompt, if the order may adapt to it."""
+    """Count repeated prompts, if the order may adapt to them."""
     work = batch.work()
     if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):
         return 0
@@ -411,7 +409,6 @@ def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) ->
 def _ordered(
     job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
 ) -> ServerJob:
-    """Return the job in the chosen order, with parameters of time and retries."""
     return replace(
         job,
         order=release.order.tolist(),
@@ -426,7 +423,7 @@ def _ordered(
 
 
 def _read(path: Path, options: ServerOptions) -> _Batch:
-    """Return the batch of a plan, or of a batch file."""
+    """Read a plan or a batch file."""
     if options.columns is not None or not _is_plan(path):
         if options.prompts is not None:
             raise InputError("--prompts is for a plan", hint="Leave it out.")
@@ -476,7 +473,6 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
 
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a plan, not a batch file."""
     if is_prompt_table(path) or holds_requests(path):
         return False
     first = read_text(path).lstrip().partition("\n")[0]
@@ -505,7 +501,7 @@ def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) 
 def _check_facts(
     facts: Sequence[ServerFacts], model: str | None, batch: _Batch, remark: Callable[[str], None]
 ) -> None:
-    """Remark on the servers' facts; refuse a model that they do not serve."""
+    """Compare the servers with the plan; refuse a model they lack."""
     for fact in facts:
         name = fact.engine if fact.version is None else f"{fact.engine} {fact.version}"
         serves = f", serves {', '.join(fact.models)}" if fact.models else ""
@@ -521,7 +517,7 @@ def _check_facts(
 
 
 def _unnamed_model(facts: Sequence[ServerFacts], model: str | None, batch: _Batch) -> str | None:
-    """Return the servers' model for requests without one, or None."""
+    """Return the servers' model for requests without one."""
     if model is not None or None not in batch.requests.models:
         return None
     given = sorted({fact.models[0] for fact in facts if fact.models})
@@ -540,7 +536,7 @@ def _limits(
     *,
     whole: bool,
 ) -> EngineLimits:
-    """Return the joint limits of all servers, as of one larger server."""
+    """Return the joint limits of all servers."""
     engines = sum(one.engines or 1 for one in metrics) + count - len(metrics)
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
     if options.kv_tokens is not None:
@@ -564,7 +560,7 @@ def _limits(
 def _release(
     options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
 ) -> Release:
-    """Return the chosen order or that of fewest simulated iterations, with a remark."""
+    """Return the chosen order, or that of fewest simulated iterations."""
     from ..executor.serving.release import Release, predict
 
     if batch.unknown:

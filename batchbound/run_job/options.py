@@ -70,7 +70,7 @@ class ModelOptions:
         return choose_tier(model, self.tier)
 
     def spec(self, job: Job) -> EngineSpec:
-        """Return the engine specification for another process to run a job."""
+        """Return the specification for another process to run a job."""
         from ..executor.processes.engine_spec import EngineSpec
 
         return EngineSpec(
@@ -86,7 +86,7 @@ class ModelOptions:
         )
 
     def shape(self) -> Any:
-        """Return the model without its weights, for its vocabulary and positions."""
+        """Load the model without weights, for its vocabulary and positions."""
         from ..executor.models.source import dtype_of, load_config, take_generation_settings
 
         config = load_config(self.model)
@@ -101,8 +101,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """
-    Options of a run on a model; defaults come from the plan and its prompts.
+    """Options of a run on a model. The plan gives defaults.
 
     prompts: File of the planned prompts, if moved.
     tokenizer: Tokenizer; by default the one that counted the plan's prompts.
@@ -171,7 +170,7 @@ def file_of(given: RunParams | str | os.PathLike[str] | None) -> str | None:
 
 
 def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | None]) -> None:
-    """Convert paths and numpy numbers for the files of a run, and check values."""
+    """Convert paths and numpy numbers, and check values."""
     for each in fields(options):
         value = getattr(options, each.name)
         if isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""Files of a run: paths, the run's digest in them, and checks for an earlier run."""
+"""Files of a run: paths, digests and checks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def trace_paths(trace: str, replicas: int) -> list[Path]:
 
 
 def shared_plan_path(trace: str) -> Path:
-    """Return the path of the plan that a run made for several replicas."""
+    """Return the path of the plan made for several replicas."""
     return Path(run_trace(trace)).with_suffix(".plan.json")
 
 
 def run_trace(trace: str) -> str:
-    """Return the name of ``run --trace`` for the path of one replica's trace."""
+    """Return ``run --trace`` for the path of one replica's trace."""
     return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
@@ -57,7 +57,10 @@ class RunFiles:
 
     @classmethod
     def of(cls, output: Path, trace: Path, plan: Plan, *, shared: bool) -> RunFiles:
-        """Return the files of a run; ``shared`` if it made a plan for its replicas."""
+        """Return the files of a run.
+
+        shared: True if the run made a plan for its replicas.
+        """
         count = len(plan.fleet.replicas)
         picture = trace.with_suffix(".perfetto.json") if count > 1 else None
         traces = tuple(trace_paths(str(trace), count))
@@ -75,7 +78,7 @@ class RunFiles:
     def save(
         self, plan: Plan, traces: Sequence[Trace], planned_in: Path, named: Mapping[str, object]
     ) -> None:
-        """Write traces, picture and plan, with paths of prompts relative to them."""
+        """Write traces, picture and plan, with relative paths of prompts."""
         from ..executor.reports.perfetto import save_perfetto
 
         run, named = named["run"], {**named, PLANNED: plan.schedule_digest()}
@@ -98,7 +101,7 @@ class RunFiles:
             plan.save(self.shared)
 
     def read_traces(self, plan: Plan, run: str) -> tuple[Trace, ...]:
-        """Return a run's existing traces, and empty ones for missing traces."""
+        """Read a run's traces; missing ones are empty."""
         planned, found = plan.schedule_digest(), list[Trace]()
         for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
             trace = Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
@@ -109,7 +112,10 @@ class RunFiles:
 
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
-    """Return all that completions depend on; a journal resumes only if it is equal."""
+    """Return all that completions depend on.
+
+    A journal resumes only a run with an equal identity.
+    """
     from ..executor.engines.huggingface import facts_of_bits
     from ..executor.models.fingerprint import files_fingerprint
     from ..executor.models.sampling import Sampler
@@ -130,7 +136,7 @@ def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions
 
 
 def model_identity(job: Job, source: ModelOptions) -> dict[str, object]:
-    """Return all that completions depend on in a model and its tokenizer."""
+    """Return all that completions depend on in a model."""
     from ..executor.models.fingerprint import files_fingerprint
 
     return {
@@ -150,7 +156,6 @@ def run_digest(identity: Mapping[str, object]) -> str:
 
 
 def _run_of(path: Path) -> object:
-    """Return the run's digest in a trace, or None without a trace."""
     try:
         return Trace.load(path).engine.get("run") if path.is_file() else None
     except InputError:
@@ -158,7 +163,7 @@ def _run_of(path: Path) -> object:
 
 
 def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
-    """Return whether the outputs are complete and of this run, by its trace."""
+    """Return whether the outputs are complete and of this run."""
     if _run_of(files.traces[0]) != run_digest(identity):
         return False
     return is_whole(files.output, [record.custom_id for record in job.prompts.records])

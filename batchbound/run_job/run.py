@@ -1,4 +1,4 @@
-"""Run a plan on a model: from prompts to completions, traces and a report."""
+"""Runs of a plan: from prompts to completions and a report."""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ def run(
     watching: Watching | ServerWatching | None = None,
     remark: Callable[[str], None] | None = None,
 ) -> RunResult | ServerResult:
-    """
-    Run a plan on a model or on servers, and write completions and traces.
+    """Run a plan on a model or on servers.
 
     Each finished completion is on disk. After a stop, the same call resumes the run.
 
@@ -196,7 +195,7 @@ def _run_on_model(
 
 
 def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
-    """Return the digest of a repeatable run, with its conditions."""
+    """Return the digest and conditions of a repeatable run."""
     if not job.repeatable:
         return {}
     from ..executor.engines.huggingface import facts_of_bits
@@ -206,7 +205,7 @@ def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
 
 
 def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:
-    """Return the result of an earlier run that finished this job, or None."""
+    """Return the result of a run that had finished, or None."""
     if not finished_before(files, job, identity):
         return None
     # Planning again for the replicas may give a different plan.
@@ -216,7 +215,6 @@ def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, ob
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
-    """Return the plan for the replicas of the options."""
     count = len(plan.fleet.replicas)
     if options.replicas in (None, count):
         return plan
@@ -246,7 +244,7 @@ def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
 def _serving(
     plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
 ) -> Callable[..., Outcome]:
-    """Return the function that runs a job: on Ray, in workers, or in this process."""
+    """Return the function that runs a job in one or several processes."""
     if len(plan.fleet.replicas) == 1:
         return serving(plan, job, source, options, remark)
     from ..executor.jobs.fleet_run import run_on_replicas

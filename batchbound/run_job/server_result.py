@@ -1,4 +1,4 @@
-"""Result of a run on servers, with its figures and the bound on iterations."""
+"""Result of a run on servers, with its bound on iterations."""
 
 from __future__ import annotations
 
@@ -55,13 +55,9 @@ class ServerResult:
     kv_stated: bool = False
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
-        """
-        Return the run's figures, by the JSON keys of ``run --server --json``.
+        """Return the run's figures by JSON key.
 
-        Parameters
-        ----------
-        remark
-            Function that receives remarks on differences between servers and plan.
+        remark: Function that receives remarks on differences between servers and plan.
         """
         found = _of_run(self.run) | self._against_bound(remark)
         predicted = None if self.release is None else self.release.predicted
@@ -70,7 +66,7 @@ class ServerResult:
         return found | {"resumed": self.resumed, "failed": self.failed}
 
     def _against_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
-        """Return iterations, bound and losses by cause; nothing without a bound."""
+        """Return iterations, bound and losses by cause."""
         run = self.run
         try:
             audit = audit_iterations(

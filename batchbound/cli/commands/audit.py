@@ -1,4 +1,4 @@
-"""``batchbound audit``: losses of a finished server run, by cause, against a proven bound."""
+"""``batchbound audit``: lower bound and losses of a finished server run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchbound bound``: the lower bounds of a workload, with their terms."""
+"""``batchbound bound``: lower bounds of a workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every bound, strongest valid one first, the paper's printed formula last."""
+    """Print every bound, the strongest first and the paper's formula last."""
     problem = read_inputs(args, keep_arrivals=False).problem
     valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
     by_source = {bound.source: bound for bound in valid}
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _printed(problem: Problem) -> Bound:
-    """Return the paper's formula with one prefill level, the longest stage possible."""
+    """Return the paper's formula for stages of the greatest length."""
     prompts = problem.prompt_tokens
     tokens = problem.prefill_token_cap or max(1, int(prompts.sum()) * problem.slots // len(prompts))
     packing = solve_partition(problem.decode_steps, problem.slots)

@@ -125,7 +125,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _solver_names(text: str) -> str:
-    """Parse a list of known solver names, each once."""
     names = list(dict.fromkeys(text.split(",")))
     unknown = next((name for name in names if name not in known_solvers()), None)
     if unknown is not None:
@@ -136,17 +135,16 @@ def _solver_names(text: str) -> str:
 
 
 def _ignored(limit: str, args: argparse.Namespace) -> bool:
-    """Return whether every solver ignores a limit."""
     return not any(limit in limits_heeded_by(name) for name in args.solvers.split(","))
 
 
 def _are_linear(args: argparse.Namespace) -> bool:
-    """Return whether all files are linear models, and there are any."""
+    """Return whether there are files, all of them linear models."""
     return args.workload is not None and all(_is_linear(name) for name in (args.workload, *args.more))
 
 
 def _report(row: Measurement) -> None:
-    """Note a solver's end on stderr, and its message."""
+    """Note on stderr how a solver ended."""
     note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
 
 

@@ -1,4 +1,4 @@
-"""``batchbound demo``: plan and run bundled prompts on a small model, in under a minute."""
+"""``batchbound demo``: plan and run bundled prompts on a small model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the prompts with `batchbound run`, and print some completions."""
+    """Run the prompts and print some completions."""
     from .. import main
 
     folder = Path(args.output)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_pairs(prompts: str, answers: str) -> list[tuple[str, str]]:
-    """Return pairs of prompt and completion, in the order of the batch file."""
+    """Return pairs of prompt and completion, in file order."""
     told = {}
     for line in Path(answers).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

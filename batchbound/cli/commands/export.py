@@ -1,4 +1,4 @@
-"""``batchbound export``: write a linear model of a workload as MPS, for any solver."""
+"""``batchbound export``: write a workload's linear model as MPS."""
 
 from __future__ import annotations
 

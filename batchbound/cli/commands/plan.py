@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note_missing(solver: str) -> None:
-    """Note on stderr which parts of the search are not installed."""
+    """Note on stderr if parts of the search are not installed."""
     if solver != DEFAULT_SOLVER:
         return
     if not can_round():
@@ -161,13 +161,12 @@ def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    """Return the limits; without any option, the default seconds."""
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
 
 
 def _note_limitations(plan: Plan) -> None:
-    """Note a missing compiled search, a solver's message, and extrapolated costs."""
+    """Note a missing compiled search, a solver's message and extrapolated costs."""
     if plan.maker.solver == DEFAULT_SOLVER and compiled_core() is None:
         note("no compiled search is installed: install a C++ compiler, then batchbound again")
     if plan.followed is not None:
@@ -182,7 +181,7 @@ def _note_limitations(plan: Plan) -> None:
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:
-    """Return where a plan leaves the grid of its cost model's measurements."""
+    """Return the ways in which a plan leaves the measured grid."""
     calibrated, fleet = calibration_of(plan), plan.fleet
     if calibrated is None:
         return ()

@@ -1,4 +1,4 @@
-"""``batchbound predict``: predict completion lengths from past ones, with measured error."""
+"""``batchbound predict``: predict completion lengths from past completions."""
 
 from __future__ import annotations
 

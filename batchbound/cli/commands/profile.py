@@ -1,4 +1,4 @@
-"""``batchbound profile``: measure a model on this machine, by stage or by layer."""
+"""``batchbound profile``: measure a model on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PROMPT = 512
-"""Default length of the longest prompt to measure, in tokens."""
+"""Longest prompt to measure by default, in tokens."""
 
 
 def configure(parser: Parser) -> None:
@@ -108,7 +108,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the model, and write a fitted cost model or a layer profile."""
+    """Measure the model and write its costs."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
@@ -163,7 +163,6 @@ def _check_positions(args: argparse.Namespace) -> None:
 
 
 def _say_shorter(args: argparse.Namespace, longest: int) -> None:
-    """Note on stderr if the measured prompts are shorter than --prompt-tokens."""
     if args.prompt_tokens is not None and longest < args.prompt_tokens:
         note(
             f"batches have prompts of up to {longest:,} tokens on average, not {args.prompt_tokens:,}: longer"
@@ -235,7 +234,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 
 @contextmanager
 def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
-    """Yield a function that writes a completion to a temporary file, as a run does."""
+    """Yield a function that writes a completion, as a run does."""
     from ...executor.jobs.job import answer_of
     from ...executor.jobs.journal import Journal
     from ...executor.models.source import ModelLoadError
@@ -258,7 +257,7 @@ def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Cal
 
 
 def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:
-    """Return the engine of a second worker, or None without one."""
+    """Return the engine of the second worker, or None."""
     import torch
 
     from ...executor.processes.engine_spec import EngineSpec
@@ -283,7 +282,7 @@ def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | No
 
 
 def _layer_table(profile: LayerProfile, measured: Grid) -> str:
-    """Return the times at the grid's corners, with the share of attention."""
+    """Return the times at the grid's corners, with attention's share."""
     cost, layers = LayerCost(profile), profile.shape.layers
     heads = ("batch", "tokens", "encode", "attention", "decode step", "attention")
     lines = ["  " + " ".join(f"{head:>12s}" for head in heads)]
@@ -315,7 +314,7 @@ def measure(
     repeats: int = 3,
     tier: Tier | None = None,
 ) -> CalibratedCost:
-    """Return a loaded model's costs on this machine, up to ``slots`` and ``prompt_tokens``."""
+    """Measure a loaded model's costs up to a number of slots."""
     from ...executor.engines.device_memory import memory_of, token_bytes_of
     from ...executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
     from ...executor.engines.tiers import choose_tier

@@ -1,4 +1,4 @@
-"""``batchbound report``: print the gap of a plan or a run, and the loss by cause."""
+"""``batchbound report``: print the gap and the losses of a run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, and write its pictures."""
+    """Print the report and write its pictures."""
     from ...executor.reports.gantt import Panel, save_gantt
     from ...executor.reports.page import save_page
     from ...executor.reports.perfetto import save_perfetto
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say_gain(plan: Plan, traces: Sequence[Trace]) -> None:
-    """Print the end screen of a run on one replica, without its next command."""
+    """Print the end screen of a run on one replica."""
     trace = traces[0]
     if len(traces) > 1 or plan.configuration is not None:
         return
@@ -133,7 +133,7 @@ def _say_gain(plan: Plan, traces: Sequence[Trace]) -> None:
 
 
 def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:
-    """Return the report of a run, or raise an error that names the file."""
+    """Return a run's report; raise an error that names the file."""
     try:
         calibration_of(plan)
     except InputError as error:
@@ -145,7 +145,6 @@ def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace
 
 
 def _name_newest(args: argparse.Namespace) -> None:
-    """Default to the newest plan of this folder and the trace of its run."""
     if args.plan is None:
         plans = [*Path().glob("plan.json"), *Path().glob("*.plan.json")]
         args.plan = str(max(plans, key=lambda path: path.stat().st_mtime)) if plans else "plan.json"
@@ -155,7 +154,7 @@ def _name_newest(args: argparse.Namespace) -> None:
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:
-    """Return the named plan, or the one that a run on replicas made of it."""
+    """Return the named plan, or the one made for several replicas."""
     plan = Plan.load(args.plan)
     trace = args.trace or "trace.jsonl"
     shared = shared_plan_path(trace)
@@ -175,7 +174,7 @@ def _plan_of(args: argparse.Namespace) -> Plan:
 
 
 def _traces_of(trace: str | None, count: int) -> list[Path]:
-    """Return the named traces, those with a default name, or none."""
+    """Return the traces, or an empty list if there are none."""
     if trace is None:
         found = trace_paths("trace.jsonl", count)
         return found if found[0].exists() else []
@@ -184,7 +183,7 @@ def _traces_of(trace: str | None, count: int) -> list[Path]:
 
 
 def _report_iterations(args: argparse.Namespace) -> int:
-    """Print the figures of a plan for servers and of its run, if any."""
+    """Print the figures of a plan for servers and its run."""
     where, hint = "on a plan for servers", "Draw the run with --html."
     refuse_given(args, ("gantt", "perfetto"), where, hint, file=args.plan)
     plan = IterationPlan.load(args.plan)

@@ -1,4 +1,4 @@
-"""``batchbound run``: run the requests of a plan on a HuggingFace model or a server."""
+"""``batchbound run``: run prompts or a plan on a model or server."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the unfinished requests, write completions and traces, and print the report."""
+    """Run the unfinished requests and print the report."""
     from ...executor.models.faults import RunStoppedError, TerminatedError
 
     _name_outputs(args)
@@ -210,18 +210,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 class WrongBoundError(Exception):
-    """Error of a run that beats its bound with all assumptions checked."""
+    """Error of a run that beats a bound without open assumptions."""
 
 
 def _name_outputs(args: argparse.Namespace) -> None:
-    """Set the default files of completions and trace; the trace follows the completions."""
+    """Set the default files of completions and trace."""
     if args.trace is None:
         args.trace = TRACE if args.output is None else str(Path(args.output).with_suffix(".trace.jsonl"))
     args.output = args.output or OUTPUT
 
 
 def _on_model(args: argparse.Namespace, running: list[Journal]) -> tuple[int, int]:
-    """Run the plan on a model; return the number of failed requests and of all."""
+    """Run on a model; return the counts of failed and all requests."""
     if args.model is None:
         hint = "Name a model with --model, or a server with --server."
         raise InputError("there is no model or server to run the requests on", hint=hint)
@@ -265,7 +265,7 @@ def _records(prompts: str, args: argparse.Namespace) -> tuple[PromptRecord, ...]
 
 
 def _on_servers(args: argparse.Namespace, running: list[Journal]) -> tuple[int, int]:
-    """Send the requests to servers; return the number of failed requests and of all."""
+    """Run on servers; return the counts of failed and all requests."""
 
     @contextmanager
     def watching(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
@@ -302,13 +302,12 @@ def _options(args: argparse.Namespace) -> RunOptions:
 
 
 def _stall_seconds(args: argparse.Namespace) -> float:
-    """Return the seconds without a finished stage until the run stops."""
     return float(args.stall_seconds or params_of(args.params).stall_seconds)
 
 
 @contextmanager
 def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[[Stage, int], None]]:
-    """Yield a callback for each stage, which updates progress and the watchdog."""
+    """Yield a callback that updates progress and the watchdog."""
     from ...executor.jobs.plan_clock import Follower
     from ...executor.jobs.watchdog import Watchdog
 
@@ -325,7 +324,6 @@ def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[
 
 
 def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
-    """Print the result of a run."""
     report, traces = result.report, result.traces
     if result.finished_before:
         note(f"{args.output}: this job is finished; --overwrite would serve it again")
@@ -349,7 +347,7 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
 
 
 def _gain(result: RunResult, args: argparse.Namespace, *, repeats: bool) -> Gain | None:
-    """Return the gain of a run on one replica; save its costs and next plan."""
+    """Return a run's gain; save its costs and the next plan."""
     if len(result.traces) > 1 or (result.plan.configuration is not None and args.policy is None):
         return None
     trace = result.traces[0]
@@ -364,7 +362,6 @@ def _gain(result: RunResult, args: argparse.Namespace, *, repeats: bool) -> Gain
 
 
 def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
-    """Print the gain of a run and its files."""
     resumed = result.report.resumed - result.failed
     if resumed > 0:
         say(f"{args.output}: {gain.requests:,} completions after {resumed:,} from before")
@@ -380,7 +377,6 @@ def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: s
 
 
 def _show_run(result: RunResult, args: argparse.Namespace) -> None:
-    """Print the figures of a run and its files."""
     report, files, traces = result.report, result.files, result.traces
     # Failed requests are in no trace either; they are reported separately.
     resumed = report.resumed - result.failed
@@ -398,7 +394,7 @@ def _show_run(result: RunResult, args: argparse.Namespace) -> None:
 
 @contextmanager
 def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
-    """Yield a callback for progress by the plan, or by requests for a fleet."""
+    """Yield a callback for progress: by the plan, or by requests."""
     from ...executor.jobs.plan_clock import Follower, PlanClock
 
     names = plan.workload.ids.tolist()
@@ -423,7 +419,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 
 def _tokens(row: Mapping[str, Any]) -> int:
-    """Return the tokens of a completion's line, UNKNOWN if it failed."""
+    """Return a completion's tokens, UNKNOWN if it failed."""
     from ...executor.jobs.length_estimator import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}
@@ -431,7 +427,7 @@ def _tokens(row: Mapping[str, Any]) -> int:
 
 
 def _say_stopped(reason: str, running: Sequence[Journal]) -> None:
-    """Print on stderr why a run stopped, and its finished completions."""
+    """Print why a run stopped and how much it finished."""
     warn(f"stopped: {reason}")
     kept = [journal for journal in running if journal.finished]
     for journal in kept:
@@ -443,13 +439,13 @@ def _say_stopped(reason: str, running: Sequence[Journal]) -> None:
 
 
 def _abandon(journal: Journal, seconds: float) -> None:
-    """End the process of a hanging call; finished completions are on disk."""
+    """End the process of a hanging call; completions are on disk."""
     _say_stopped(f"no stage ended for {seconds:g} s, a device call may hang (see --stall-seconds)", [journal])
     os._exit(1)
 
 
 def _say_kept(journal: Journal, output: str, what: str) -> None:
-    """Print on stderr what an earlier part of a run finished, and damaged lines."""
+    """Print how much an earlier run finished, and damaged lines."""
     if journal.finished:
         note(f"{output}: continuing after {len(journal.finished)} finished {what}")
     if journal.dropped:

@@ -1,4 +1,4 @@
-"""``batchbound search``: find the configuration of highest throughput under a latency bound."""
+"""``batchbound search``: find the fastest configuration under a latency bound."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print the table, and write the plan."""
+    """Search, print the table and write the plan."""
     check_outputs(args, "output")
     bounds = (args.latency_bound, args.ttft_bound, args.tpot_bound)
     begun = time.perf_counter()
@@ -191,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:
-    """Return and note the link between devices; None for one device."""
+    """Return the link between devices; None for one device."""
     if args.devices == 1:
         return None
     link = link_of(args, profiles[0].device if profiles else "")
@@ -201,7 +201,7 @@ def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | 
 
 
 def _say_limits(found: ConfigurationSearch) -> None:
-    """Note correlated lengths, and strategies that the profiles exclude."""
+    """Note correlated lengths and excluded strategies."""
     correlation = found.timelines[False].lengths.correlation
     if abs(correlation) > 0.1:
         note(f"input and output lengths correlate at {correlation:+.2f}; taken into account")
@@ -210,7 +210,7 @@ def _say_limits(found: ConfigurationSearch) -> None:
 
 
 def _say_extrapolated(found: ConfigurationSearch) -> None:
-    """Note configurations that decode more requests than the profile measured."""
+    """Note configurations with more requests than were measured."""
     for config, at_once, measured in found.extrapolated():
         note(
             f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
@@ -219,7 +219,7 @@ def _say_extrapolated(found: ConfigurationSearch) -> None:
 
 
 def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
-    """Return the profiles of the options; none if the search uses a cost model."""
+    """Return the named profiles; none if a cost model is used."""
     profiles: list[LayerProfile] = []
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
@@ -240,7 +240,6 @@ def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
 
 
 def _with_cost_of(inputs: Inputs, profile: LayerProfile, file: str) -> Inputs:
-    """Return the inputs with a cost model fitted to a profile."""
     from ...executor.profiling.calibrate import calibrate_to_profile
 
     try:

@@ -1,4 +1,4 @@
-"""``batchbound serve``: run a serving policy on arriving requests, simulated or on a model."""
+"""``batchbound serve``: run a serving policy on arriving requests."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _simulated(
 def _on_model(
     args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
 ) -> tuple[ServingRun, dict[str, Any]]:
-    """Serve on a model, and return the run and the figures of a real run."""
+    """Serve on a model; return the run and its figures."""
     if args.policy == TWO_DEVICES:
         raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
     from ...executor.models.prompts import Prompts

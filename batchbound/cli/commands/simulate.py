@@ -121,7 +121,7 @@ def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
 
 
 def _check_traces(args: argparse.Namespace, replicas: int) -> None:
-    """Raise InputError if the traces of all replicas cannot be written."""
+    """Raise InputError if a trace file cannot be written."""
     if args.trace is not None and replicas > 1:
         paths = trace_paths(args.trace, replicas)
         refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
@@ -148,7 +148,7 @@ def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Return the traces and report of replicas that follow the policy, with backoff."""
+    """Simulate a policy on several replicas."""
     inputs = read_inputs(args, keep_arrivals=False)
     fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
     _check_traces(args, len(fleet.replicas))
@@ -162,7 +162,7 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Return the traces and report of a plan followed on the workload's lengths."""
+    """Follow a plan on the workload's lengths."""
     plan = Plan.load(args.plan)
     _check_traces(args, len(plan.fleet.replicas))
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
@@ -182,7 +182,7 @@ def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
-    """Return the trace of each replica, following its queue or schedule."""
+    """Return each replica's trace, by its queue or schedule."""
     if len(plan.fleet.replicas) == 1:
         return [simulate(plan.problem, plan_policy(plan, plan.schedule, plan.problem), truth)]
     shares, fleet = plan.shares, plan.fleet

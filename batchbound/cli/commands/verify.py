@@ -1,4 +1,4 @@
-"""``batchbound verify``: check a plan's schedule and bound again, without the solver."""
+"""``batchbound verify``: check a plan's schedule and bound without the solver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIT_FACTS = {
     "product_rows": "rows of a product",
     "processor": "processor",
 }
-"""Facts of a trace that determine the bits of a run, with names for the user."""
+"""Facts of a trace that determine a run's bits, with users' names."""
 
 
 def configure(parser: Parser) -> None:
@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load and check the plan, and derive its bound again."""
+    """Load the plan, check it and derive its bound again."""
     if args.same_as is not None:
         return _compare_runs(args)
     plan = load_plan(args.plan)

@@ -1,4 +1,4 @@
-"""``simulate --hidden-lengths``: policies that see no length, for jobs and rollout steps."""
+"""``simulate --hidden-lengths``: policies that see no length."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
 
 
 def _entry(args: argparse.Namespace) -> HiddenEntry:
-    """Return the registry entry of the policy; InputError if it needs lengths."""
+    """Return the policy's registry entry; raise InputError if it needs lengths."""
     name = args.policy or CHOSEN
     if name not in WITHOUT_LENGTHS:
         hint = f"Choose one of {', '.join(WITHOUT_LENGTHS)}."
@@ -99,7 +99,7 @@ def _entry(args: argparse.Namespace) -> HiddenEntry:
 
 
 def _add_way(group: Group) -> None:
-    """Add the options that say when a step ends, and how unfinished completions continue."""
+    """Add the options that end a step and continue unfinished completions."""
     group.add_argument(
         "--ahead",
         type=at_least_zero,
@@ -130,7 +130,7 @@ def _add_way(group: Group) -> None:
 
 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
-    """Simulate, and return the traces of a single step and the figures."""
+    """Simulate; return the traces of a single step and the figures."""
     _entry(args)
     inputs = read_inputs(args, keep_arrivals=args.steps is None)
     problem = inputs.problem
@@ -145,7 +145,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
 
 
 def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the figures on stdout, as one JSON object or a table."""
+    """Print the figures on stdout, as JSON or as a table."""
     if as_json:
         say(json.dumps(found))
     else:
@@ -223,7 +223,7 @@ def _several(
 
 
 def _longest_stated(inputs: Inputs) -> int | None:
-    """Return the largest completion in tokens, by the option or the requests."""
+    """Return the largest completion that is stated, in tokens."""
     caps = inputs.job.lengths.capped([record.max_tokens for record in inputs.job.records])
     stated = [cap for cap in caps if cap is not None]
     most = max(stated) if stated and len(stated) == len(caps) else inputs.job.lengths.longest
@@ -234,13 +234,11 @@ def _longest_stated(inputs: Inputs) -> int | None:
 
 
 def _longest(inputs: Inputs) -> int | None:
-    """Return the largest completion in decode steps, or None."""
     most = _longest_stated(inputs)
     return None if most is None else max(1, most - int(inputs.problem.prefill_emits_first_token))
 
 
 def _rows(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the table."""
     from ...executor.reports.tables import Row, duration, percent
 
     shares = {
