@@ -1,4 +1,4 @@
-"""Solvers that find schedules: backends, exact and anytime solvers, configuration search."""
+"""Solvers of the scheduling problem: backends, exact solvers, search."""
 
 from .result import Limits, Result, Status, StoppedBy
 from .solve import SOLVERS, solve

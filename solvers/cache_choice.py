@@ -1,4 +1,4 @@
-"""Choice of the KV capacity that keeps shared prompts: the shortest quick schedule wins."""
+"""Choice of the KV capacity that keeps shared prompts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from ..data.problem import Problem, ProblemError
 from .search.backward import backward_schedule
 
 SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of the KV capacity tried, the one taken first where they do as well."""
+"""Shares of the KV capacity to try; of equals the first is taken."""
 
 MOST_REQUESTS = 8_000
-"""Requests up to which all are scheduled; of more, whole groups of about as many."""
+"""Requests up to which all are scheduled; larger jobs are sampled."""
 
 
 def choose_prefix_cache(problem: Problem) -> Problem:
-    """
-    Return the problem with part of its KV capacity as prefix cache, where that saves time.
+    """Reserve KV capacity for shared prompts, if that saves time.
 
-    A prompt that is kept is computed once for its whole group, and what it takes is lacking to running
-    requests. Each share is tried with a schedule made in one pass.
-
-    problem: A problem with a KV capacity, for everything that is held, and no prefix cache. Without either
-        limit or shared prompts it is returned as it is.
+    A kept prompt is computed once for its whole group, but leaves less memory for running requests. Each
+    share is tried with a schedule made in one pass. Without a KV capacity or shared prompts the problem is
+    returned unchanged.
     """
     if problem.kv_capacity is None or problem.prefix_cache or not len(problem.prefix_tokens):
         return problem
@@ -48,7 +45,7 @@ def _kept(problem: Problem, share: float) -> int:
 
 
 def _split(problem: Problem, kept: int) -> Problem | None:
-    """Return the problem with a prefix cache out of its KV capacity; None if a request has no room then."""
+    """Return the problem with a prefix cache, if every request still fits."""
     assert problem.kv_capacity is not None
     try:
         return replace(problem, kv_capacity=problem.kv_capacity - kept, prefix_cache=kept)
@@ -57,7 +54,6 @@ def _split(problem: Problem, kept: int) -> Problem | None:
 
 
 def _sample(problem: Problem) -> Problem:
-    """Return a problem of whole groups, spread over all, where there are very many requests."""
     if len(problem) <= MOST_REQUESTS:
         return problem
     alone = len(problem.prefix_tokens) + np.arange(len(problem))

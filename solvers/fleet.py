@@ -1,4 +1,4 @@
-"""One optimisation over replicas and slots, with a bound for the whole fleet."""
+"""Schedules of a fleet of replicas, with a bound for all."""
 
 from __future__ import annotations
 
@@ -33,54 +33,53 @@ from .search.schedule_search import search_schedule
 from .search.stage_split import split_stages
 
 PATIENCE = (0.5, 0.25, 1.0)
-"""Settings of the ski-rental rule tried on each replica."""
+"""Patiences of the ski-rental rule to try on each replica."""
 
 MOST_SIMULATED = 5000
-"""Requests up to which the rules are simulated on all replicas: of more, one takes a second."""
+"""Requests up to which rules are simulated on all replicas."""
 
 MOST_DISPATCHED = 500
-"""Requests up to which the policies are simulated after every rule that dispatches, and not one alone."""
+"""Requests up to which policies are simulated after every dispatch rule."""
 
 FIRST = 4
-"""Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
+"""Rules to try where shared prompts or memory may not fit."""
 
 RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
-"""Policies simulated before the others, after each dispatch rule: the best is usually among them."""
+"""Policies simulated first after each dispatch rule, as they are usually best."""
 
 RULES_SECONDS, RULES_SHARE = 0.1, 0.2
-"""Seconds, and the most of the limit, kept for the rules after the search: mostly it is better."""
+"""Seconds kept for the rules after the search, and their largest share of the limit."""
 
 FIRST_SEARCHES = 0.5
-"""Share of the seconds left in which every replica is searched once; the rest goes to those that end last."""
+"""Share of the time left for searching every replica once."""
 
 SLICE = 0.1
-"""Least seconds of search spent on a replica at a time."""
+"""Least seconds of search on a replica at a time."""
 
 SLICE_STEPS = 25
-"""Steps of the first search of a replica, where steps are limited."""
+"""Steps of a replica's first search, if steps are limited."""
 
 TRIES = 300
-"""Moves and exchanges between replicas that fail in a row before they count as level."""
+"""Moves between replicas that may fail in a row."""
 
 MOST_LEVELLED = 3000
-"""Requests up to which replicas are levelled: searches take long to make up for it with more."""
+"""Requests up to which replicas are levelled; more take too long."""
 
 NO_BASELINES = SearchParams(baseline_requests=0, baseline_share=0.0)
-"""Parameters of a search whose schedule is better than the baselines."""
+"""Parameters of a search that already has a better schedule than the baselines."""
 
 PATIENT = 4
-"""Turns without a better end after which a search limited by steps ends."""
+"""Turns without improvement after which a search limited by steps ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """
-    What planning a fleet hands back.
+    """Result of planning a fleet.
 
-    status, stopped_by: Proof status of the schedule, and the reason why the search ended.
+    status, stopped_by: Proof status of the schedule, and reason for the end.
     schedule: Replica, slot and stage of every request.
     makespan: Seconds until the last replica is done.
-    bound: Proven for the whole fleet.
+    bound: Lower bound of the whole fleet.
     seconds: Wall-clock seconds spent.
     """
 
@@ -93,7 +92,7 @@ class FleetResult:
 
     @property
     def gap(self) -> float | None:
-        """Gap of the makespan to the bound, as a fraction of the bound; None for a bound of no time."""
+        """Gap to the bound, as a fraction; None without one."""
         return gap_above(self.makespan, self.bound.proven)
 
 
@@ -105,20 +104,19 @@ def plan_fleet(
     keep: Literal["together", "spread"] = "together",
     shares: IntArray | None = None,
 ) -> FleetResult:
-    """
-    Return a schedule for all replicas and the bound that is proven for the fleet.
+    """Plan all replicas of a fleet, with the fleet's bound.
 
-    Requests go, dearest first, to the replica on which they would end first, each priced at its share of
-    stages and steps. Requests then move until all replicas would end together by the prices. Every replica's
-    schedule is searched, requests move by what the searches came to, and the rest of the time goes to the
-    replica that ends last.
+    Requests go, costliest first, to the replica on which they would end first. Each is priced at its share of
+    stages and steps. Requests then move until all replicas would end together by these prices. Every
+    replica's schedule is searched, and requests move by the results. The rest of the time goes to the replica
+    that ends last.
 
-    fleet: The job, lengths known or expected, and its replicas.
-    limits: When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
-    groups: Requests that belong together (completions to one prompt), each request in one of them; None for
-        none.
+    fleet: The job, with known or expected lengths, and its replicas.
+    limits: Stopping criteria; ``work`` counts steps of the search over all replicas. The default is 10
+        seconds.
+    groups: Requests that belong together (completions of one prompt), or None.
     keep: True if a group stays on one replica; else it spreads over all.
-    shares: The replica of each request, shape (requests,), to keep to it; None to share them out here.
+    shares: Given replica of each request, shape (requests,), or None.
     """
     limits = Limits(seconds=10.0) if limits is None else limits
     search = _FleetSearch(fleet, limits, groups, keep)
@@ -145,8 +143,6 @@ def plan_fleet(
 
 @dataclass(slots=True)
 class _Share:
-    """Requests, schedule and finish of one replica."""
-
     requests: IntArray
     problem: Problem | None
     schedule: Schedule | None
@@ -155,11 +151,11 @@ class _Share:
 
 
 class _LateError(Exception):
-    """A rule's simulation that has taken all the time it may."""
+    """Error that ends a rule's simulation at its time limit."""
 
 
 def _until(end: float, policy: Policy) -> Policy:
-    """Return a policy that gives up after a time of the clock."""
+    """Return a policy that stops at a time of the clock."""
 
     def step(state: State) -> Step:
         if time.perf_counter() > end:
@@ -170,7 +166,7 @@ def _until(end: float, policy: Policy) -> Policy:
 
 
 class _FleetSearch:
-    """The best shares found so far, and what improves them."""
+    """Best shares found, and the steps that improve them."""
 
     def __init__(self, fleet: Fleet, limits: Limits, groups: Sequence[IntArray] | None, keep: str) -> None:
         self.began = time.perf_counter()
@@ -191,24 +187,23 @@ class _FleetSearch:
 
     @property
     def left(self) -> float:
-        """Seconds left, less than none where it is late; infinite where they are not limited."""
+        """Seconds left, negative if late; infinite without a limit."""
         seconds = self._limits.seconds
         if seconds is None:
             return math.inf
         return seconds - self._for_rules(seconds) - (time.perf_counter() - self.began)
 
     def _for_rules(self, seconds: float) -> float:
-        """Return the seconds of them that are kept for the rules after the search."""
+        """Return the seconds to keep for the rules after the search."""
         return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0
 
     @property
     def _tries_rules(self) -> bool:
-        """True if rules may find a better schedule, and few enough requests to simulate them."""
+        """True if rules may find a better schedule of few requests."""
         several = 1 < len(self._busy) <= len(self._fleet) <= MOST_SIMULATED
         return several and self._groups is None and not self._fixed
 
     def _late(self) -> bool:
-        """Return whether no seconds are left."""
         return self.left <= 0
 
     @property
@@ -222,14 +217,13 @@ class _FleetSearch:
         return FleetSchedule(self._replica_of(self._shares), schedules)
 
     def _replica_of(self, shares: list[_Share]) -> IntArray:
-        """Return the replica of each request, shape (requests,)."""
         replica_of = np.empty(len(self._fleet), dtype=np.int64)
         for k, share in enumerate(shares):
             replica_of[share.requests] = k
         return replica_of
 
     def share_out(self, fixed: IntArray | None = None) -> None:
-        """Share the requests out by their load, or as given."""
+        """Share the requests out by load, or as given."""
         if fixed is not None:
             self._fixed, self._shares = True, self._scheduled_by(fixed)
             return
@@ -259,7 +253,7 @@ class _FleetSearch:
         return [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(self._busy))]
 
     def try_rules(self) -> None:
-        """Take the schedules of rules if they are better; their idle replicas take over from others."""
+        """Take schedules of rules that are better; level their idle replicas."""
         end = time.perf_counter() + max(0.0, self.left) + self._for_rules(self._limits.seconds or math.inf)
         for rule in self._rules() if self._tries_rules else ():
             if time.perf_counter() >= end:
@@ -269,12 +263,12 @@ class _FleetSearch:
                 self._shares = shares
 
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
-        """Yield policies with an initial replica of each request, the usually best policies first."""
+        """Yield policies with a dispatch of the requests, usually best first."""
         dispatched = list(self._dispatched())
         yield from product(dict.fromkeys((*RULES, *POLICIES)), dispatched)
 
     def _dispatched(self) -> Iterator[IntArray]:
-        """Yield the replica of each request by different rules, shape (requests,), the best rule first."""
+        """Yield each rule's replica of each request, shape (requests,)."""
         met = set[bytes]()
         for rule in (
             dict.fromkeys(("lpt", *DISPATCH_RULES)) if len(self._fleet) <= MOST_DISPATCHED else ("lpt",)
@@ -288,7 +282,10 @@ class _FleetSearch:
                 yield replica_of
 
     def _simulated(self, policy: str, dispatched: IntArray, end: float) -> list[_Share] | None:
-        """Return the schedules of a policy on each replica; None if it fails, is late, or evicts requests."""
+        """Simulate a policy on each replica; None if it cannot be used.
+
+        It cannot if it fails, is late, or evicts requests.
+        """
         try:
             ran = simulate_fleet(
                 self._fleet, dispatched, policy=lambda each: _until(end, policy_named(policy, each))
@@ -312,7 +309,7 @@ class _FleetSearch:
         return shares
 
     def improve(self) -> StoppedBy:
-        """Search every replica, level them, and search the one that ends last again and again."""
+        """Search every replica, level them, and search the last one repeatedly."""
         first = self.left * FIRST_SEARCHES / len(self._shares)
         steps = self._search_all(self._shares, first, 0)
         turns = 0
@@ -334,7 +331,7 @@ class _FleetSearch:
         return StoppedBy.GAVE_UP
 
     def _search_all(self, shares: list[_Share], seconds: float, steps: int) -> int:
-        """Search some replicas once, the last first; return the steps that took."""
+        """Search some replicas once, the last first; return the steps."""
         begun = steps
         for number, share in enumerate(sorted(shares, key=lambda share: -share.finish)):
             if share.problem is not None and self.left > 0.5 * SLICE and not self._worked(steps):
@@ -342,7 +339,7 @@ class _FleetSearch:
         return steps - begun
 
     def _level(self, steps: int) -> int:
-        """Move requests so that replicas end together, and search these; return the steps that took."""
+        """Move requests so that replicas end together, and search these."""
         shares = [share.requests for share in self._shares]
         ends = np.array([share.finish for share in self._shares])
         beyond = ends - [self._ends.of(k, requests) for k, requests in enumerate(shares)]
@@ -364,7 +361,7 @@ class _FleetSearch:
         return self._limits.work is not None and steps >= self._limits.work
 
     def _search(self, share: _Share, seconds: float, steps: int, turns: int = 1) -> int:
-        """Search one replica's schedule, of so many turns, after some steps; return the steps that took."""
+        """Search one replica's schedule for some turns; return the steps."""
         assert share.problem is not None
         assert share.schedule is not None
         most = None
@@ -384,7 +381,7 @@ class _FleetSearch:
         return found.iterations
 
     def _assign(self) -> IntArray:
-        """Return the replica of each request when each goes where it would end first."""
+        """Send each request to the replica on which it ends first."""
         if self._groups is None:
             dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")
             return least_loaded(self._costs, self._kind_of, self._busy, dearest)
@@ -412,10 +409,9 @@ class _FleetSearch:
 
 
 def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
-    """
-    Yield schedules of a replica made in one pass each, in more orders where not only slots are scarce.
+    """Yield schedules of a replica, each made in one pass.
 
-    One at least, no further one when it is late.
+    There is at least one, and no further one when it is late.
     """
     for patience in PATIENCE:
         yield ski_rental_schedule(problem, patience=patience).without_idle_steps(problem)
@@ -432,18 +428,20 @@ def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
 
 
 def _kept(problem: Problem, schedule: Schedule) -> Schedule | None:
-    """Return a schedule without idle steps, its stages split if that is better; None if it breaks a rule."""
+    """Return a schedule without idle steps and with its best stages.
+
+    It is None if it breaks a rule.
+    """
     schedule = split_stages(problem, schedule.without_idle_steps(problem))
     return schedule if schedule.check(problem) is None else None
 
 
 def _latest(shares: list[_Share]) -> float:
-    """Return when the last replica is done."""
     return max(share.finish for share in shares)
 
 
 def _memory_binds(fleet: Fleet, kind: int) -> bool:
-    """Return whether a kind of replica runs out of KV capacity before it runs out of slots."""
+    """Return whether KV capacity runs out before slots do."""
     replica = list(dict.fromkeys(fleet.replicas))[kind]
     if replica.kv_capacity is None:
         return False

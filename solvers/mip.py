@@ -1,4 +1,4 @@
-"""Solving the scheduling problem by one of its formulations, on one of the backends."""
+"""Formulations of the scheduling problem, solved on backends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .search.constructive import ski_rental_schedule
 
 Formulation = Literal["slot-free", "repaired", "literal"]
 CP_SAT = "cp-sat"
-"""The backend of the slot-free formulation that takes intervals; the others take linear models."""
+"""Backend of the slot-free formulation that takes intervals."""
 _NO_BETTER = "it found nothing better than the rule's schedule that it began from"
 _REFUSALS: Mapping[Formulation, Callable[[Problem], None]] = {
     "slot-free": refuse_slot_free,
@@ -55,17 +55,17 @@ def solve_full(
     limits: Limits | None = None,
     start: Schedule | None = None,
 ) -> Result:
-    """
-    Return what a formulation of the full problem gives on a backend.
+    """Solve a formulation of the full problem on a backend.
 
-    formulation: ``slot-free``; ``repaired``, the paper's (1)-(25) put right; or ``literal``, as printed,
-        whose optimum is handed back only if the referee accepts it, and whose bound is none.
+    formulation: ``slot-free``; ``repaired``, the paper's (1)-(25) with corrections; or ``literal``, as
+        printed. The optimum of ``literal`` needs the referee's approval, and is no bound.
     backend: ``cp-sat`` (slot-free only), or one of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
-    limits: The work is in the backend's unit.
-    start: A schedule to start from; without one the better of two rules' schedules, which is also what is
-        handed back where nothing better comes. The literal model takes none.
-    Raises ValueError if the formulation cannot say the problem, or the backend not take the formulation.
-    Raises ImportError if the backend's library is not installed.
+    limits: Work is in the backend's unit.
+    start: Schedule to start from; by default the better of two rules' schedules. The literal model takes
+        none.
+
+    Raises ValueError if formulation, problem and backend do not fit, and ImportError without the backend's
+    library.
     """
     limits, begun = limits or Limits(), time.perf_counter()
     if start is not None and (broken := start.check(problem)) is not None:
@@ -87,7 +87,7 @@ def solve_full(
 
 
 def _rule_schedule(problem: Problem) -> Schedule:
-    """Return the better schedule of longest first: that waits for others to join a stage, or never waits."""
+    """Return the better longest-first schedule, with or without waiting."""
     rented = ski_rental_schedule(problem).without_idle_steps(problem)
     least = rented.makespan(problem)
     listed = list_schedule(problem) or simulated_schedule(problem, "lpt", least)
@@ -95,28 +95,27 @@ def _rule_schedule(problem: Problem) -> Schedule:
 
 
 def _left(limits: Limits, begun: float) -> float | None:
-    """Return the seconds that are left of a limit."""
     if limits.seconds is None:
         return None
     return max(LEAST_LEFT, limits.seconds - (time.perf_counter() - begun))
 
 
 def _said(problem: Problem, result: Result, rule: Schedule) -> Result:
-    """Return the result with the word that its schedule is a rule's, where a backend found no better."""
+    """Remark that a rule's schedule is returned, if nothing better was found."""
     if result.makespan is None or result.makespan < rule.makespan(problem):
         return result
     return replace(result, message="; ".join(part for part in (result.message, _NO_BETTER) if part))
 
 
 class _Bounding:
-    """Our own bound, proven while a worker loads its library."""
+    """Our own bound, proven while a worker starts."""
 
     def __init__(self, problem: Problem, seconds: float | None) -> None:
         self._problem, self._seconds = problem, seconds
         self.bound = trivial_bound(problem)
 
     def __call__(self) -> None:
-        """Prove the bound, in its share of the time."""
+        """Prove the bound in its share of the time."""
         self.bound, _ = bound_within(self._problem, self._seconds)
 
 
@@ -128,10 +127,9 @@ def _modelled(
     start: Schedule | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[LinearResult, Schedule | None]:
-    """
-    Return what a backend finds out about a formulation, and the schedule that it means.
+    """Solve a formulation in a worker, and read its schedule.
 
-    The model is built in the worker as well: that can take longer than the limit, and cannot be stopped here.
+    The worker also builds the model, as that can outlast the limit.
     """
     chosen = find_backend(backend)
     outcome = run_in_worker(
@@ -169,10 +167,10 @@ def _judged(
     schedules: tuple[Schedule | None, Schedule],
     begun: float,
 ) -> Result:
-    """Return the result with the better of what was found and the start, after the referee has seen both."""
+    """Return the best schedule that the referee accepts."""
     better, best = schedules
     if better is not None and int(better.decode_steps.sum()) > int(problem.decode_steps.sum()):
-        # What a backend found by its limit may let slots stand empty for longer than any schedule needs.
+        # A schedule found at the limit may leave slots idle for longer than needed.
         better = better.without_idle_steps(problem)
     broken = None if better is None else better.check(problem)
     assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
@@ -202,7 +200,7 @@ def _status(makespan: float, proven: Bound) -> Status:
 
 
 def _stronger(ours: Bound, seconds: float | None, solver: str, version: str) -> Bound:
-    """Return the solver's bound, or our own where that is as good: it has a certificate."""
+    """Return the solver's bound, or our certified one if as good."""
     if seconds is None or seconds <= ours.seconds:
         return ours
     return Bound(

@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """Schedule at the end, and its proof."""
+    """Status of a solution and its proof."""
 
     OPTIMAL = "optimal"
-    """The solution in hand is proven best."""
+    """A solution exists and is proven best."""
     FEASIBLE = "feasible"
-    """A solution is in hand, and a better one is not ruled out."""
+    """A solution exists, and a better one may exist."""
     INFEASIBLE = "infeasible"
-    """It is proven that there is no solution."""
+    """No solution exists, with proof."""
     UNBOUNDED = "unbounded"
-    """It is proven that the objective has no least value; of linear models only."""
+    """The objective of a linear model has no least value, with proof."""
     NO_SOLUTION = "no solution"
-    """Nothing is in hand and nothing is ruled out."""
+    """No solution was found, and none is ruled out."""
 
 
 class StoppedBy(enum.StrEnum):
-    """Why a solver stopped."""
+    """Reason why a solver stopped."""
 
     PROOF = "proof"
-    """It had nothing left to prove."""
+    """Nothing was left to prove."""
     TIME = "time"
-    """The seconds of :class:`Limits` were up."""
+    """The seconds of :class:`Limits` were over."""
     WORK = "work"
     """The work of :class:`Limits` was done."""
     INTERRUPT = "interrupt"
@@ -48,17 +48,16 @@ class StoppedBy(enum.StrEnum):
     HANG = "hang"
     """The solver's library did not load, and its process was killed."""
     GAP = "gap"
-    """The gap asked for was reached."""
+    """The requested gap was reached."""
     STALLED = "no improvement"
-    """There was no better schedule for the seconds given."""
+    """No better schedule came for the given seconds."""
     GAVE_UP = "gave up"
-    """The solver ended of its own accord with nothing proven."""
+    """The solver ended without a proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """
-    When a solver has to stop.
+    """Stopping criteria of a solver.
 
     Parameters
     ----------
@@ -66,21 +65,20 @@ class Limits:
         Wall-clock seconds, or None for no limit.
     work
         Units of the solver's own work (iterations, branch-and-bound nodes), or None for no limit. With one
-        thread, the same work and the same seed give the same schedule; a bound that takes a search may
-        differ, as that is given five seconds.
+        thread, the same work and seed give the same schedule. The bound may differ, as it has a time limit.
     threads
         Threads the solver may use.
     seed
-        Seed of everything random in it.
+        Seed of all random numbers.
     gap
-        Gap to the proven bound, as a fraction of it, at which a search ends; None to continue to a proof.
+        Gap to the bound, as a fraction, at which a search ends; None to continue to a proof.
     stalled
         Seconds without a better schedule after which a search ends; None to continue.
 
     Raises
     ------
     ValueError
-        If a limit cannot be kept.
+        If a limit is out of range.
     """
 
     seconds: float | None = None
@@ -111,36 +109,34 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result(Shown):
-    """
-    What a solver of the scheduling problem hands back.
+    """Result of a solver.
 
     Parameters
     ----------
     status
-        What is known.
+        Status of the schedule and its proof.
     stopped_by
-        Why the solver stopped.
+        Reason for the end.
     schedule
-        The best schedule found, which the referee accepts, or None.
+        Best valid schedule found, or None.
     makespan
-        Its seconds by the problem's cost model, or None without a schedule.
+        Seconds of the schedule by the problem's cost model, or None.
     bound
-        The best bound proven, or None if the solver proves none.
+        Best lower bound, or None if the solver proves none.
     seconds
         Wall-clock seconds spent.
     solver
-        The solver's name.
+        Name of the solver.
     version
-        The version of the solver, or of the library beneath it.
+        Version of the solver, or of its library.
     message
-        What else a person should know (why a solver crashed, why its answer was refused); empty if nothing.
+        Remark for the user, such as the reason of a crash; may be empty.
     repeatable
-        The best bound that a checker can derive again without the solver, or None if none is known.
+        Best bound that a checker can derive again without the solver, or None.
     improvements
-        Seconds and makespan of each better schedule, the last of them this one; empty from other solvers than
-        the search.
+        Seconds and makespan of each better schedule, up to the last; empty for solvers other than ``search``.
     bounds
-        Seconds and value of each better bound of the search.
+        Seconds and value of each better bound of ``search``.
     """
 
     status: Status
@@ -157,7 +153,7 @@ class Result(Shown):
     bounds: tuple[tuple[float, float], ...] = ()
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield what was found and what is proven."""
+        """Yield the schedule's and the bound's figures."""
         yield "Result", f"{self.status}, stopped by {self.stopped_by}"
         yield "makespan", seconds(self.makespan)
         yield "lower bound", None if self.bound is None else seconds(self.bound.seconds)
@@ -167,14 +163,14 @@ class Result(Shown):
         yield "message", self.message or None
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with seconds, makespan and bound at each change of either."""
+        """Return seconds, makespan and bound at each change, as a data frame."""
         import pandas as pd
 
         return pd.DataFrame(self.trace, columns=["seconds", "makespan", "bound"])
 
     @property
     def trace(self) -> tuple[tuple[float, float, float], ...]:
-        """Seconds, makespan and bound at each change of either; infinite and 0 before the first."""
+        """Seconds, makespan and bound at each change, at first infinite and 0."""
         makespan, bound, points = math.inf, 0.0, list[tuple[float, float, float]]()
         changes = [(at, value, True) for at, value in self.improvements]
         for at, value, is_makespan in sorted([*changes, *((at, value, False) for at, value in self.bounds)]):
@@ -184,5 +180,5 @@ class Result(Shown):
 
     @property
     def gap(self) -> float | None:
-        """Gap of the makespan to the bound, as a fraction of the bound; None without both."""
+        """Gap to the bound, as a fraction; None without a bound."""
         return gap_above(self.makespan, None if self.bound is None else self.bound.proven)

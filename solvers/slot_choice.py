@@ -1,4 +1,4 @@
-"""Choice of slots: the fewest with which a job is as fast as memory and costs allow."""
+"""Choice of slots: the fewest that are as fast as possible."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .search.constructive import ski_rental_schedule
 from .search.schedule_search import search_schedule
 
 PROMISING = 1e-2
-"""Relative distance from the best quick makespan within which a number of slots may be searched."""
+"""Largest distance from the best quick makespan for a search."""
 
 WORTH_A_SLOT = 1e-3
-"""Relative makespan that more slots must save; within it, fewer are taken."""
+"""Relative makespan that more slots must save."""
 
 STEP = 1.25
 """Ratio of neighbouring numbers of slots in the first look."""
@@ -25,12 +25,11 @@ STEP = 1.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTrial:
-    """
-    One number of slots, and what was reached with it.
+    """One number of slots and its result.
 
-    slots: The number.
+    slots: Number of slots.
     makespan: Makespan of the best schedule found, seconds.
-    bound: Proven bound with these slots, seconds.
+    bound: Lower bound with these slots, seconds.
     """
 
     slots: int
@@ -42,17 +41,15 @@ class SlotTrial:
 def choose_slots(
     problem: Problem, *, seconds: float, seed: int = 0, most: int | None = None
 ) -> tuple[SlotTrial, ...]:
-    """
-    Return the numbers of slots tried, best first.
+    """Try numbers of slots; return them with the best first.
 
-    More slots never cost anything by the cost model, so what bounds them is memory, and the prefill stages
-    it brings when requests have to wait for room. A ladder of numbers is tried with schedules made in one
-    pass, then its best rungs' neighbours, then the schedule search on the best few; among those within
-    :data:`WORTH_A_SLOT` of the best, the fewest slots come first.
+    By the cost model more slots cost nothing, so memory limits them: requests that wait for room need more
+    prefill stages. A ladder of numbers is tried with schedules made in one pass, then the neighbours of the
+    best. The schedule search compares the best few. Among those within :data:`WORTH_A_SLOT` of the best, the
+    fewest slots come first.
 
-    problem: The problem; its own number of slots is not looked at.
-    seconds: Wall-clock limit of the searches together.
-    most: The most slots to try, such as those that the cost model was measured with; None for all that fit.
+    seconds: Wall-clock limit of all searches.
+    most: Most slots to try, such as those that the cost model was measured with; None for all that fit.
     """
     fitting = _most_that_fit(problem)
     most = fitting if most is None else min(fitting, most)
@@ -95,7 +92,7 @@ def _quick(problem: Problem, slots: int) -> SlotTrial:
 
 
 def _most_that_fit(problem: Problem) -> int:
-    """Return how many requests could ever run together: those that hold least at their start."""
+    """Return how many requests could ever run together."""
     if problem.kv_capacity is None:
         return len(problem)
     held = np.cumsum(np.sort(problem.kv_at_start))

@@ -1,4 +1,4 @@
-"""One call for every solver: a problem in, a result out."""
+"""One function for every solver: from a problem to a result."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .search.schedule_search import ScheduleSearch
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
 DEFAULT_SECONDS = 1.2
-"""Seconds of a search without a limit; with start-up a plan takes two."""
+"""Seconds of a search without a limit."""
 FEW_BOUND_SHARE = 0.4
-"""Most of the time that the bound of few requests gets; it usually ends earlier by itself."""
+"""Largest share of the time for the bound of few requests."""
 NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE = 0.1, 0.05
-"""Shares of search and bound where an exact search is near, or nothing else as memory is scarce."""
+"""Shares of search and bound where an exact search is near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Task:
 
     limits: Limits
     initial: Schedule | None
-    """A schedule to improve on, for solvers that can."""
+    """Schedule to improve on, for solvers that can."""
     params: SearchParams
     on_improvement: Callable[[TracePoint], None] | None
-    """Called with each better schedule's seconds, makespan and bound, by a search."""
+    """Function that a search calls with each better schedule."""
 
 
 def solve(
@@ -57,30 +57,28 @@ def solve(
     params: SearchParams | None = None,
     on_improvement: Callable[[TracePoint], None] | None = None,
 ) -> Result:
-    """
-    Return the best schedule a solver finds, with the bound that is proven.
+    """Solve a problem; return the best schedule and bound.
 
     Parameters
     ----------
     problem
-        The problem. Every request is taken to be there at the start.
+        Problem; arrival times are ignored.
     solver
         A key of :data:`SOLVERS`.
     limits
-        When to stop; after :data:`DEFAULT_SECONDS` by default.
+        Stopping criteria; :data:`DEFAULT_SECONDS` by default.
     initial
-        A schedule to improve on, for solvers that can; ``lpt-ski`` and the literal model cannot.
+        Schedule to improve on; ``lpt-ski`` and the literal model take none.
     params
-        Phases of ``search`` with their values and shares of time, and arguments of its bound; other
-        solvers ignore them.
+        Parameters of ``search`` and its bound; other solvers ignore them.
     on_improvement
-        Called by ``search`` with a :class:`~batchbound.solvers.search.incumbent.TracePoint` for each better
-        schedule: seconds since the start, makespan, and bound.
+        Function that ``search`` calls for each better schedule with a
+        :class:`~batchbound.solvers.search.incumbent.TracePoint`: seconds since the start, makespan, bound.
 
     Raises
     ------
     ValueError
-        If there is no such solver or phase, or ``initial`` breaks a rule of the problem.
+        If the solver or a phase is unknown, or ``initial`` breaks a rule of the problem.
     """
     chosen = SOLVERS.get(solver)
     if chosen is None:
@@ -94,12 +92,12 @@ def solve(
 
 
 def _search(problem: Problem, task: Task) -> Result:
-    """Baselines, bound, phases of the search, and for few requests the exact search."""
+    """Run baselines, bound, phases and, for few requests, the exact search."""
     return _Search(problem, task).run()
 
 
 class _Search:
-    """One run of the default solver, whose parts share its seconds."""
+    """One run of the default solver."""
 
     def __init__(self, problem: Problem, task: Task) -> None:
         limits, params = task.limits, task.params
@@ -124,7 +122,7 @@ class _Search:
         self._bounds: list[tuple[float, float]] = []
 
     def run(self) -> Result:
-        """Run all parts; what an interrupt ends hands back its best schedule."""
+        """Run all parts; after an interrupt return the best schedule."""
         best, exact, interrupted = self._search.incumbent, None, False
         try:
             self._search.begin(self._task.initial)
@@ -145,7 +143,7 @@ class _Search:
         self._bounds.append((time.perf_counter() - self._begun, self._bound.seconds))
 
     def _exact(self) -> ExactOutcome | None:
-        """Return what the exact search finds in the time left, None where it does not run."""
+        """Run the exact search in the time left, if it applies."""
         best, task = self._search.incumbent, self._task
         if not self._few or self._seconds is None or best.good_enough:
             return None
@@ -200,7 +198,7 @@ def _exact(problem: Problem, task: Task) -> Result:
 
 
 def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
-    """Return the optimum that an exact search has proven, with its certificate, or our own bound."""
+    """Return the proven optimum with its certificate, or our own bound."""
     proven = found.bound(problem)
     if proven is None or ours.seconds >= proven.seconds:
         return ours
@@ -242,7 +240,7 @@ def _version() -> str:
 
 
 def limits_heeded(solver: str) -> frozenset[str]:
-    """Return the fields of :class:`~.result.Limits` that have an effect on a solver or backend of a name."""
+    """Return the fields of :class:`~.result.Limits` that a solver obeys."""
     if solver == "lpt-ski":
         return frozenset()
     # A formulation is named with its backend.
@@ -275,4 +273,4 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         },
     }
 )
-"""Every solver by name; a formulation of the full problem is named with the backend that solves it."""
+"""All solvers by name; a formulation's name includes its backend."""

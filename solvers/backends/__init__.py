@@ -1,1 +1,1 @@
-"""Solver libraries behind one neutral linear model, each in a process of its own."""
+"""Solver libraries behind one linear model, each in its own process."""

@@ -1,4 +1,4 @@
-"""Backends: the libraries that solve a linear model, their capabilities and their results."""
+"""Backends: libraries that solve a linear model, and their capabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..result import Limits, Status, StoppedBy
 from .worker import Desk
 
 HUGE = 1e20
-"""From here on a solver's number means "none"."""
+"""A solver's numbers from here on mean "none"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Answer:
     """A backend's unchecked result.
 
     proof: OPTIMAL, INFEASIBLE or UNBOUNDED if proven, else None.
-    limit: The limit that stopped it without a proof.
-    values: Its best solution, shape (columns,), or None.
-    bound: Its lower bound on the objective, the offset included, or None.
-    infeasible_or_unbounded: One of the two is proven, but not which.
+    limit: Limit that stopped the backend without a proof.
+    values: Best solution, shape (columns,), or None.
+    bound: Lower bound on the objective, including the offset, or None.
+    infeasible_or_unbounded: True if one of the two is proven, but not which.
     """
 
     proof: Status | None
@@ -43,12 +43,12 @@ class BackendModule(Protocol):
     def solve(
         self, backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
     ) -> Answer:
-        """Translate the model, solve it, and return the result.
+        """Translate the model, solve it and return the result.
 
-        backend: Its row of the table: a module may drive several.
-        model: With at least one column.
-        limits: For work, threads and seed; the seconds left are ``desk.remaining()``.
-        start: A warm start, or None; ignored by a backend that takes none.
+        backend: Row of the table, as a module may drive several.
+        model: Model with at least one column.
+        limits: Work, threads and seed; ``desk.remaining()`` tells the seconds left.
+        start: Warm start, or None.
         desk: Receives intermediate solutions, as ``desk.report("incumbent", values)``.
         """
 
@@ -57,12 +57,12 @@ class BackendModule(Protocol):
 class Backend:
     """Row of the capability table.
 
-    name: Its name for users.
-    module: The module that drives it (a :class:`BackendModule`).
-    imports: Packages which that module imports.
-    distribution: The library's package, for its version.
-    whole_numbers_only: It solves only models with whole columns and coefficients.
-    threads: It can use several threads.
+    name: Name for users.
+    module: Module that drives it (a :class:`BackendModule`).
+    imports: Packages that the module imports.
+    distribution: Package of the library, for its version.
+    whole_numbers_only: True if it solves only models with whole columns and coefficients.
+    threads: True if it can use several threads.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Backend:
 
     @property
     def installed(self) -> bool:
-        """True if its library is installed; the check imports nothing."""
+        """True if its library is installed; nothing is imported to check."""
         return importlib.util.find_spec(self.imports.split(".")[0]) is not None
 
     @property
     def version(self) -> str:
-        """The library's package and version."""
+        """Package and version of the library."""
         return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
 
     def refusal(self, model: LinearModel) -> str | None:
-        """Return why the backend can't be trusted with ``model``, or None if it can."""
+        """Return why the backend cannot be trusted with a model, or None."""
         if not self.whole_numbers_only:
             return None
         if not model.integer.all():
@@ -99,7 +99,10 @@ class Backend:
 
 
 def whole_scale(costs: FloatArray) -> int | None:
-    """Return the least power of ten that makes all ``costs`` whole numbers, or None if 1e9 does not."""
+    """Return the power of ten that makes all costs whole, or None.
+
+    It is None if 1e9 is not enough.
+    """
     for power in range(10):
         scaled = costs * 10.0**power
         if np.allclose(scaled, np.round(scaled), rtol=1e-12, atol=1e-9) and (np.abs(scaled) < 2**50).all():
@@ -142,7 +145,7 @@ BACKENDS: dict[str, Backend] = {
 def solve_here(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return the backend's result, computed in this process (a worker's)."""
+    """Solve a model in this process, which is a worker."""
     importlib.import_module(backend.imports)
     module: BackendModule = importlib.import_module(backend.module)
     desk.ready()
@@ -157,7 +160,7 @@ def answered(
     start: FloatArray | None,
     desk: Desk,
 ) -> Answer:
-    """Return a backend's result; solve again if it leaves infeasible or unbounded open."""
+    """Solve a model, and decide between infeasible and unbounded."""
     answer = module.solve(backend, model, limits, start, desk)
     if not answer.infeasible_or_unbounded:
         return answer

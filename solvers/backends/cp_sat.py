@@ -1,4 +1,4 @@
-"""CP-SAT on the slot-free problem, with its own intervals. Imported in workers only."""
+"""CP-SAT on the slot-free problem, imported in workers only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Columns:
 
 
 class _Incumbents(cp_model.CpSolverSolutionCallback):
-    """Callback that reports every better solution, and the bound."""
+    """Callback that reports each better solution and bound."""
 
     def __init__(self, columns: _Columns, desk: Desk) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class _Incumbents(cp_model.CpSolverSolutionCallback):
 def solve_intervals(
     model: IntervalModel, limits: Limits, start: IntArray | None, desk: Desk
 ) -> dict[str, object]:
-    """Return CP-SAT's unchecked result for the slot-free problem.
+    """Solve the slot-free problem with CP-SAT, unchecked.
 
     limits: Work is in milliseconds of deterministic time.
-    start: A warm start or None: each request's decode step of start, and its prefill stage, shape (2,
-        requests).
+    start: Each request's first decode step and prefill stage, shape (2, requests), or None.
     desk: Receives better solutions and bounds.
-    returns: ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective
-        in the model's units; ``limit``: the limit that stopped it without a proof.
+
+    The result has ``starts`` (as ``start``), ``bound`` (a lower bound in the model's units) and ``limit``
+    (the limit that stopped it without a proof).
     """
     desk.ready()
     cp = cp_model.CpModel()
@@ -80,13 +80,13 @@ def solve_intervals(
 
 
 def _places(columns: _Columns, value: Callable[[cp_model.IntVar], int]) -> IntArray:
-    """Return the decode step each request starts at and its stage in a solution, shape (2, requests)."""
+    """Return each request's first decode step and stage, shape (2, requests)."""
     stages = [next(k for k, column in enumerate(row) if value(column)) for row in columns.in_stage]
     return np.array([[value(start) for start in columns.starts], stages])
 
 
 def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
-    """Add the stages' times, in order, used ones first, and each request's place among them."""
+    """Add the stages' times, and each request's place among them."""
     count, requests, longest = model.stages, range(len(model.lengths)), int(model.lengths.max())
     times = [cp.new_int_var(0, model.horizon if k else 0, f"t{k}") for k in range(count)]
     opened = [cp.new_bool_var(f"z{k}") for k in range(count)]
@@ -114,7 +114,6 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
 
 
 def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """Limit concurrent requests to the slots, and each slot's decode steps to the total."""
     intervals = [
         cp.new_fixed_size_interval_var(start, int(length), "")
         for start, length in zip(columns.starts, model.lengths, strict=True)
@@ -127,7 +126,6 @@ def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> Non
 
 
 def _order(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """Let the first of interchangeable requests start first."""
     for group in model.groups:
         for first, second in zip(group[:-1].tolist(), group[1:].tolist(), strict=True):
             cp.add(columns.starts[first] <= columns.starts[second])
@@ -141,9 +139,9 @@ def _token_cap(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) ->
 
 
 def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
-    """Keep the KV tokens under the capacity in the last decode step of each request.
+    """Keep the KV tokens under the capacity.
 
-    Held tokens grow until a request ends, so their peak is in such a decode step.
+    Held tokens grow until a request ends, so their peak is in the last decode step of some request.
     """
     capacity = model.kv_capacity
     peaks = model.kv_at_start + model.lengths - 1

@@ -1,4 +1,4 @@
-"""Formulation built and solved in a worker, both within the limit."""
+"""Formulations that are built and solved in a worker."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Built: TypeAlias = FullModel | SlotFreeModel
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """Result of a backend for a formulation, without the columns' values.
+    """Result of a backend for a formulation.
 
-    found: The backend's result.
-    schedule: Its solution as a schedule, not yet checked by the referee.
+    found: The backend's result, without the columns' values.
+    schedule: Its schedule, not yet checked by the referee.
     """
 
     found: LinearResult
@@ -49,12 +49,14 @@ class Solved:
 def solve_formulation(
     problem: Problem, formulation: str, backend: Backend, limits: Limits, start: Schedule | None, desk: Desk
 ) -> Solved | str:
-    """Return a backend's result for a formulation, or why it cannot be trusted with the model.
+    """Build a formulation and solve it.
 
-    problem: One that the formulation does not refuse.
+    Returns a text if the backend cannot be trusted with the model.
+
+    problem: Problem that the formulation does not refuse.
     formulation: ``literal``, ``repaired`` or ``slot-free``.
     backend, limits: As for :func:`~.linear.solve_linear`.
-    start: A schedule for a warm start, or None; the literal model takes none.
+    start: Schedule for a warm start, or None; the literal model takes none.
     desk: Receives ``built`` once the model is built, and schedules as they are found.
     """
     begun = time.monotonic()
@@ -74,7 +76,7 @@ def solve_formulation(
 def _built(
     problem: Problem, formulation: str, start: Schedule | None
 ) -> tuple[Built, Callable[[FloatArray], Schedule], FloatArray | None]:
-    """Return a model, the reader of its solutions, and the warm start as a solution."""
+    """Return a model, its reader of solutions and the warm start."""
     if formulation == "slot-free":
         free = slot_free_model(problem)
         return (
@@ -94,14 +96,12 @@ def _built(
 
 
 class _Reader:
-    """Reader of solutions that pass our check."""
-
     def __init__(self, built: Built, read: Callable[[FloatArray], Schedule]) -> None:
         self._model, self._read = built.model, read
         self._last: object = None
 
     def better(self, values: object) -> Schedule | None:
-        """Return a reported solution as a schedule, if it is one."""
+        """Return a reported solution as a schedule, if it is better."""
         self._last = values
         point = self._model.rounded(np.asarray(values))
         return self._read(point) if self._model.violation(point) is None else None

@@ -1,4 +1,4 @@
-"""HiGHS. Imported in workers only."""
+"""HiGHS, imported in workers only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIMITS = {
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return HiGHS's result."""
+    """Solve a model with HiGHS."""
     solver = SilentHighs(callbacks=True)
     places = (model.matrix.indptr.astype(np.int64), model.matrix.indices.astype(np.int64))
     ends = (model.row_lower, model.row_upper, model.lower, model.upper)

@@ -1,4 +1,4 @@
-"""Solve a linear model on a backend, in a process of its own, and check the result."""
+"""Linear models solved in another process, with checked results."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .worker import Outcome, run_in_worker
 
 
 class BackendError(ValueError):
-    """An unknown backend, or one that can't be trusted with the model."""
+    """Error of an unknown backend, or of a model unsuitable for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearResult:
     """Checked result of a linear model.
 
-    status: The solution's status and proof.
-    stopped_by: Why the backend stopped.
-    values: The best solution, checked against the model's rows and bounds by us; shape (columns,), or None.
-    objective: The model's objective at ``values``, computed by us, or None.
-    bound: A proven lower bound on the objective, or None if the backend has none.
+    status: Status and proof of the solution.
+    stopped_by: Reason for the end.
+    values: Best solution, checked against the model, shape (columns,), or None.
+    objective: Objective of ``values``, computed by us, or None.
+    bound: Proven lower bound on the objective, or None.
     seconds: Wall-clock seconds, including the worker's start.
-    backend, version: The solver.
-    message: Further information for people; empty if there is none.
+    backend, version: Solver and its version.
+    message: Remark for the user; may be empty.
     """
 
     status: Status
@@ -55,12 +55,12 @@ def solve_linear(
     the model. The start is returned if no better solution is found.
 
     backend: A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
-    limits: The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic
-        time. Seconds include the worker's start. A backend without such settings ignores threads and seed.
-    start: A warm start, shape (columns,), or None.
-    raises BackendError: There is no such backend, or it can't be trusted with this model.
-    raises ImportError: The backend's library is not installed.
-    raises ValueError: ``start`` is not a solution.
+    limits: Work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic time.
+        Seconds include the worker's start. A backend without such settings ignores threads and seed.
+    start: Warm start, shape (columns,), or None.
+
+    Raises BackendError for an unknown or unsuitable backend, ImportError if its library is missing, and
+    ValueError if ``start`` is not a solution.
     """
     chosen = find_backend(backend)
     limits = limits or Limits()
@@ -79,10 +79,9 @@ def solve_linear(
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend of this name, with its library installed.
+    """Return a backend by name, with its library installed.
 
-    raises BackendError: There is none.
-    raises ImportError: Its library is missing.
+    Raises BackendError if there is none, and ImportError without its library.
     """
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}")
@@ -95,12 +94,12 @@ def find_backend(name: str) -> Backend:
 
 
 def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome) -> LinearResult:
-    """Return the best checked point, and the proof as far as it agrees with the points.
+    """Return the best checked solution and the proof that it supports.
 
-    model: The solved model.
+    model: Solved model.
     backend: Its solver.
-    start: The warm start, or None.
-    outcome: The worker's outcome, with an :class:`Answer` if it finished.
+    start: Warm start, or None.
+    outcome: Outcome of the worker, with an :class:`Answer` if it finished.
     """
     answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
     points = (answer.values, outcome.reports.get("incumbent"), start)
@@ -146,11 +145,13 @@ def _best_of(model: LinearModel, points: Sequence[object]) -> tuple[FloatArray |
 def _believed(
     claim: Status | None, bound: float | None, objective: float | None
 ) -> tuple[Status | None, float | None, str]:
-    """Return a backend's claim and bound as far as they agree with a checked solution, and the conflict.
+    """Return the part of a backend's claim that solutions do not contradict.
 
     claim: Optimal, infeasible, unbounded, or None.
-    bound: The backend's lower bound.
-    objective: Objective of the best checked solution; None if there is none.
+    bound: Lower bound by the backend.
+    objective: Objective of the best checked solution, or None.
+
+    The last value describes the conflict, if any.
     """
     if claim is Status.INFEASIBLE and objective is not None:
         return None, None, "the backend calls the model infeasible, which has a checked solution"

@@ -1,4 +1,4 @@
-"""OR-Tools' MathOpt, with SCIP or CP-SAT beneath it. Imported in workers only."""
+"""SCIP and CP-SAT through OR-Tools' MathOpt, imported in workers only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ENDLESS = "found value: -inf; invalid PrimalSolutionProto.objective_value"
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return the result of SCIP or CP-SAT, as ``backend`` names."""
+    """Solve a model with SCIP or CP-SAT, as ``backend`` names."""
     cp_sat = backend.whole_numbers_only
     scale = (whole_scale(model.objective) or 1) if cp_sat else 1
     translated = mathopt.Model.from_model_proto(_proto(model, scale))
@@ -104,7 +104,10 @@ def _parameters(limits: Limits, seconds: float | None, cp_sat: bool) -> mathopt.
 
 
 def _limit(found: mathopt.SolveResult, limits: Limits, desk: Desk, cp_sat: bool) -> StoppedBy | None:
-    """Return the limit that stopped it. CP-SAT calls its time and work limits both "undetermined"."""
+    """Return the limit that stopped the solver.
+
+    CP-SAT calls both its limits "undetermined".
+    """
     limit = _LIMITS.get(found.termination.limit) if found.termination.limit is not None else None
     if limit is not None or not cp_sat or found.termination.limit is None:
         return limit
@@ -112,7 +115,10 @@ def _limit(found: mathopt.SolveResult, limits: Limits, desk: Desk, cp_sat: bool)
 
 
 def _proto(model: LinearModel, scale: int) -> model_pb2.ModelProto:
-    """Return the model in bulk without the offset: column by column takes six times as long."""
+    """Return the model in bulk, without the offset.
+
+    Column by column takes six times as long.
+    """
     proto = model_pb2.ModelProto()
     proto.variables.ids.extend(range(model.columns))
     proto.variables.lower_bounds.extend(model.lower.tolist())

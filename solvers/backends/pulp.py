@@ -1,4 +1,4 @@
-"""CBC through PuLP. Imported in workers only."""
+"""CBC through PuLP, imported in workers only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .backend import Answer, Backend
 from .worker import Desk
 
 OWN_SHARE = 0.8
-"""Share of the time passed on to CBC, as it checks the clock only between rounds of cuts."""
+"""Share of the time for CBC, which rarely checks the clock."""
 
 _BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 
@@ -28,10 +28,10 @@ _BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return CBC's result.
+    """Solve a model with CBC.
 
-    PuLP calls a solution at a time limit "Optimal", and has an objective value even without a solution: only
-    its solution status is used. It does not expose CBC's bound, which is read from the log.
+    PuLP calls a solution at a time limit "Optimal", and has an objective value even without a solution. So
+    only its solution status is used. It does not expose CBC's bound, which is read from the log.
     """
     begun = time.monotonic()
     problem, columns = _translated(model)
@@ -109,7 +109,10 @@ def _limit(log: str, desk: Desk) -> StoppedBy | None:
 
 
 def _bound(log: str, model: LinearModel, proof: Status | None) -> float | None:
-    """Return the last bound of a log: eight digits, in thousandths, either perhaps rounded up."""
+    """Return the last bound in a log, rounded down.
+
+    The log has eight digits, or thousandths.
+    """
     if proof is not None or not (found := _BOUND.findall(log)):
         return None
     last = {words: float(number) for words, number in found}

@@ -1,4 +1,4 @@
-"""SCIP through PySCIPOpt. Imported in workers only."""
+"""SCIP through PySCIPOpt, imported in workers only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMITS = {
 
 
 class _Incumbents(Eventhdlr):
-    """Event handler that reports every better solution."""
+    """Event handler that reports each better solution."""
 
     def __init__(self, names: tuple[str, ...], desk: Desk) -> None:
         self.names = names
@@ -45,7 +45,10 @@ class _Incumbents(Eventhdlr):
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return SCIP's result. The model is passed as a file, as rows take PySCIPOpt six times as long."""
+    """Solve a model with SCIP.
+
+    The model is a file, as rows take PySCIPOpt six times as long.
+    """
     scip = Model()
     scip.hideOutput()
     handle, path = tempfile.mkstemp(suffix=".mps")

@@ -1,8 +1,8 @@
-"""One process per solve, as a solver's library may crash, hang or clash with another one.
+"""One process per solve, as a solver's library may crash or hang.
 
 The parent starts a fresh interpreter in its own session, sends it the task over a pipe, and collects its
-reports. At the deadline, counted from the call on, or on Ctrl-C, the task is asked to stop. If it doesn't, it
-is killed with all its children. Earlier reports are kept. A worker without its parent ends itself.
+reports. At the deadline, or on Ctrl-C, the task is asked to stop. If it does not, it is killed with all its
+children. Earlier reports are kept. A worker without its parent ends itself.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..result import StoppedBy
 logger = logging.getLogger(__name__)
 
 START_UP_SECONDS = 60.0
-"""Seconds to import a library before a worker counts as hung; larger tolerates slower disks."""
+"""Seconds to import a library; larger tolerates slower disks."""
 GRACE_SECONDS = 1.5
 """Seconds for an interrupted solver to report its best solution."""
 GRACE_AT_LIMIT = (0.08, 0.08)
-"""The same at its limit: seconds, and a share of the limit. Limits are kept to 0.2 s and a tenth."""
+"""The same at a limit: seconds, and share of the limit."""
 
 _BOOT = """
 import sys, pickle
@@ -49,11 +49,11 @@ serve(channel)
 class Outcome:
     """Outcome of a task.
 
-    answer: The task's return value, or None if it did not finish.
-    reports: The last value reported under each name.
+    answer: Return value of the task, or None if it did not finish.
+    reports: Last value reported under each name.
     stopped_by: None if the task ended by itself, else the reason.
     seconds: Wall-clock seconds, including the worker's start.
-    message: The error of a crash; empty if there was none.
+    message: Error of a crash; else empty.
     """
 
     answer: object
@@ -67,8 +67,8 @@ class Outcome:
 class Desk:
     """A task's channel to its parent: reports, and requests to stop.
 
-    send: Carries a message to the parent.
-    deadline: Monotonic clock reading at which the task must be done, or None.
+    send: Sends a message to the parent.
+    deadline: Time of the monotonic clock when the task must be done, or None.
     """
 
     send: Callable[[tuple[str, object]], None]
@@ -82,21 +82,24 @@ class Desk:
         self.send(("ready", None))
 
     def read_incumbents(self, read: Callable[[object], object]) -> None:
-        """Convert each incumbent with ``read`` before it is reported; skip those that give None."""
+        """Convert each incumbent before it is reported.
+
+        Those that ``read`` turns into None are skipped.
+        """
         self._read = read
 
     def report(self, name: str, value: object) -> None:
-        """Report a value (such as the best solution so far), replacing the last one of this name."""
+        """Report a value, in place of the last one of this name."""
         if name == "incumbent" and self._read is not None and (value := self._read(value)) is None:
             return
         self.send(("report", (name, value)))
 
     def remaining(self) -> float | None:
-        """Return the seconds left, at least a hundredth, or None without a limit."""
+        """Return the seconds left, at least 0.01; None without a limit."""
         return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` from another thread when the task is asked to stop."""
+        """Call ``stop`` from another thread when the task should stop."""
         self._stop = stop
         if self._stopping.is_set():
             stop()
@@ -107,9 +110,9 @@ class Desk:
         return self._stopping.is_set()
 
     def what_stopped(self, work: int | None) -> StoppedBy | None:
-        """Return which limit stopped a solver that does not report it.
+        """Return the limit that stopped a solver which does not name it.
 
-        work: Its work limit. Without one it was the time, even if not quite up: CP-SAT stops early.
+        Without a limit of ``work`` it was the time, even a little early: CP-SAT stops early.
         """
         if self.stopping:
             return StoppedBy.INTERRUPT
@@ -133,13 +136,14 @@ def run_in_worker(
     *,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Call a function in a process of its own and return the outcome.
+    """Call a function in another process and return the outcome.
 
-    module, function: Names of the function, which is called with the task's entries and a :class:`Desk`.
-    task: Its picklable arguments.
+    module, function: Names of the function, which takes the task's entries and a :class:`Desk`.
+    task: Picklable arguments.
     seconds: Wall-clock limit, including the process's start and imports, or None.
-    meanwhile: Called here while the worker starts: loading a library takes up to a second.
-    raises KeyboardInterrupt: A second Ctrl-C while the task reports its best.
+    meanwhile: Function to call here while the worker starts, which takes up to a second.
+
+    Raises KeyboardInterrupt on a second Ctrl-C while the task reports its best.
     """
     begun = time.monotonic()
     here, there = Pipe()
@@ -170,7 +174,7 @@ def run_in_worker(
 
 
 class _Call:
-    """The parent's side of one task."""
+    """The parent's side of a task."""
 
     def __init__(self, channel: Connection, seconds: float | None) -> None:
         self.channel = channel
@@ -188,7 +192,7 @@ class _Call:
         self.asked = False
 
     def hold(self, messages: Sequence[object], meanwhile: Callable[[], None]) -> None:
-        """Send the worker's input, and listen until it has ended or was stopped."""
+        """Send the task, and listen until the worker ends."""
         try:
             for message in messages:
                 self.send(message)
@@ -272,7 +276,7 @@ def _last_words(code: int, log: IO[bytes]) -> str:
 
 
 def serve(channel: Connection) -> None:
-    """Run the one task that arrives on ``channel``, in this process. The worker's main function."""
+    """Run the one task that arrives on ``channel``, as a worker."""
     # The parent handles a terminal's Ctrl-C; children of ours install their own handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, function, task, deadline = pickle.loads(channel.recv_bytes())

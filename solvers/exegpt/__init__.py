@@ -1,1 +1,1 @@
-"""The search of execution configurations under a latency bound."""
+"""Search for execution configurations under a latency bound."""

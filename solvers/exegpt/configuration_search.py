@@ -11,17 +11,18 @@ import numpy as np
 
 Point = tuple[int, ...]
 Evaluate = Callable[[Point], tuple[float, float]]
-"""Return latency (seconds) and throughput (requests a second); infeasible means infinite latency."""
+"""Latency (s) and throughput (requests/s) at a point; infinite latency if infeasible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
     """Whole-number control variable.
 
-    name: Its control.
+    name: Name of the control.
     low, high: Its range, both included.
-    rises: True if latency and throughput rise with it, false if they fall.
-    raises ValueError: The range is empty.
+    rises: True if latency and throughput rise with it, False if they fall.
+
+    Raises ValueError if the range is empty.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Variable:
             raise ValueError(f"{self.name} ranges from {self.low} to {self.high}: nothing")
 
     def value(self, step: int) -> int:
-        """Return the value at a step, counted from the end of low latency and throughput."""
+        """Return the value at a step from the end of low latency."""
         return self.low + step if self.rises else self.high - step
 
 
@@ -44,7 +45,7 @@ class Violations:
 
     pairs: Pairs of points with one beyond the other in every variable.
     latency, throughput: Pairs in which it falls by more than the tolerance.
-    worst_latency, worst_throughput: The largest fall, as a fraction.
+    worst_latency, worst_throughput: Largest fall, as a fraction.
     """
 
     pairs: int
@@ -58,9 +59,9 @@ class Violations:
 class SearchResult:
     """Result of a configuration search.
 
-    best: Values of the variables; None if no configuration meets the bound. It is within the gap of every
-        configuration of the grid *if* latency and throughput are monotone up to the tolerances.
-    throughput: Its throughput.
+    best: Values of the variables; None if no configuration meets the bound. They are within the gap of the
+        optimum if latency and throughput are monotone up to the tolerances.
+    throughput: Throughput of the best.
     evaluated: Number of simulated configurations.
     violations: Violations of monotonicity among them.
     """
@@ -81,7 +82,7 @@ def branch_and_bound(
     latency_tolerance: float = 0.0,
     at_least: float = -math.inf,
 ) -> SearchResult:
-    r"""Return the configuration of most throughput within a latency bound (ExeGPT, Algorithm 1).
+    r"""Find the highest throughput under a latency bound (ExeGPT, Algorithm 1).
 
     A block of configurations can reach at most the throughput of its upper corner, and is useless if its
     lower corner is too slow. The block of the largest upper bound is split first.
@@ -92,13 +93,13 @@ def branch_and_bound(
     is halved along its longest side.
 
     Our addition is exact under the same assumption. Before a split, bisection along each side cuts off
-    configurations that are too slow, which saves evaluations where the bound crosses a long block.
+    configurations that are too slow. This saves evaluations where the bound crosses a long block.
 
     evaluate: Simulates a configuration; called once for each.
     latency_bound: :math:`L_b`, seconds.
-    gap: Improvements of throughput below this fraction are not searched for.
+    gap: Relative improvement of throughput below which the search ends.
     throughput_tolerance, latency_tolerance: :math:`\epsilon_T` and :math:`\epsilon_L` as fractions of the
-    best throughput and of the bound: blocks worse or slower by less are kept.
+    best throughput and of the bound.
     at_least: Throughput already reached; only better configurations are searched for.
     """
     tolerances = (throughput_tolerance, latency_tolerance)

@@ -1,4 +1,4 @@
-"""The best execution configuration under a latency bound, of every strategy and tensor-parallel degree."""
+"""Best configuration of each strategy and tensor-parallel degree."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .row_search import RowRange, best_of_rows
 
 ANY = Targets()
 GAP = 0.005
-"""Smallest relative improvement of throughput that is searched for; larger is faster and less exact."""
+"""Least relative gain in throughput to search for; larger is faster."""
 LEAST_MICRO_BATCH = 4
-"""Least prompts of an RRA micro-batch: smaller ones vary too much for a plan."""
+"""Least prompts of an RRA micro-batch; smaller ones vary too much."""
 _START_GAP = 0.2
-"""Gap of the first search, which assumes a monotone grid, as a share of throughput."""
+"""Gap of the first search, which assumes a monotone grid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Grid on which latency and throughput can be expected to be monotone.
+    """Grid on which latency and throughput should be monotone.
 
     The paper takes the number of tensor-parallel devices as a monotone variable, at a fixed degree. On
-    measured profiles it is not (a pipeline of unequal stages loses more than it gains), nor is the batch at
+    measured profiles it is not: a pipeline of unequal stages loses more than it gains. Nor is the batch at
     which the workload-aware allocation moves a device. So there is one space for each number of groups and
     each range of batches with the same allocation.
 
@@ -44,18 +44,18 @@ class Space:
 
     @property
     def grid(self) -> int:
-        """Configurations in all."""
+        """Number of configurations."""
         return math.prod(each.high - each.low + 1 for each in self.variables)
 
     def config(self, point: Point) -> ExecConfig:
-        """Return the configuration at values of the variables."""
+        """Return the configuration at some values of the variables."""
         chosen = {each.name: value for each, value in zip(self.variables, point, strict=True)}
         return ExecConfig(
             self.strategy, tensor_degree=self.tensor_degree, tensor_groups=self.tensor_groups, **chosen
         )
 
     def evaluate(self, rows: Sequence[RowRange]) -> Evaluate:
-        """Return the simulator of configurations by values of the variables, from :meth:`rows`."""
+        """Return a function that simulates the configuration at a point."""
 
         def reached(point: Point) -> tuple[float, float]:
             probe = rows[self.number(point)].row.probe(point[0], point[0])
@@ -64,11 +64,11 @@ class Space:
         return reached
 
     def number(self, point: Point) -> int:
-        """Return the index in :meth:`rows` of a point."""
+        """Return the index of a point's row."""
         return sum(value - each.low for value, each in zip(point[1:], self.variables[1:], strict=True))
 
     def rows(self, timeline: Timeline) -> list[RowRange]:
-        """Return the configurations as rows along the encoding batch, in the order of the other variable."""
+        """Return rows of configurations along the encoding batch."""
         batch = self.variables[0]
         others = self.variables[1:]
         values = itertools.product(*(range(each.low, each.high + 1) for each in others))
@@ -84,9 +84,9 @@ class Space:
 class Found:
     """Best configuration of a strategy at one tensor-parallel degree.
 
-    strategy, tensor_degree: The searched part.
+    strategy, tensor_degree: Strategy and degree.
     config, performance: The best; None if no configuration meets the bound.
-    evaluated, grid: Configurations simulated, and in all.
+    evaluated, grid: Number of configurations simulated, and of all.
     results: Results of the spaces.
     """
 
@@ -107,11 +107,12 @@ def spaces(
     encode_batches: tuple[int, int] = (1, 256),
     decode_steps: tuple[int, int] | None = None,
 ) -> Iterator[Space]:
-    """Yield the spaces of a strategy at a tensor-parallel degree; none with too few devices.
+    """Yield the spaces of a strategy at a tensor-parallel degree.
+
+    There are none with too few devices.
 
     encode_batches: Range of :math:`B_E`.
-    decode_steps: Range of :math:`N_D`; by default up to the longest completion, beyond which it has no
-        effect.
+    decode_steps: Range of :math:`N_D`; by default up to the longest completion.
     """
     devices, shared = timeline.cluster.devices, tensor_degree > 1
     decode_steps = decode_steps or (1, timeline.lengths.outputs.high)
@@ -147,11 +148,10 @@ def whole_grid(
     decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return latency and throughput of every configuration, as a reference for :func:`search`.
+    """Return every configuration's latency and throughput, as a reference.
 
-    targets: A configuration that misses one has infinite latency.
-    returns: Seconds (infinite where a configuration does not fit) and requests a second, shape
-        (configurations,).
+    Latency (s) is infinite if a configuration does not fit or misses one of ``targets``. Throughput is in
+    requests a second. Both have shape (configurations,).
     """
     parts = [(np.zeros(0), np.zeros(0))]
     for space in spaces(
@@ -170,9 +170,9 @@ def whole_frontier(
     decode_steps: tuple[int, int] | None = None,
     targets: Targets = ANY,
 ) -> list[tuple[float, float]]:
-    """Return the Pareto front of latency and throughput over all configurations, by rising latency.
+    """Return the Pareto frontier over all configurations, by rising latency.
 
-    targets: Configurations that miss one are left out.
+    Configurations that miss one of ``targets`` are left out.
     """
     degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
     grids = [
@@ -210,24 +210,15 @@ def search(
     encode_batches: tuple[int, int] = (1, 256),
     decode_steps: tuple[int, int] | None = None,
 ) -> Found:
-    """
-    Return the best configuration of a strategy at a tensor-parallel degree.
+    """Find the best configuration of a strategy at a degree.
 
-    A first search takes the grid as monotone (:func:`.branch_and_bound`, the paper's Algorithm 1) and says
-    where it is not. The second (:func:`.best_of_rows`) assumes nothing: it finds what the first missed, and
-    proves that nothing is better by more than the gap. With targets for the first token or those after it,
-    all configurations are simulated.
+    A first search assumes a monotone grid (:func:`.branch_and_bound`, the paper's Algorithm 1) and reports
+    violations. The second (:func:`.best_of_rows`) assumes nothing: it finds what the first missed, and proves
+    the gap. With targets for the first token or those after it, all configurations are simulated.
 
-    Parameters
-    ----------
-    timeline
-        Simulates a configuration.
-    strategy, tensor_degree
-        Of the configurations.
-    latency_bound
-        Seconds for a completion of the 99th-percentile length, or all targets for it.
-    encode_batches, decode_steps
-        As in :func:`spaces`.
+    timeline: Simulates a configuration.
+    latency_bound: Seconds for a completion of the 99th-percentile length, or all targets for it.
+    encode_batches, decode_steps: As in :func:`spaces`.
     """
     targets = Targets.of(latency_bound)
     if not targets.of_latency_alone:
@@ -265,7 +256,7 @@ def search(
 def _best_of_grid(
     timeline: Timeline, every: Iterable[Space], targets: Targets
 ) -> tuple[ExecConfig | None, int]:
-    """Return the best of every configuration of some spaces, and how many there are."""
+    """Return the best configuration of some spaces, and their number."""
     best: ExecConfig | None = None
     throughput, grid = -math.inf, 0
     for space in every:
@@ -288,7 +279,7 @@ def search_all(
     encode_batches: tuple[int, int] = (1, 256),
     decode_steps: tuple[int, int] | None = None,
 ) -> list[Found]:
-    """Return what :func:`search` finds for each strategy and degree, the best of all first."""
+    """Search every strategy and degree; put the best first."""
     found = [
         search(
             timeline,
@@ -309,7 +300,7 @@ def search_all(
 def _same_allocation(
     timeline: Timeline, strategy: Strategy, batches: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the ranges of encoding batches with the same number of encoding devices."""
+    """Return ranges of encoding batches with equal numbers of encoding devices."""
     low, high = batches
     counts = timeline.encoders(strategy, np.arange(low, high + 1))
     starts = [low, *(low + 1 + np.flatnonzero(np.diff(counts))).tolist()]

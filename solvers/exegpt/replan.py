@@ -1,4 +1,4 @@
-"""New configuration for changed lengths, and the cost of the change."""
+"""New configurations for changed lengths, and the cost of the change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .execution_search import search
 class Replan:
     """Result of a replanning.
 
-    config, performance: The new configuration; None if no reachable one meets the latency bound.
+    config, performance: New configuration; None if none in reach meets the latency bound.
     unchanged: Performance of the old one with the observed lengths.
-    reload_seconds: Seconds to load new layers before it runs; 0 if each device keeps its own.
+    reload_seconds: Seconds to load other layers before it runs; 0 if each device keeps its own.
     """
 
     config: ExecConfig | None
@@ -36,13 +36,13 @@ def replan(
     *,
     encode_batches: tuple[int, int] = (1, 256),
 ) -> Replan:
-    """Return the best change of a running configuration (ExeGPT, section 7.6).
+    """Change a running configuration for observed lengths (ExeGPT, section 7.6).
 
-    RRA changes only its decode iterations, which needs no reload. WAA divides the devices again, and these
+    RRA changes only its decode iterations, which needs no reload. WAA divides the devices again, which then
     load other layers from host memory (Table 4).
 
     planned, observed: Timelines with the planned and the observed lengths.
-    config: The running one.
+    config: Running configuration.
     latency_bound: Seconds for a completion of the observed 99th-percentile length.
     encode_batches: Range of the search for a WAA configuration (see :func:`.search`).
     """
@@ -78,7 +78,7 @@ def replan(
 
 
 def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:
-    """Return a configuration's performance with other lengths than its devices were divided for."""
+    """Return a configuration's performance on devices divided for other lengths."""
     if config.strategy is Strategy.RRA or planned.cluster.devices < 2:
         return observed(config)
     encoders = int(planned.encoders(config.strategy, np.array([config.encode_batch]))[0])
@@ -86,5 +86,4 @@ def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig
 
 
 def _layers(config: ExecConfig, performance: Performance) -> tuple[object, ...]:
-    """Return a key of the layers on each device."""
     return (*performance.stages, config.tensor_degree, config.tensor_groups)

@@ -1,4 +1,4 @@
-"""Exact search of rows of configurations, with bounds that need no monotone row."""
+"""Exact search of rows of configurations, without assuming monotone rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from ...models.exegpt.row import Probe, Row
 
 _LOOKS = 4
-"""Probes of each row in turn; the rest waits until the best of all rows is nearly known."""
+"""Probes of each row before the best rows are searched further."""
 _ROUNDING = 1e-12
-"""Relative tolerance of latencies, as sums in another order differ by rounding."""
+"""Relative tolerance of latencies, against rounding in sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Part of a row that is searched: encoding batches ``low`` to ``high``, both included."""
+    """Part of a row to search: batches ``low`` to ``high``, both included."""
 
     row: Row
     low: int
@@ -30,7 +30,7 @@ class RowBest:
 
     row, batch: Index of the row, and encoding batch; None if none is better than ``at_least``.
     throughput: Its throughput, or ``at_least``.
-    evaluated: Configurations simulated.
+    evaluated: Number of simulated configurations.
     """
 
     row: int | None
@@ -48,7 +48,7 @@ def best_of_rows(
     at_least: float = -math.inf,
     gap: float = 0.0,
 ) -> RowBest:
-    """Return the configuration of most throughput within a latency bound, without any monotonicity.
+    """Find the highest throughput under a latency bound in some rows.
 
     One probe excludes the smaller encoding batches of its row if the upper bound on their throughput is no
     better than the best. It excludes the larger ones if the lower bound on their latency is too slow. In most
@@ -56,9 +56,9 @@ def best_of_rows(
 
     ranges: The rows, similar ones next to each other.
     latency_bound: Seconds.
-    first, guess: The row to begin with, and an encoding batch of it: those of a good configuration.
+    first, guess: Row to begin with, and an encoding batch of it.
     at_least: Throughput already reached; only better configurations are searched for.
-    gap: Improvements below this fraction are not searched for.
+    gap: Relative improvement below which the search ends.
     """
     search = _Rows(ranges, latency_bound, at_least, 1 + gap)
     begin = search.look(first, guess)
@@ -72,7 +72,7 @@ def best_of_rows(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Block:
-    """Encoding batches of a row that may hold the best, with the next probe; most promising first."""
+    """Batches that may hold a row's best, with the next probe."""
 
     rank: float
     number: int
@@ -91,7 +91,7 @@ class _Rows:
         self.latency_slope, self.throughput_slope = 0.0, 0.0
 
     def look(self, number: int, guess: int) -> int:
-        """Probe a row, and return the probed encoding batch of latency nearest to the bound."""
+        """Probe a row; return the batch of latency nearest to the bound."""
         whole = self.ranges[number]
         at = min(max(guess, whole.low), whole.high)
         blocks = [_Block(-math.inf, number, whole.low, whole.high, at)]
@@ -114,7 +114,7 @@ class _Rows:
         return nearest
 
     def finish(self) -> None:
-        """Probe the rest of the rows, the most promising part first."""
+        """Probe the rest of the rows, the most promising first."""
         while self.left:
             block = heapq.heappop(self.left)
             if -block.rank <= self.best * self.factor:
@@ -123,7 +123,7 @@ class _Rows:
                 heapq.heappush(self.left, part)
 
     def _split(self, block: _Block) -> tuple[Probe, list[_Block]]:
-        """Probe a configuration of a block; return the probe, and the blocks that may still hold the best."""
+        """Probe a block; return the probe and the blocks still possible."""
         low, high, at = block.low, block.high, block.at
         probe = self.ranges[block.number].row.probe(low, at)
         self.evaluated += 1
@@ -152,7 +152,7 @@ class _Rows:
 
 
 def _steps(distance: float, slope: float, most: int) -> int:
-    """Return the distance in prompts by a line of this slope; the middle for a flat one."""
+    """Return a distance in prompts along a line, or the middle."""
     if slope <= 0 or not math.isfinite(distance):
         return (most + 1) // 2
     return min(max(1, math.ceil(distance / slope)), (most + 1) // 2 if distance / slope > most else most)
