@@ -1,4 +1,4 @@
-"""Input and output data: requests, costs, problems, schedules, bounds, plans, traces, files."""
+"""Input and output data: requests, costs, schedules, plans, traces, files."""
 
 from .bound import Bound
 from .costs.cost import CostModel

@@ -1,4 +1,4 @@
-"""A lower bound on the makespan, its proof, and the gap to it."""
+"""Lower bound on the makespan, with its proof and gap."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PROVEN_WITHIN = 1e-9
-"""Largest relative difference between a makespan and an equal bound, for rounding in long sums."""
+"""Relative tolerance between a makespan and an equal bound."""
 
 
 def gap_above(value: float | None, bound: float | None) -> float | None:
-    """Return the gap: a value's excess over a bound, as a fraction of the bound's size."""
+    """Return a value's excess over a bound, as a fraction."""
     if value is None or not bound:
         return None
     gap = (value - bound) / abs(bound)
@@ -22,8 +22,7 @@ def gap_above(value: float | None, bound: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """
-    Seconds that every schedule of the problem takes at least.
+    """Seconds that every schedule of the problem takes at least.
 
     Parameters
     ----------
@@ -47,12 +46,11 @@ class Bound:
 
     @property
     def proven(self) -> float | None:
-        """Proven seconds; None for a published formula that is not valid."""
+        """Proven seconds; None for a formula that is not valid."""
         return self.seconds if self.valid else None
 
     def gap(self, makespan: float) -> float:
-        """
-        Return the gap of a makespan to the bound, as a fraction of the bound.
+        """Return a makespan's gap to the bound, as a fraction.
 
         Parameters
         ----------
@@ -70,8 +68,7 @@ class Bound:
         return gap
 
     def proves(self, makespan: float) -> bool:
-        """
-        Return whether the bound proves a makespan optimal, up to rounding.
+        """Return whether a makespan equals the bound, up to rounding.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Execution configurations (ExeGPT), planned and reached in a run."""
+"""Execution configurations (ExeGPT), planned and reached."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 
 @dataclass(frozen=True, slots=True)
 class PlannedConfiguration:
-    """
-    Execution configuration of a plan (ExeGPT), and the lengths it was chosen for.
+    """Execution configuration of a plan, with its lengths.
 
     strategy: One of :data:`STRATEGIES`.
     encode_batch: Prompts of an encoding, :math:`B_E`.
@@ -22,8 +21,8 @@ class PlannedConfiguration:
     decode_batch: Requests at the start of a decode iteration, :math:`B_D`; 0 for no fixed number.
     lead: Batches that are encoded ahead under WAA; 0 under RRA.
     input_tokens, input_deviation: Mean and standard deviation of prompts, tokens.
-    iterations, iterations_deviation: Mean and standard deviation of the decode iterations of a completion.
-    latency_bound: Seconds from the start of a request's encoding to its last token; None for no bound.
+    iterations, iterations_deviation: Mean and standard deviation of a completion's decode iterations.
+    latency_bound: Seconds from the start of a request's encoding to its last token, or None.
     latency: Expected seconds of a completion of the 99th-percentile length.
     throughput: Expected requests per second in the steady state.
     reference: Speed of the profiled machine; None if unknown.
@@ -54,8 +53,7 @@ class PlannedConfiguration:
 
     @property
     def slots(self) -> int:
-        """
-        Slots for twice the requests that run at a time, as their number varies.
+        """Twice the requests that run at a time, as their number varies.
 
         A batch without a fixed size holds at most the requests that join while a completion decodes.
         """
@@ -65,12 +63,10 @@ class PlannedConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """
-    Steady state of a configuration, planned and measured.
+    """Steady state of a configuration, planned and measured.
 
     planned_throughput, throughput: Requests a second.
-    planned_latency, latency: Seconds from the start of a request's encoding to its last token: of the
-        99th-percentile length as planned, 99th percentile as measured.
+    planned_latency, latency: Seconds from the start of encoding to the last token, for the 99th percentile.
     latency_bound: Seconds; None for no bound.
     requests: Requests that joined in the steady state.
     slowdown: Factor by which the machine was slower than when profiled; None if unknown.
@@ -91,9 +87,9 @@ class Reached:
 
     @property
     def bound_met(self) -> bool | None:
-        """True if the measured latency is within the bound; None without one."""
+        """True if the measured latency is within its bound."""
         return None if self.latency_bound is None else self.latency <= self.latency_bound
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields and derived values as plain JSON values."""
+        """Return fields and derived values as plain JSON values."""
         return {**plain(self), "error": self.error, "bound_met": self.bound_met}

@@ -1,4 +1,4 @@
-"""Expected makespan of a plan with predicted lengths, and the way to follow it."""
+"""Expected makespan of a plan with predicted lengths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Literal
 from .lengths.remaining import RemainingLengths
 
 Follow = Literal["schedule", "longest-first", "as-given", "shortest-first"]
-"""Ways to follow a plan: its schedule, or a queue in one of three orders."""
+"""How a run follows a plan: its schedule, or a queue in some order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """
-    End of a queue, when requests with little left yield their slots to longer ones.
+    """End of a queue, when nearly finished requests yield their slots.
 
     share: Waiting requests at which the end begins, as a multiple of the slots.
     margin: Decode steps that a waiting request must have left beyond a running one to take its slot.
@@ -29,16 +28,15 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """
-    Expected makespan over sampled lengths, and the policy that reaches it.
+    """Expected makespan over sampled lengths, with its policy.
 
     mean: Mean makespan over sampled lengths, in model seconds.
     low, high: Interval that holds the makespan with probability ``coverage``, seconds.
     coverage: Probability between 0 and 1.
     samples: Number of sampled sets of lengths.
-    follow: ``schedule``, or the order of a queue for all slots by planned length: ``longest-first``,
-        ``shortest-first`` or ``as-given``. With a queue the plan's schedule only shows the planned lengths.
-    patience: Patience of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
+    follow: ``schedule``, or the order of a queue by planned length: ``longest-first``, ``shortest-first`` or
+        ``as-given``. With a queue the plan's schedule only shows the planned lengths.
+    patience: Patience of the ski-rental rule that starts prefill stages, or repairs the schedule.
     held_back: Number of the longest requests that a longest-first queue keeps for its end.
     tail: End of a fleet's queues; None preempts nothing.
     error: Stated error of the predictions, as plain JSON values.

@@ -16,17 +16,16 @@ from .schedule import Schedule, Violation
 from .workload import Workload
 
 Groups = Literal["any", "together", "spread"]
-"""Placement of a prompt's completions: anywhere, on one replica, or spread over all."""
+"""Placement of a prompt's completions: anywhere, together or spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """
-    One engine of a fleet, with costs, limits and the time until it is free.
+    """One engine of a fleet.
 
     cost: Cost model of its stages.
     slots, kv_capacity, prefill_token_cap, max_position, prefix_cache: Fields of
-        :class:`~batchbound.data.problem.Problem`.
+    :class:`~batchbound.data.problem.Problem`.
     busy: Seconds until it has finished earlier work.
     """
 
@@ -44,7 +43,7 @@ class Replica:
             raise ValueError(f"busy is {self.busy}; it must be seconds, not negative")
 
     def problem(self, workload: Workload, *, prefill_emits_first_token: bool) -> Problem:
-        """Return the problem of serving a workload on this replica alone."""
+        """Return the problem of this replica alone."""
         limits = {name: getattr(self, name) for name in LIMITS}
         return Problem(workload, self.cost, **limits, prefill_emits_first_token=prefill_emits_first_token)
 
@@ -71,7 +70,7 @@ class Fleet:
 
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
-        """Return a fleet of equal replicas with the problem's slots, costs and limits."""
+        """Return equal replicas with the problem's slots, costs and limits."""
         limits = {name: getattr(problem, name) for name in LIMITS}
         replica = Replica(problem.cost, **limits)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
@@ -86,7 +85,7 @@ class Fleet:
 
     @property
     def kv_token_steps(self) -> IntArray:
-        """Tokens of KV cache that each request reads over all its decode steps, shape (requests,)."""
+        """KV tokens that each request reads in all steps, shape (requests,)."""
         decode_steps = self.decode_steps
         at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
         read: IntArray = decode_steps * at_start + decode_steps * (decode_steps - 1) // 2
@@ -98,13 +97,13 @@ class Fleet:
         return self.replicas[replica].problem(self.workload, prefill_emits_first_token=emits)
 
     def problem_of(self, replica: int, requests: npt.ArrayLike) -> Problem:
-        """Return the problem of serving some requests, in that order, on one replica."""
+        """Return the problem of some requests on one replica."""
         return self.replicas[replica].problem(
             self.workload.select(requests), prefill_emits_first_token=self.prefill_emits_first_token
         )
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Fleet:
-        """Return the same fleet with other completion lengths (tokens, shape (requests,))."""
+        """Return the fleet with other completion lengths (tokens, shape (requests,))."""
         return Fleet(
             self.workload.with_output_tokens(output_tokens), self.replicas, self.prefill_emits_first_token
         )
@@ -112,8 +111,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetSchedule:
-    """
-    Assignment of requests to replicas, and the schedule of each replica.
+    """Assignment of requests to replicas, and each replica's schedule.
 
     replica_of: Replica of each request, shape (requests,).
     schedules: Schedule of each replica's requests in the workload's order; None without requests.
@@ -137,7 +135,10 @@ class FleetSchedule:
         return np.flatnonzero(self.replica_of == replica)
 
     def finishes(self, fleet: Fleet) -> tuple[float, ...]:
-        """Return the seconds at which each replica is done, earlier work included."""
+        """Return the seconds at which each replica is done.
+
+        Earlier work is included.
+        """
         seconds = []
         for k, (replica, schedule) in enumerate(zip(fleet.replicas, self.schedules, strict=True)):
             work = 0.0 if schedule is None else schedule.makespan(fleet.problem_of(k, self.members(k)))
@@ -145,7 +146,7 @@ class FleetSchedule:
         return tuple(seconds)
 
     def makespan(self, fleet: Fleet) -> float:
-        """Return the seconds after which every replica is done, earlier work included."""
+        """Return the seconds until every replica is done."""
         return max(self.finishes(fleet))
 
     def check(self, fleet: Fleet, groups: Groups = "any") -> Violation | None:

@@ -1,4 +1,4 @@
-"""Plan for engines that mix prefill and decode: order, concurrency, bound on iterations."""
+"""Plans for engines that mix prefill and decode."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ KIND = "batchbound_iteration_plan"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedShare:
-    """
-    Share of one engine.
+    """Share of one engine.
 
     limits: Limits of the simulated engine.
     requests: Positions of its requests in sending order, shape (requests of the share,).
     order: Description of the order's origin.
-    in_flight: Completions to keep in flight: the engine's slots and a few in its queue, or fewer if this uses
-        the KV cache better.
+    in_flight: Completions to keep in flight; fewer than usual if this uses the KV cache better.
     predicted: Simulated run of the engine; None for a job too large to simulate.
     """
 
@@ -47,14 +45,13 @@ class PlannedShare:
 
     @property
     def held_back(self) -> int | None:
-        """Completions that the client keeps in flight if fewer than the engine's slots, else None."""
+        """Completions in flight if fewer than the slots, else None."""
         return self.in_flight if self.in_flight < self.limits.sequences else None
 
 
 @dataclass(frozen=True, slots=True)
 class SecondsBound:
-    """
-    Seconds that every order of the requests takes at least, by the plan's costs.
+    """Least seconds of any order, by the plan's costs.
 
     seconds: The bound.
     rates: Least seconds of an iteration and of each unit of its work, by the names of
@@ -71,8 +68,7 @@ class SecondsBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterationPlan:
-    """
-    Plan of a job on engines that mix prefill and decode, such as vLLM's and SGLang's.
+    """Plan of a job on engines that mix prefill and decode.
 
     Parameters
     ----------
@@ -126,12 +122,12 @@ class IterationPlan:
 
     @property
     def relied_on(self) -> tuple[Assumption, ...]:
-        """Assumptions that the bounds on iterations and seconds rely on."""
+        """Assumptions that the bounds rely on."""
         return relied_on(self.assumptions, *self.kinds)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of the bounds' certificates, as used in assumptions."""
+        """Kinds of the bounds' certificates."""
         least = self.least_seconds
         kinds: tuple[object, ...] = (self.bound.certificate.get("kind"),)
         kinds += () if least is None else (least.iterations.certificate.get("kind"), "seconds")
@@ -146,7 +142,7 @@ class IterationPlan:
 
     @property
     def ranks(self) -> IntArray:
-        """Place of each completion in its share's order, counted from zero, shape (completions,)."""
+        """Place of each completion in its share's order, shape (completions,)."""
         rank = np.empty(len(self.workload), dtype=np.int64)
         for share in self.shares:
             rank[share.requests] = np.arange(len(share.requests))
@@ -154,12 +150,12 @@ class IterationPlan:
 
     @property
     def order(self) -> IntArray:
-        """Positions of all completions in sending order, with the shares in turn."""
+        """All completions in sending order, with the shares in turn."""
         return np.argsort(self.ranks, kind="stable")
 
     @property
     def replica_of(self) -> IntArray:
-        """Position of each completion's share, shape (requests,)."""
+        """Share of each completion, shape (completions,)."""
         column = np.zeros(len(self.workload), dtype=np.int64)
         for k, share in enumerate(self.shares):
             column[share.requests] = k
@@ -167,36 +163,39 @@ class IterationPlan:
 
     @property
     def iterations(self) -> int | None:
-        """Most predicted iterations of an engine; None for a job too large to simulate."""
+        """Predicted iterations of the last engine; None without a simulation."""
         known = [share.predicted for share in self.shares if share.predicted is not None]
         return max(one.iterations for one in known) if len(known) == len(self.shares) else None
 
     @property
     def seconds(self) -> float | None:
-        """Predicted seconds of the last engine to end; None without a cost or a simulation."""
+        """Predicted seconds of the last engine; None if unknown."""
         each = [None if share.predicted is None else share.predicted.seconds for share in self.shares]
         known = [seconds for seconds in each if seconds is not None]
         return max(known) if len(known) == len(each) else None
 
     @property
     def stated_budget(self) -> int | None:
-        """Token budget of every engine; None if the bound assumes none."""
+        """Token budget that the bound assumes for every engine, or None."""
         budgets = [share.limits.batched_tokens for share in self.shares]
         return min(budgets) if self.proven.batched_tokens == sum(budgets) else None
 
     @property
     def gap(self) -> float | None:
-        """Excess of the predicted iterations over the bound, as a fraction of the bound."""
+        """Gap of the predicted iterations to the bound, as a fraction."""
         return gap_above(self.iterations, self.bound.iterations)
 
     @property
     def seconds_gap(self) -> float | None:
-        """Excess of the predicted seconds over the bound, as a fraction of the bound; None without one."""
+        """Gap of the predicted seconds to their bound, as a fraction."""
         return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
 
     @property
     def proven_optimal(self) -> bool:
-        """True if the order is proven optimal, in seconds if there is a cost, else in iterations."""
+        """True if the order is proven optimal.
+
+        It is optimal in seconds if there is a cost, else in iterations.
+        """
         if self.least_seconds is not None:
             return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
                 1 + PROVEN_WITHIN
@@ -204,8 +203,7 @@ class IterationPlan:
         return self.iterations is not None and self.iterations <= self.bound.iterations
 
     def check(self) -> Violation | None:
-        """
-        Return an inconsistency within the plan, or None.
+        """Return an inconsistency within the plan, or None.
 
         Each completion must be in one share once and fit its engine. The bound must assume no tighter limits
         than the engines', and no prediction may be below it.
@@ -258,15 +256,14 @@ class IterationPlan:
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
+        """Return plain JSON values, without columns of defaults."""
         value: dict[str, Any] = plain(self)
         drop_defaults(value["workload"], value["maker"])
         return {name: entry for name, entry in value.items() if entry is not None}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> IterationPlan:
-        """
-        Return the plan that :meth:`save` wrote, checked again.
+        """Load a plan that :meth:`save` wrote, and check it.
 
         Raises
         ------
@@ -289,12 +286,12 @@ class IterationPlan:
 
 
 def least_known(output: IntArray, limits: EngineLimits) -> Sequences:
-    """Return the least work on prompts without counted tokens: one token each."""
+    """Return the least work on prompts of uncounted tokens."""
     return Sequences(np.ones_like(output), output, exact=limits.kv_tokens is None)
 
 
 def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
-    """Return the limit of a bound that is below the engines' total, or None."""
+    """Return a limit of the bound that is below the engines'."""
     if proven.sequences < sum(limits.sequences for limits in each):
         return "sequences"
     if proven.batched_tokens < sum(limits.batched_tokens for limits in each):
@@ -311,5 +308,5 @@ def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan | IterationPlan:
-    """Return the plan in a file, of either kind."""
+    """Load a plan of either kind."""
     return IterationPlan.load(path) if is_of_kind(path, KIND) else Plan.load(path)

@@ -1,4 +1,4 @@
-"""Iterations of engines that mix prefill and decode: limits and bounds."""
+"""Iterations of engines that mix prefill and decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLIMITED = 2**40
 """Token budget that a bound assumes if it is unknown."""
 
 TOKENS_PER_ITERATION = 256
-"""Tokens that take about as long to compute as reading the weights once, on current devices."""
+"""Tokens that take as long as reading the weights once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,13 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """
-    Work to compute, one row per completion.
+    """Work to compute, one row per completion.
 
     prompt: Tokens of each prompt, shape (sequences,).
     output: Tokens of each completion, at least one, shape (sequences,).
-    cached: Most prompt tokens that may come from a prefix cache, once all rows before it in some order are
-        computed; fewer than the prompt's, shape (sequences,). By default none.
-    shared: Prompt tokens that another row may compute first; at least ``cached``, by default equal, shape
-        (sequences,).
+    cached: Most prompt tokens that a prefix cache may hold once earlier rows are computed, shape
+        (sequences,). They are fewer than the prompt's; by default none.
+    shared: Prompt tokens that another row may compute first; at least ``cached``, by default equal.
     exact: True if each row has its own length; False if only the sum over a prompt's completions is known.
     """
 
@@ -101,8 +99,7 @@ class Sequences:
         return len(self.prompt)
 
     def rows(self, limits: EngineLimits) -> IntArray:
-        """
-        Return the least number of iterations of each sequence, shape (sequences,).
+        """Return the least iterations of each sequence, shape (sequences,).
 
         A sequence draws at most one token in an iteration, the first one with the last chunk of its own part
         of the prompt.
@@ -112,11 +109,14 @@ class Sequences:
         return rows
 
     def drafted(self, drafts: int) -> Sequences:
-        """Return the sequences with their fewest draws, each of at most ``drafts + 1`` tokens, as output."""
+        """Return the sequences with their fewest draws as output.
+
+        A draw has at most ``drafts + 1`` tokens.
+        """
         return replace(self, output=-(-self.output // (drafts + 1))) if drafts else self
 
     def may_run_short(self, limits: EngineLimits, drafts: int = 0) -> bool:
-        """Return whether the KV cache can run out, so that an engine preempts requests."""
+        """Return whether the KV cache can run out, with preemptions."""
         if limits.blocks is None:
             return False
         peak = -(-(self.prompt + self.output + drafts - 1) // limits.block_tokens)
@@ -126,7 +126,7 @@ class Sequences:
 def sequences_of(
     prompt: IntArray, output: IntArray, cached: IntArray | None, shared: IntArray | None
 ) -> Sequences:
-    """Return sequences; prompts are computed in full by default."""
+    """Return sequences; by default prompts are computed in full."""
     found = Sequences(prompt, output)
     found = found if cached is None else replace(found, cached=cached, shared=cached)
     return found if shared is None else replace(found, shared=shared)
@@ -134,8 +134,7 @@ def sequences_of(
 
 @dataclass(frozen=True, slots=True)
 class IterationBound:
-    """
-    Iterations that every order of the requests takes at least.
+    """Least iterations of any order of the requests.
 
     iterations: The bound.
     source: Name of the argument that proves it.
@@ -147,7 +146,7 @@ class IterationBound:
     certificate: Mapping[str, object] = field(default_factory=dict)
 
     def gap(self, iterations: int) -> float:
-        """Return the gap of a number of iterations to the bound, as a fraction of the bound."""
+        """Return the gap to the bound, as a fraction."""
         return iterations / self.iterations - 1 if self.iterations else 0.0
 
     def to_json(self) -> dict[str, object]:
@@ -161,13 +160,12 @@ class IterationBound:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """
-    Predicted run of an order on an engine.
+    """Predicted run of an order on an engine.
 
     iterations: Iterations until the last token.
     preemptions: Preemptions for lack of KV cache.
-    tokens: Computed tokens, those computed again after a preemption included.
-    seconds: Seconds until the last token; None without a cost of an iteration.
+    tokens: Computed tokens, including those computed again.
+    seconds: Seconds until the last token; None without costs.
     """
 
     iterations: Count
@@ -177,5 +175,5 @@ class Predicted:
 
     @property
     def work(self) -> float:
-        """Iterations, plus those that the computed tokens would take at the prefill rate."""
+        """Iterations, and those that computed tokens amount to at prefill rate."""
         return self.iterations + self.tokens / TOKENS_PER_ITERATION

@@ -1,4 +1,4 @@
-"""Plans, which `plan` writes and `run` reads, for one machine or a fleet."""
+"""Plans, which `plan` writes and `run` reads."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """
-    File of a plan's prompts.
+    """File of a plan's prompts.
 
     path: Path of the file, relative to the plan's folder.
     sha256: Digest of the file at planning.
@@ -53,7 +52,7 @@ class PromptSource:
         return self.path if is_url(self.path) else os.path.join(folder, self.path)
 
     def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
-        """Return the source for a copy of the plan in another folder."""
+        """Return the source for a copy of the plan elsewhere."""
         path = relative_path(self.file(planned_in), folder)
         tokenizer = self.tokenizer
         if tokenizer.startswith("."):
@@ -62,7 +61,7 @@ class PromptSource:
 
 
 def holds_requests(path: str | os.PathLike[str]) -> bool:
-    """Return whether the first lines of a file are requests or a table."""
+    """Return whether a file's first lines are requests or a table."""
     head = first_bytes(path, 4096)
     first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
@@ -71,7 +70,7 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_row(first: bytes, more: bytes) -> bool:
-    """Return whether a line is a table row in JSON, and not from our own files."""
+    """Return whether a line is a table row, and none of ours."""
     try:
         value = json.loads(first) if more.startswith(b"{") else None
     except (ValueError, RecursionError):
@@ -80,7 +79,7 @@ def _is_row(first: bytes, more: bytes) -> bool:
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """Return a path relative to a folder, with a leading dot; a URL unchanged."""
+    """Return a path relative to a folder; keep a URL."""
     if is_url(path):
         return os.fspath(path)
     seen = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
@@ -126,8 +125,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class FollowedPolicy:
-    """
-    An evicting policy with a smaller makespan than the plan's schedule, which evicts none.
+    """Evicting policy that takes less than the plan's schedule.
 
     policy: Name of the policy.
     seconds: Makespan by the cost model.
@@ -145,8 +143,7 @@ class FollowedPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan(Shown):
-    """
-    A job on a fleet, the schedule of each replica, and a proven bound.
+    """A job on a fleet, with schedules and a bound.
 
     Parameters
     ----------
@@ -212,13 +209,13 @@ class Plan(Shown):
 
     @property
     def problem(self) -> Problem:
-        """Problem of the only replica; ValueError if there are several."""
+        """Problem of the only replica; raise ValueError if there are several."""
         self._refuse_several()
         return self.fleet.problem()
 
     @property
     def schedule(self) -> Schedule:
-        """Schedule of the only replica; ValueError if there are several."""
+        """Schedule of the only replica; raise ValueError if there are several."""
         self._refuse_several()
         schedule = self.shares.schedules[0]
         assert schedule is not None
@@ -226,21 +223,21 @@ class Plan(Shown):
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of the policy or the schedule that a run follows."""
+        """Predicted seconds of the policy or schedule that a run follows."""
         return self.makespan if self.followed is None else self.followed.seconds
 
     @property
     def claim(self) -> Bound | None:
-        """Bound that holds for the policy or the schedule that a run follows."""
+        """Bound that holds for the followed policy or schedule."""
         return self.bound if self.followed is None else self.followed.bound
 
     @property
     def gap(self) -> float | None:
-        """Excess of the predicted seconds over their bound, as a fraction; None without one above zero."""
+        """Gap of the predicted seconds to their bound, or None."""
         return gap_above(self.seconds, None if self.claim is None else self.claim.proven)
 
     def shown(self) -> Iterator[tuple[str, object]]:
-        """Yield makespan, bound and gap; for unknown lengths only an upper limit."""
+        """Yield makespan, bound and gap; without lengths only an upper limit."""
         slots = sum(replica.slots for replica in self.fleet.replicas)
         yield "Plan", f"{len(self.fleet):,} requests on {slots:,} slots"
         unknown = self.provenance.lengths.get("kind") == "cap"
@@ -253,7 +250,7 @@ class Plan(Shown):
         yield "solver", f"{self.maker.solver}, {self.maker.status}, {self.maker.seconds:.2g} s"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with slot, first decode step and end of each request of one replica."""
+        """Return one replica's requests: slot, first decode step, end."""
         schedule = self.schedule
         return self.workload.to_frame().assign(
             slot=schedule.slot_of,
@@ -266,12 +263,12 @@ class Plan(Shown):
             raise ValueError(f"the plan is for {len(self.fleet.replicas)} replicas, not for one")
 
     def digest(self) -> str:
-        """Return the SHA-256 of the plan, by which a resumed run recognises its earlier part."""
+        """Return the SHA-256 by which a resumed run recognises its plan."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def schedule_digest(self) -> str:
-        """Return the SHA-256 of the requests and their schedule, by which a trace names its plan."""
+        """Return the SHA-256 by which a trace names its plan."""
         work = self.workload
         columns = work.ids, work.input_tokens, work.output_tokens
         shares = plain(self.shares)
@@ -287,7 +284,7 @@ class Plan(Shown):
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
+        """Return plain JSON values, without columns of defaults."""
         value: dict[str, Any] = plain(self)
         drop_defaults(value["fleet"]["workload"], value["maker"])
         if self.followed is None:
@@ -296,8 +293,7 @@ class Plan(Shown):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """
-        Return the plan that :meth:`save` wrote; its schedule is checked again.
+        """Load a plan that :meth:`save` wrote, and check its schedule.
 
         Plans of version 1, of one machine or of a fleet, load as well.
 
@@ -325,7 +321,7 @@ class Plan(Shown):
         return plan
 
     def _refuse_claims(self, path: str | os.PathLike[str]) -> None:
-        """Raise InputError if the plan claims more than its schedule and its bound prove."""
+        """Raise InputError if the plan claims more than it proves."""
         makespan, hint = self.shares.makespan(self.fleet), self.JSON_HINT
         if not math.isclose(makespan, self.makespan, rel_tol=PROVEN_WITHIN):
             what = f"its schedule takes {makespan!r} s, not {self.makespan!r} s"
@@ -358,7 +354,7 @@ def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
 
 
 def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a plan file of version 1 as those of version 2."""
+    """Convert the fields of a version 1 file."""
     fleet = "batchbound_fleet_plan" in value
     if value.get("batchbound_fleet_plan" if fleet else "batchbound_plan") != 1:
         return value

@@ -1,4 +1,4 @@
-"""Past completions as examples, predicted lengths with intervals, and their quality."""
+"""Examples of completions, predicted lengths and their quality."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
 
 COVERAGE = 0.9
-"""Intended share of completions with a length inside their interval."""
+"""Intended share of completions inside their interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """
-    Prompts and the lengths of their completions.
+    """Prompts and the lengths of their completions.
 
-    prompts: Texts; several completions of one prompt are several examples with the same text.
+    prompts: Texts; a prompt with several completions is several examples.
     lengths: Tokens of each completion, at least one, shape (examples,).
     """
 
@@ -40,7 +39,7 @@ class Examples:
 
     @classmethod
     def of(cls, records: Sequence[PromptRecord], lengths: Mapping[str, int]) -> Examples:
-        """Return the completed requests of a batch file, with tokens from an output file."""
+        """Match a batch file's requests with the tokens of their completions."""
         answered = [record for record in records if record.custom_id in lengths]
         tokens = np.array([lengths[record.custom_id] for record in answered], dtype=np.int64)
         return cls(tuple(map(prompt_text, answered)), tokens)
@@ -51,11 +50,10 @@ class Examples:
         return Examples(tuple(self.prompts[i] for i in chosen.tolist()), self.lengths[chosen])
 
     def split(self, share: float, seed: int) -> tuple[Examples, Examples]:
-        """
-        Split off the examples of a share of the prompts; both parts have at least one.
+        """Split off the examples of a share of the prompts.
 
-        The split depends only on the prompts' texts and the seed. With more examples the same prompts are
-        split off again, so no earlier predictor has learnt from them.
+        Both parts have at least one. The split depends only on the prompts' texts and the seed. With more
+        examples the same prompts are split off again, so no earlier predictor has learnt from them.
         """
         names, of = np.unique(np.array(self.prompts, dtype=object).astype(str), return_inverse=True)
         salt = seed.to_bytes(8, "little", signed=True)
@@ -76,10 +74,10 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """
-    Predicted lengths, with intervals intended to hold :data:`COVERAGE` of the completions.
+    """Predicted lengths with intervals.
 
-    tokens, low, high: Tokens, at least one, shape (requests,).
+    The intervals should hold :data:`COVERAGE` of the completions. ``tokens``, ``low`` and ``high`` are
+    tokens, at least one, shape (requests,).
     """
 
     tokens: IntArray
@@ -88,24 +86,22 @@ class Predicted:
 
     @classmethod
     def of(cls, tokens: FloatArray, low: FloatArray, high: FloatArray) -> Predicted:
-        """Return predictions as whole tokens within a request's limits, inside their intervals."""
+        """Return whole tokens within each request's limits."""
         whole = [np.rint(np.clip(column, 1, LONGEST)).astype(np.int64) for column in (tokens, low, high)]
         return cls(whole[0], np.minimum(whole[1], whole[0]), np.maximum(whole[2], whole[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionQuality:
-    r"""
-    Quality of predicted lengths on completions that were not learnt from.
+    r"""Quality of predicted lengths on unseen completions.
 
     requests: Number of completions.
     buckets, longest: MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N)
-        \rfloor`.
-    accuracy, neighbour_accuracy: Share of predictions with the right label, and with that label or the next
-        one.
+    \rfloor`.
+    accuracy, neighbour_accuracy: Share of predictions with the right label, and with it or the next one.
     mean_error: Mean absolute error, tokens.
-    log_bias, log_sd: Mean and standard deviation of ``log(predicted / true)``; the latter is the value for
-        ``--length-error``.
+    log_bias, log_sd: Mean and standard deviation of ``log(predicted / true)``; the latter suits
+    ``--length-error``.
     coverage: Share of the completions that the intervals hold.
     """
 
@@ -123,7 +119,7 @@ class PredictionQuality:
     def measured(
         cls, predicted: Predicted, lengths: IntArray, *, longest: int, buckets: int = 10
     ) -> PredictionQuality:
-        """Return the quality of predictions, given the true lengths (tokens, shape (requests,))."""
+        """Compare predictions with true lengths (tokens, shape (requests,))."""
         off = np.abs(bucket_of(predicted.tokens, longest, buckets) - bucket_of(lengths, longest, buckets))
         logs = np.log(predicted.tokens / lengths)
         held = (predicted.low <= lengths) & (lengths <= predicted.high)
@@ -145,7 +141,7 @@ class PredictionQuality:
 
 
 def bucket_of(lengths: IntArray, longest: int, buckets: int) -> IntArray:
-    r"""Return MICO's label :math:`\lfloor l / (l_{max} / N) \rfloor` of each length, at most N - 1."""
+    """Return MICO's label of each length, at most N - 1."""
     label: IntArray = np.minimum(lengths * buckets // longest, buckets - 1)
     return label
 

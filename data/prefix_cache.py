@@ -1,4 +1,4 @@
-"""Shared prompts: the prefill stage that computes each one, and its time in the cache."""
+"""Shared prompts: who computes them, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 
 
 class PrefixCache:
-    """
-    Shared prompts in KV cache during a job; defines the tokens of each stage.
+    """Shared prompts in KV cache during a job.
 
     A stage computes each request's own tokens, and each shared prompt once unless it is in the cache. A
     computed prompt stays for later requests of its group if it fits (the workload's first group first). It is
     dropped when the last of them begins. A prompt that did not fit is computed again in the next stage that
     needs it.
-
-    problem: Problem with groups and the size of the cache (``prefix_cache``).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -45,7 +42,7 @@ class PrefixCache:
         return own + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
 
     def begin_prefixes(self, prefixes: IntArray, counts: IntArray) -> int:
-        """Return the tokens of shared prompts that a stage computes, and update the cache."""
+        """Return the shared tokens that a stage computes, and update."""
         self._to_begin[prefixes] -= counts
         new = [prefix for prefix in prefixes.tolist() if prefix not in self._kept]
         for prefix in self._kept.intersection(prefixes.tolist()):
@@ -60,7 +57,7 @@ class PrefixCache:
         return int(self._tokens[new].sum())
 
     def begin_again(self, requests: IntArray) -> None:
-        """Treat requests that have begun as waiting again."""
+        """Treat begun requests as waiting again."""
         prefix = self._prefix_of[requests]
         np.add.at(self._to_begin, prefix[prefix >= 0], 1)
 
@@ -70,11 +67,11 @@ class PrefixCache:
         self.held = 0
 
     def keeps(self, request: int) -> bool:
-        """Return whether the shared prompt of a request is in the cache."""
+        """Return whether a request's shared prompt is in the cache."""
         return int(self._prefix_of[request]) in self._kept
 
     def computed(self, requests: IntArray) -> IntArray:
-        """Return the tokens that a stage would compute for the first k requests, for each k."""
+        """Return the tokens of a stage for each number of requests."""
         tokens = self._own[requests]
         if len(self._tokens):
             prefix = self._prefix_of[requests]
@@ -86,14 +83,14 @@ class PrefixCache:
 
 
 def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
-    """Return the default size of the prefix cache in tokens, a share of the slots' capacity."""
+    """Return the default size of the prefix cache, in tokens."""
     if not workload.shared_tokens.any():
         return 0
     return int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
 
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
-    """Return the prompt tokens that the prefill stage of each bin computes, shape (bins,)."""
+    """Return the prompt tokens that each bin computes, shape (bins,)."""
     tokens = np.bincount(bin_of, weights=problem.own_tokens, minlength=bins).astype(np.int64)
     prefix = problem.prefix_of
     shared = np.flatnonzero(prefix >= 0)
@@ -117,13 +114,13 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
 
 
 def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tuple[IntArray, IntArray]:
-    """
-    Return the most tokens of each prompt in a prefix cache: cached, and shared.
+    """Return the most tokens of each prompt in a prefix cache.
 
     In lexical order, a prompt's longest common prefix with any earlier prompt is that with its predecessor.
     At most this prefix is cached; the remaining tokens differ between prompts and are computed once each. In
     another order, a prompt shares at most its prefix with either neighbour. The last token of a prompt is
-    always computed. Among equal prompts, the one with the longest completion is first.
+    always computed. Among equal prompts, the one with the longest completion is first. The two arrays are
+    cached and shared tokens.
     """
     rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
     # With the most significant byte first, bytes sort as their numbers.
@@ -146,7 +143,7 @@ def _common(one: IntArray, other: IntArray) -> int:
 
 
 def group_beginnings(workload: Workload) -> tuple[IntArray, IntArray]:
-    """Return the same if only the shared tokens of each group are known."""
+    """Return the same from the shared tokens of each group."""
     shared = workload.shared_tokens
     cached = shared.copy()
     order = np.lexsort((-workload.output_tokens, workload.group))

@@ -1,4 +1,4 @@
-"""Scheduling problem of a plan: requests, costs and limits of the engine."""
+"""Scheduling problem of a plan: requests, costs and limits."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_SLOTS = 1_000_000
-"""Most slots of a problem: beyond any device, as each slot takes memory."""
+"""Most slots of a problem; each one takes memory."""
 
 MOST_STEPS = 100_000_000
-"""Most decode steps of a schedule, which take months on any device; each one takes memory."""
+"""Most decode steps of a schedule; each one takes memory."""
 
 LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 """Limits of a problem, by name."""
 
 
 class ProblemError(ValueError):
-    """
-    Error for a request that alone exceeds the problem's limits.
+    """Error for a request that alone exceeds the problem's limits.
 
     what: Description of the excess.
-    request: The request's position in the workload.
+    request: Position of the request in the workload.
     limit: Name of the exceeded field.
     allowed: Value of the field, tokens.
     """
@@ -47,7 +46,7 @@ class ProblemError(ValueError):
 
 
 def settle_limits(limits: Any) -> None:
-    """Convert the limits of a problem or replica to Python integers, or raise ValueError."""
+    """Convert limits to Python integers, or raise ValueError."""
     for name in LIMITS:
         value, least = getattr(limits, name), int(name != "prefix_cache")
         if value is not None:
@@ -117,7 +116,7 @@ class Problem(Shown):
     prefix_cache: int = 0
     decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
-    """Number of each request's shared prompt, in order of first use; -1 for none."""
+    """Number of each request's shared prompt; -1 for none."""
     prefix_tokens: IntArray = field(init=False, repr=False)
     """Tokens of each shared prompt."""
 
@@ -131,7 +130,7 @@ class Problem(Shown):
         yield "decode step", f"{self.cost.decode_base:.3g} s + {self.cost.decode_per_slot:.3g} s/slot"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with a row for each request and its decode steps."""
+        """Return a row for each request, with its decode steps."""
         return self.workload.to_frame().assign(decode_steps=self.decode_steps)
 
     def __post_init__(self) -> None:
@@ -179,24 +178,23 @@ class Problem(Shown):
         return len(self.workload)
 
     def without_arrivals(self) -> Problem:
-        """Return the same problem with all requests arriving at the start."""
+        """Return the problem with all requests there at the start."""
         workload = self.workload.without_arrivals()
         return self if workload is self.workload else replace(self, workload=workload)
 
     @property
     def prompt_tokens(self) -> IntArray:
-        """Tokens of each prompt, shape (requests,). The hybrid paper's :math:`N^p_i`."""
+        """Tokens of each prompt, shape (requests,); the hybrid paper's :math:`N^p_i`."""
         return self.workload.input_tokens
 
     @property
     def own_tokens(self) -> IntArray:
-        """Tokens of each prompt that no other request shares, at least one, shape (requests,)."""
+        """Unshared tokens of each prompt, at least one, shape (requests,)."""
         return self.workload.input_tokens - self.workload.shared_tokens
 
     @property
     def prompt_pieces(self) -> IntArray:
-        """
-        Tokens of the pieces that stages compute, shape (requests + shared prompts,).
+        """Tokens of the pieces that stages compute, shape (requests + shared prompts,).
 
         Each piece is computed whole in one stage: a request's own tokens in its stage, a shared prompt in the
         stage of one of its requests.
@@ -205,24 +203,23 @@ class Problem(Shown):
 
     @property
     def keeps_every_prefix(self) -> bool:
-        """True if all shared prompts can be kept at a time, so that each is computed once."""
+        """True if all shared prompts fit, so each is computed once."""
         return int(self.prefix_tokens.sum()) <= self.prefix_cache
 
     @property
     def kv_at_start(self) -> IntArray:
-        """Tokens of KV cache that each request holds in its first decode step, shape (requests,)."""
+        """KV tokens of each request in its first decode step."""
         return self.prompt_tokens + int(self.prefill_emits_first_token)
 
     @property
     def kv_peak(self) -> IntArray:
-        """Most tokens of KV cache that each request ever holds, shape (requests,)."""
+        """Most KV tokens that each request ever holds."""
         peak: IntArray = np.maximum(self.prompt_tokens, self.kv_at_start + self.decode_steps - 1)
         return peak
 
     @property
     def reaches_bend(self) -> bool:
-        """
-        True if a prefill stage can exceed the bend of its cost.
+        """True if a prefill stage can exceed the bend of its cost.
 
         Then two consecutive stages may take less than one stage with all their prompts.
         """
@@ -232,15 +229,14 @@ class Problem(Shown):
 
     @property
     def memory_can_run_out(self) -> bool:
-        """True if as many requests as there are slots could hold more than the KV capacity."""
+        """True if full slots could hold more than the KV capacity."""
         if self.kv_capacity is None:
             return False
         return int(np.sort(self.kv_peak)[-self.slots :].sum()) > self.kv_capacity
 
     @property
     def kv_token_steps(self) -> int:
-        r"""
-        Tokens of KV cache read over the whole job, the same for every schedule.
+        r"""KV tokens read over the whole job, the same for every schedule.
 
         Decode step r of a request reads the prompt and the tokens generated so far, so the sum is
         :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` decode steps and :math:`a_i` tokens

@@ -1,4 +1,4 @@
-"""Report of a run: makespan against plan and bound, and the slots' time by cause."""
+"""Report of a run: gaps, and the slots' time by cause."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ BUBBLES: Final = (STALL, WAITING, TAIL, NO_ARRIVAL, BETWEEN)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """
-    Median, 90th and 99th percentile of a quantity over the requests.
-
-    p50, p90, p99: Seconds; linearly interpolated between requests.
-    """
+    """Median, 90th and 99th percentile over the requests, in seconds."""
 
     p50: float
     p90: float
@@ -46,8 +42,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class LengthError:
-    """
-    Difference between planned and actual completion lengths.
+    """Difference between planned and actual lengths.
 
     mean_absolute: Mean absolute error of a planned length, tokens.
     bias: Mean of planned minus actual tokens: positive if completions were planned too long.
@@ -61,8 +56,7 @@ class LengthError:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Shown):
-    """
-    Comparison of a run with its plan and its bound; ``docs/metrics.md`` defines every quantity.
+    """Comparison of a run with its plan and its bound.
 
     The report of a run on several replicas holds a report of each replica.
 
@@ -207,7 +201,7 @@ class Report(Shown):
         yield "prefill stages", self.prefill_stages
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with the slots' time by cause, in slot-seconds and as a share."""
+        """Return the slots' time by cause, in slot-seconds and as a share."""
         import pandas as pd
 
         spent = pd.Series(dict(self.slot_seconds), name="slot_seconds")
@@ -215,31 +209,30 @@ class Report(Shown):
 
     @property
     def plan_gap(self) -> float | None:
-        """Gap of the planned makespan to the bound, as a fraction of the bound, in model seconds."""
+        """Gap of the planned makespan to the bound, as a fraction."""
         return gap_above(self.planned_makespan, self.bound)
 
     @property
     def run_gap(self) -> float | None:
-        """
-        Gap of the run to its bound, as a fraction of the bound, in model seconds of its stages.
+        """Gap of the run to its bound, in model seconds.
 
-        None without a bound for the served requests at their actual lengths.
+        It is None without a bound for the served requests at their actual lengths.
         """
         return gap_above(self.model_makespan, self.run_bound)
 
     @property
     def schedule_gap(self) -> float | None:
-        """Part of the run's gap due to its schedule; the rest is due to the engine."""
+        """Part of the run's gap that its schedule causes."""
         return gap_above(self.schedule_makespan, self.run_bound)
 
     @property
     def model_error(self) -> float:
-        """Error of the cost model on the run: model over measured seconds of its stages, minus one."""
+        """Model over measured seconds of the run's stages, minus one."""
         return _relative(self.model_makespan, self.makespan)
 
     @property
     def plan_error(self) -> float | None:
-        """Planned over actual makespan, minus one; None without a plan or for a part of a problem."""
+        """Planned over actual makespan, minus one, or None."""
         if self.planned_makespan is None or self.resumed:
             return None
         return _relative(self.planned_makespan, self.makespan)
@@ -255,7 +248,7 @@ class Report(Shown):
         return (self.prompt_tokens + self.output_tokens) / self.makespan if self.makespan else 0.0
 
     def share(self, cause: str) -> float:
-        """Return the share of slots x makespan of a cause in :attr:`slot_seconds`."""
+        """Return the share of the slots' time that a cause takes."""
         whole = self.slots * self.makespan
         return self.slot_seconds[cause] / whole if whole else 0.0
 
@@ -264,7 +257,7 @@ class Report(Shown):
         write_json(path, self.to_json(), indent=2)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain JSON values, derived ones included."""
+        """Return fields and derived values as plain JSON values."""
         value: dict[str, Any] = plain(replace(self, replicas=()))
         lengths = value.pop("lengths")
         return value | {
@@ -283,7 +276,7 @@ class Report(Shown):
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """Return the JSON schema of :meth:`to_json`; derived values are numbers or null."""
+        """Return the JSON schema of :meth:`to_json`."""
         found = schema(cls)
         properties = found["properties"]
         del properties["lengths"]

@@ -1,4 +1,4 @@
-"""Schedule: the bin and slot of each request, and the decode steps after each prefill stage."""
+"""Schedule: bin and slot of each request, decode steps of bins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Schedule:
     Parameters
     ----------
     bin_of
-        Bin in which each request is prefilled, shape (requests,). slot_of
+        Bin in which each request is prefilled, shape (requests,).
+    slot_of
         Slot of each request, shape (requests,).
     decode_steps
         Decode steps of each bin, shape (bins,).
@@ -76,8 +77,7 @@ class Schedule:
 
     @classmethod
     def from_bins(cls, problem: Problem, bin_of: npt.ArrayLike, decode_steps: npt.ArrayLike) -> Schedule:
-        """
-        Return the schedule with given prefill bins and slots by interval colouring.
+        """Return the schedule with given bins; colour intervals for slots.
 
         Slots are interchangeable, so each bin fills the slots that have been free longest.
 
@@ -112,7 +112,7 @@ class Schedule:
         return cls(bins, slot_of, np.asarray(decode_steps))
 
     def without_idle_steps(self, problem: Problem) -> Schedule:
-        """Return the schedule without the decode steps in which no slot decodes."""
+        """Return the schedule without steps in which no slot decodes."""
         runs = self._runs(problem)
         decoding = _starts(np.diff(runs.times) * (runs.active > 0))
         return Schedule(self.bin_of, self.slot_of, np.diff(decoding[runs.at(self.starts)]))
@@ -132,27 +132,26 @@ class Schedule:
         return computed_tokens(problem, self.bin_of, self.bins)
 
     def prefill_stages(self) -> int:
-        """Return the number of bins that prefill at least one request."""
+        """Return the number of bins with a prefill."""
         return len(np.unique(self.bin_of))
 
     def active(self, problem: Problem) -> IntArray:
-        """Return the number of slots that decode in each step, shape (decode steps,)."""
+        """Return how many slots decode in each step, shape (decode steps,)."""
         return self._summed(problem).astype(np.int64)
 
     def changes(self, problem: Problem) -> int:
-        """Return the number of bursts of decode steps over the same slots, without arrivals."""
+        """Return the number of bursts of steps over the same slots."""
         runs = self._runs(problem)
         return int(np.count_nonzero(runs.changed & (runs.active > 0)))
 
     def kv_tokens(self, problem: Problem) -> IntArray:
-        """Return the tokens of KV cache held in each step, shape (decode steps,)."""
+        """Return the KV tokens held in each step, shape (decode steps,)."""
         first, _ = self._step_spans(problem)
         drawn = self.active(problem) * np.arange(self._total)
         return drawn + self._summed(problem, problem.kv_at_start - first).astype(np.int64)
 
     def stage_seconds(self, problem: Problem) -> tuple[FloatArray, FloatArray]:
-        """
-        Return the seconds of each bin's prefill stage and of each decode step.
+        """Return the seconds of each prefill stage and decode step.
 
         Returns
         -------
@@ -165,7 +164,7 @@ class Schedule:
         return self._prefill_seconds(problem), decode
 
     def finishes(self, problem: Problem) -> FloatArray:
-        """Return the seconds at which each request is done without arrivals, shape (requests,)."""
+        """Return each request's end in seconds, shape (requests,)."""
         runs = self._runs(problem)
         _, last = self._step_spans(problem)
         # A stage at a request's last decode step runs after it; its own stage always runs before.
@@ -178,8 +177,7 @@ class Schedule:
         return done
 
     def makespan(self, problem: Problem) -> float:
-        """
-        Return the seconds from the job's start to its last token by the cost model.
+        """Return the seconds to the last token, by the cost model.
 
         A bin waits for the arrival of its requests.
         """
@@ -196,8 +194,7 @@ class Schedule:
         return time
 
     def utilization(self, problem: Problem) -> float:
-        """
-        Return the utilization: seconds of full decode steps for the work, divided by the makespan.
+        """Return the seconds of full decode steps, over the makespan.
 
         As in the hybrid paper (section V): slot-steps of work over the slots, times the seconds of a decode
         step with every slot active, over the makespan. 0 if nothing takes time.
@@ -208,8 +205,7 @@ class Schedule:
         return float(problem.decode_steps.sum()) / problem.slots * full_step / makespan if makespan else 0.0
 
     def check(self, problem: Problem) -> Violation | None:
-        """
-        Return the first rule of the problem that this schedule breaks, or None.
+        """Return the first rule that this schedule breaks, or None.
 
         This referee shares no code with the solvers, and walks through the schedule bin by bin.
         """
@@ -331,7 +327,7 @@ class Schedule:
         return seconds
 
     def _runs(self, problem: Problem) -> _Runs:
-        """Return the runs of decode steps between stages, starts and ends of requests."""
+        """Return the runs of decode steps between starts and ends."""
         first, last = self._step_spans(problem)
         end = self._total
         spans = np.minimum(np.concatenate((first, last)), end)
@@ -356,7 +352,7 @@ class Schedule:
         return _Runs(times, active, np.cumsum(change)[:-1] + active * middle, changed)
 
     def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
-        """Return the number, or the sum of weights, of requests in each step, shape (decode steps,)."""
+        """Return the number, or weight, of requests in each step."""
         first, last = self._step_spans(problem)
         size = max(self._total, int(last.max())) + 1
         change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
@@ -364,13 +360,12 @@ class Schedule:
 
 
 _STEPS_PER_POINT = 8
-"""Most decode steps per start or end for an array of steps; a larger value takes memory, not time."""
+"""Most decode steps per start or end for an array of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """
-    Runs of decode steps in which the same requests decode.
+    """Runs of decode steps in which the same requests decode.
 
     times: Decode steps before each run and in total, ascending, shape (runs + 1,).
     active: Number of decoding slots, shape (runs,).
@@ -384,7 +379,7 @@ class _Runs:
     changed: npt.NDArray[np.bool_]
 
     def seconds(self, cost: CostModel) -> FloatArray:
-        """Return the seconds of each run; a step's cost is linear in the tokens held."""
+        """Return the seconds of each run."""
         return np.diff(self.times) * cost.decode_seconds(self.active, self.kv_tokens)
 
     def at(self, steps: IntArray) -> IntArray:

@@ -24,20 +24,19 @@ Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
 """Seconds after the job's start, as valid in a file."""
 
 PLANNED = "plan"
-"""Key of a trace's engine facts that holds its plan's ``schedule_digest``."""
+"""Key of the plan's digest among a trace's engine facts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """
-    One prefill stage, or consecutive decode steps over the same slots.
+    """One prefill stage, or decode steps over the same slots.
 
     kind: ``"prefill"`` or ``"decode"``.
     start, end: Seconds after the job's start.
-    decode_steps: Consecutive decode steps; 0 for a prefill stage.
+    decode_steps: Number of decode steps; 0 for a prefill stage.
     active: Number of slots that were prefilled or decoded.
-    tokens: Processed tokens: prompt tokens, or one per active slot and decode step.
-    kv_tokens: Tokens of KV cache held by the active slots, summed over the decode steps.
+    tokens: Prompt tokens, or one per active slot and decode step.
+    kv_tokens: KV tokens of the active slots, summed over the decode steps.
     padded_kv_tokens: ``kv_tokens`` with the padding that attention read, averaged over the layers.
     """
 
@@ -73,8 +72,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceHeader:
-    """
-    First line of a trace file.
+    """First line of a trace file.
 
     slots, evictions, engine, readings: Fields of :class:`Trace`.
     stages, requests: Numbers of lines that follow.
@@ -98,12 +96,9 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """
-    Line of a request in a trace file.
+    """Line of a request in a trace file.
 
-    id: Name of the request.
-    stage_of, slot_of, queued, prefilled, first_token, finished, tokens: Its entries in the columns of
-        :class:`Trace`; -1 and None for events that have not happened.
+    Its fields are entries of :class:`Trace`; -1 and None mean that the event has not happened.
     """
 
     id: str
@@ -170,7 +165,7 @@ class Trace:
 
     @classmethod
     def joined(cls, parts: Sequence[Trace], order: Sequence[int]) -> Trace:
-        """Return one trace of consecutive parts; ``order`` sorts their requests."""
+        """Join consecutive parts; ``order`` sorts their requests."""
         stages: list[Stage] = []
         columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _REQUEST_COLUMNS}
         start = 0.0
@@ -213,7 +208,7 @@ class Trace:
         return sum(stage.decode_steps for stage in self.stages)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON lines: a header, then one line per stage, then one per request."""
+        """Write the trace as JSON lines: header, stages, requests."""
         header = TraceHeader(
             self.slots, len(self.stages), len(self), self.evictions, self.engine, self.readings
         )

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LONGEST = 2**31 - 1
-"""Most tokens of a single length; larger values are mistakes in the input."""
+"""Most tokens of a length."""
 
 LATEST = 1e12
-"""Latest arrival in seconds: beyond it, rounding hides a decode step."""
+"""Latest arrival in seconds; beyond it rounding hides a decode step."""
 
 
 class WorkloadError(ValueError):
@@ -41,17 +41,15 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """
-    One prompt of the job, with its completion.
+    """One prompt of the job, with its completion.
 
     id: User's name of the request (``custom_id`` in a batch file).
     input_tokens, output_tokens: Tokens of the prompt and of the completion, known or predicted.
     arrival: Seconds after the job's start before which the request cannot be prefilled.
-    group: Requests with the same number share a prompt (several completions to one question); -1 for none.
+    group: Requests with the same number share a prompt; -1 for none.
     priority: Larger is more urgent.
     deadline: Seconds after the job's start; infinite for none.
-    shared_tokens: Common first tokens of its group's prompts, computed once for several requests; fewer than
-        the prompt's, as its last token gives the completion's first. 0 if nothing is shared.
+    shared_tokens: Common first tokens of its group's prompts, computed once; fewer than the prompt's.
     """
 
     id: str
@@ -158,14 +156,16 @@ class Workload(Shown):
 
     @classmethod
     def from_lengths(cls, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Workload:
-        """Return a workload of given lengths (tokens, shape (requests,)), named ``request-0`` and so on."""
+        """Return a workload of given lengths, named ``request-0`` and so on.
+
+        Both have tokens, shape (requests,).
+        """
         inputs, outputs = _integers(input_tokens, "input_tokens"), _integers(output_tokens, "output_tokens")
         return cls(numbered_ids(len(inputs)), inputs, outputs)
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> Workload:
-        """
-        Return the workload in a table with the columns of :class:`Request`.
+        """Make a workload of a table with :class:`Request`'s columns.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Workload(Shown):
         return part
 
     def group_numbers(self) -> IntArray:
-        """Return the group of each request, from zero; a request without a group gets its own."""
+        """Return each request's group from zero; a lone request is one."""
         group, alone = self.group.copy(), self.group < 0
         group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
         return np.unique(group, return_inverse=True)[1].astype(np.int64)
@@ -234,8 +234,7 @@ class Workload(Shown):
         return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self
 
     def with_shared_prompts(self) -> Workload:
-        """
-        Share the whole prompt in each group with prompts of equal length.
+        """Share the whole prompt in each group of equal prompts.
 
         Every request still computes the last prompt token itself.
         """
@@ -249,7 +248,7 @@ class Workload(Shown):
         return replace(self, shared_tokens=shared)
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
-        """Return the same requests with other completion lengths (tokens, shape (requests,))."""
+        """Return the requests with other completion lengths."""
         columns = {name: getattr(self, name) for name in self.__slots__}
         columns["output_tokens"] = np.array(output_tokens)
         return Workload(**columns)
@@ -257,15 +256,15 @@ class Workload(Shown):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """
-    Order of a job's requests within conversations.
+    """Order of a job's requests within conversations.
 
     A turn arrives when the previous turn has finished and its pause, for a tool call, is over. Its prompt is
     the whole conversation so far.
 
     after: Earlier request that each request continues; -1 for the first turn.
     pause: Seconds between the previous turn's end and the arrival, shape (requests,).
-    raises WorkloadError: A turn continues itself or a later one, or a pause is not in seconds.
+
+    Raises WorkloadError if a turn continues itself or a later one, or a pause is not in seconds.
     """
 
     after: IntArray
@@ -360,14 +359,13 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
 
 
 def numbered(labels: Iterable[Hashable]) -> IntArray:
-    """Return the number of each label, from zero in the order of first appearance."""
+    """Return each label's number, in order of appearance."""
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def numbered_rows(*columns: IntArray) -> IntArray:
-    """
-    Return a number for each row of columns, equal for equal rows and in their order.
+    """Return a number for each row, equal for equal rows.
 
     ``numpy.unique`` along an axis does the same, but turns an interrupt into a TypeError.
     """

@@ -1,4 +1,4 @@
-"""Assumptions of bounds on a server's iterations, and the arguments that rely on them."""
+"""Assumptions of bounds on a server's iterations."""
 
 from __future__ import annotations
 
@@ -46,28 +46,24 @@ RELIES_ON: Mapping[str, tuple[str, ...]] = {
     "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE, DISTINCT),
     "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, ONE_ENGINE),
 }
-"""Assumptions behind each kind of certificate, and behind bounds in seconds."""
+"""Assumptions behind each kind of certificate and bound."""
 
 
 def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:
-    """Return the assumptions that the kinds of certificates rely on."""
+    """Return the assumptions that some kinds of certificates rely on."""
     names = {name for kind in kinds for name in RELIES_ON.get(str(kind), ())}
     return tuple(one for one in assumptions if one.name in names)
 
 
 def least_label(assumptions: Iterable[Assumption], *kinds: object) -> str:
-    """Return the name of a bound: ``proven`` only under assumptions that are checked or stated."""
+    """Return ``proven`` if all assumptions are checked or stated."""
     assumed = any(one.basis == "assumed" for one in relied_on(assumptions, *kinds))
     # The bound allows for a broken assumption.
     return "least, if assumptions hold" if assumed else "proven least"
 
 
 def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption, ...]:
-    """
-    Return the assumptions of a bound on an unseen engine with stated limits.
-
-    known: Assumptions with another basis than for an unseen engine.
-    """
+    """Return the assumptions about an unseen engine with stated limits."""
     short: Basis = "assumed" if limits.kv_tokens is None else "checked"
     usual = (
         Assumption(ONE_TOKEN, "assumed"),
@@ -84,23 +80,22 @@ def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption,
 
 
 def assumed_line(assumptions: Iterable[Assumption]) -> str | None:
-    """Return the unchecked and unstated assumptions in one line; None without any."""
+    """Return the assumptions without a basis in one line."""
     names = [one.name for one in assumptions if one.basis == "assumed"]
     return f"assuming: {', '.join(names)}" if names else None
 
 
 def broken_line(assumptions: Iterable[Assumption]) -> str | None:
-    """Return the broken assumptions with their evidence, in one line; None without any."""
+    """Return the broken assumptions with their evidence in one line."""
     names = [str(one) for one in assumptions if one.basis == "broken"]
     return f"broken: {'; '.join(names)}" if names else None
 
 
 def blame(assumptions: Iterable[Assumption]) -> tuple[str, bool]:
-    """
-    Explain a beaten bound: return the suspect assumptions, and True if the bound itself is wrong.
+    """Explain a beaten bound by its weakest assumptions.
 
-    Suspects are the broken assumptions, else the assumed, else the stated ones. If all were checked, the
-    bound is wrong.
+    They are the broken, else the assumed, else the stated ones. The second value is True if all were checked:
+    then the bound itself is wrong.
     """
     known = list(assumptions)
     for basis in ("broken", "assumed", "stated"):

@@ -1,1 +1,1 @@
-"""Costs of stages: cost models, iteration costs, layer profiles and their measurements."""
+"""Costs of stages: cost models, layer profiles and measurements."""

@@ -1,4 +1,4 @@
-"""A cost model fitted to measurements, with its error and the measured engine."""
+"""A cost model fitted to measurements, with its error."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from .cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """
-    Error of a fitted cost model on its own measurements.
+    """Error of a fitted cost model on its own measurements.
 
-    prefill_mape, decode_mape: Mean absolute error of a prefill stage and of a decode step, as a fraction of
-        the measured seconds.
+    prefill_mape, decode_mape: Mean absolute error of a stage or step, as a fraction of the measured seconds.
     makespan: Predicted over measured seconds of all stages, minus one; positive if the model is too slow.
     prefill_stages, decode_steps: Numbers of measured stages and decode steps.
     """
@@ -32,18 +30,15 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class CalibratedCost:
-    """
-    Measured or stated cost model of a model on a machine.
+    """Measured or stated cost model of a model on a machine.
 
     cost: Fitted coefficients, or stated ones, which need no other field.
     error: Error of the fit on its own stages; None for stated coefficients.
-    engine: Description of the measured engine: name, tier, model, device, dtype and versions; empty for
-        stated coefficients.
+    engine: Measured engine: name, tier, model, device, dtype and versions.
     date: ISO date of the measurement.
     slots_grid, prompt_grid: Measured slots and prompt lengths (tokens); beyond them the model extrapolates.
     held_out: Error on a whole job outside the fit; None if none was run.
-    kv_token_bytes, kv_tokens: Bytes of a token in KV cache, and tokens that fit next to the weights; 0 if
-        unknown.
+    kv_token_bytes, kv_tokens: Bytes of a KV token, and tokens next to the weights; 0 if unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 2)
@@ -64,10 +59,10 @@ class CalibratedCost:
     kv_tokens: int = 0
 
     def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
-        """
-        Return a text for each quantity of a plan outside the measured range.
+        """Return a text for each quantity outside the measured range.
 
-        ``longest`` is its longest prompt, ``held`` the mean KV tokens of a request in a decode step.
+        longest: Longest prompt.
+        held: Mean KV tokens of a request in a decode step.
         """
         found = []
         if self.slots_grid and slots > max(self.slots_grid):
@@ -79,8 +74,7 @@ class CalibratedCost:
         return tuple(found)
 
     def differences(self, engine: Mapping[str, object]) -> tuple[str, ...]:
-        """
-        Return a text for each difference of another engine from the measured one.
+        """Return a text for each difference from the measured engine.
 
         Stated coefficients fit every engine.
         """

@@ -15,16 +15,15 @@ from .model_shape import ModelShape
 EXPERTS = ("moe",)
 """Operations that compute a layer's experts."""
 _FAR = 1e6
-"""Largest number of tokens or sequences; the data sent is linear up to it."""
+"""Largest number of tokens for which the data sent is linear."""
 _ROUTE = 8
-"""Bytes of an expert's number and weight for a token (vLLM: 32 bits each)."""
+"""Bytes of an expert's number and weight (vLLM: 32 bits each)."""
 SQUARES = 8
-"""Bytes of a token's sums of squares of its queries and keys, 32 bits each."""
+"""Bytes of a token's squares of queries and keys."""
 
 
 def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
-    """
-    Add the collective operations of tensor-parallel devices to a profile.
+    """Add tensor-parallel devices' collective operations to a profile.
 
     A layer all-reduces two arrays, after attention and after the feed-forward part, and the squares of
     queries and keys if their norm is over all heads. Each iteration all-reduces the embedding and gathers the
@@ -67,11 +66,10 @@ def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
 
 
 def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> float:
-    """
-    Return the seconds to exchange an iteration's tokens between devices that share experts.
+    """Return the seconds to exchange tokens between experts' devices.
 
     Every device gathers all tokens with their routes, computes those of its own experts, and scatters the
-    sums (vLLM's all-gather and reduce-scatter). All wait for the device that receives most, the one with the
+    sums (vLLM's all-gather and reduce-scatter). All wait for the device that receives most, which has the
     fewest tokens of its own.
     """
     if len(tokens) == 1:

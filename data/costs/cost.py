@@ -1,4 +1,4 @@
-"""Cost model: the seconds of a prefill stage and of a decode step."""
+"""Cost model: seconds of prefill stages and decode steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 LONGEST_TIME = 1e12
-"""Longest valid time in seconds; a longer one, over thirty thousand years, is damaged data."""
+"""Longest valid time in seconds; a longer one is damaged data."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """
-    Seconds of a prefill stage and of a decode step, affine in the work.
+    Affine costs of prefill stages and decode steps, in seconds.
 
     A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
     ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
@@ -73,8 +73,7 @@ class CostModel:
 
     @classmethod
     def paper(cls) -> CostModel:
-        """
-        Return the measured costs of the hybrid offline-online paper (section V-A, LLaMA-65B).
+        """Return the costs of the hybrid offline-online paper (LLaMA-65B, section V-A).
 
         Returns
         -------
@@ -85,7 +84,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Return the cost model in a file of ``batchbound profile`` or of stated coefficients."""
+        """Load a cost model, measured or with stated coefficients."""
         from .calibration import CalibratedCost
 
         return CalibratedCost.load(path).cost
@@ -101,7 +100,7 @@ class CostModel:
     @overload
     def prefill_seconds(self, tokens: IntArray | FloatArray) -> FloatArray: ...
     def prefill_seconds(self, tokens: int | IntArray | FloatArray) -> float | FloatArray:
-        """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
+        """Return the seconds of a prefill stage of ``tokens`` prompt tokens."""
         if isinstance(tokens, np.ndarray):
             stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
             stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)

@@ -1,4 +1,4 @@
-"""Cost of an iteration that mixes prompt tokens and generated tokens, from fitted coefficients."""
+"""Cost of an iteration that mixes prefill and decode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _MILLISECOND = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class MixedCost:
-    """
-    Seconds of an iteration by three linear functions: two of decoding, one of prompts.
+    """Seconds of an iteration by three linear functions.
 
     Few decoding requests are bound by reading the weights, many by computing. Prompts and generated tokens
     share the linear layers, so in an iteration with prompts both kinds of token cost the same. (The function
@@ -25,11 +24,11 @@ class MixedCost:
 
     prefill_base, prefill_per_token: Seconds of an iteration with prompts, and per token in it.
     prefill_per_pair: Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
-    few_base, few_per_request, few_per_kv_token: Seconds of a decode iteration of few requests, per request,
-        and per token of KV cache read.
+    few_base, few_per_request, few_per_kv_token: Seconds of an iteration of few decoding requests, per
+    request, and per KV token.
     many_base, many_per_request, many_per_kv_token: The same for many requests.
-    swap_per_token: Seconds to move one token's KV cache to the host's memory, or back.
-    transfer_per_token: Seconds to move one token's KV cache to another device.
+    swap_per_token: Seconds to move one KV token to the host's memory, or back.
+    transfer_per_token: Seconds to move one KV token to another device.
     """
 
     prefill_base: float
@@ -48,10 +47,9 @@ class MixedCost:
         refuse_impossible_costs(self)
 
     def seconds(self, decodes: int, kv_tokens: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
-        """
-        Return the seconds of one iteration without swaps.
+        """Return the seconds of one iteration without swaps.
 
-        ``pairs`` is the sum over the chunks of prompts of ``new * (new + 2 * held)`` tokens.
+        pairs: Sum over the chunks of prompts of ``new * (new + 2 * held)`` tokens.
         """
         decoding = self._decoding(decodes, kv_tokens) if decodes else 0.0
         if not prompt_tokens:

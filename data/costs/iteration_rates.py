@@ -1,4 +1,4 @@
-"""Seconds per unit of work of an engine's iteration, fitted to a run, and their file."""
+"""Seconds per unit of an iteration's work, fitted to a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_TIME)]
 
 @dataclass(frozen=True, slots=True)
 class IterationRates:
-    """
-    Fixed seconds of an iteration, and seconds per unit of its work.
+    """Fixed seconds of an iteration, and seconds per unit of work.
 
     iterations: Fixed seconds of an iteration.
     decodes: Seconds per decoding sequence.

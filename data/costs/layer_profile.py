@@ -1,4 +1,4 @@
-"""Costs of one layer on a device: a table of measured or modelled operations, and its file."""
+"""Costs of one layer on a device, as a table of operations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .model_shape import ModelShape
 from .reference_time import ReferenceTime
 
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
-"""Axes of an operation: all new tokens, sequences, new tokens per prompt, tokens already held by that prompt,
-decoding sequences, and tokens held by each of those."""
+"""Quantities that determine an operation's time.
+
+They are all new tokens, sequences, new tokens per prompt, tokens already held by it, decoding sequences, and
+tokens held by each of those.
+"""
 FARTHEST = 1e12
 """Largest number of tokens or sequences of a point."""
 
@@ -28,7 +31,7 @@ _TOGETHER = {
     "encode": {"sequences", "length", "past"},
     "decode": {"sequences", "length", "decodes", "context"},
 }
-"""Axes allowed for operations of a phase, in addition to tokens or sequences; other phases allow all."""
+"""Axes of a phase's operations, besides tokens or sequences; others allow all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +123,7 @@ class LayerProfile:
 
     @property
     def most_decoding(self) -> float:
-        """Most requests of a measured decode iteration; infinite for modelled times."""
+        """Most requests of a measured decode iteration; infinite if modelled."""
         if not self.measured:
             return float("inf")
         return min(

@@ -1,4 +1,4 @@
-"""Link between devices that share a model, and its seconds for collective operations."""
+"""Link between devices that share a model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """
-    Connection of the devices of a group.
+    """Connection of the devices of a group.
 
     name: Name in options.
     bandwidth: Bytes per second that a device sends and receives at the same time.
-    latency: Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on very little data.
+    latency: Seconds of a collective operation on very little data.
     source: Origin of both numbers in a sentence.
     """
 
@@ -38,7 +37,7 @@ class Link:
         return self.latency + 2 * (devices - 1) / devices * data / self.bandwidth
 
     def gather_seconds(self, devices: int, data: float) -> float:
-        """Return the seconds of an all-gather or a reduce-scatter, half of the ring's steps."""
+        """Return the seconds of an all-gather or a reduce-scatter."""
         if devices == 1:
             return 0.0
         return self.latency + (devices - 1) / devices * data / self.bandwidth
@@ -80,12 +79,11 @@ DEVICE_LINKS: Mapping[str, str] = {
     "b300": "nvlink5",
     "gb200": "nvlink5",
 }
-"""Usual link of a device, by its name in profiles and among rooflines."""
+"""Usual link of a device, by name."""
 
 
 def usual_link(device: str) -> Link | None:
-    """
-    Return the usual link of a device by its name; None if unknown.
+    """Return a device's usual link; None if unknown.
 
     ``H100`` and ``H100-80GB-HBM3`` match h100-80gb: one name may be the other's beginning, up to a whole
     word.
@@ -99,5 +97,5 @@ def usual_link(device: str) -> Link | None:
 
 
 def _beginnings(device: str) -> list[str]:
-    """Return a name's first word, first two words, and so on, without separators."""
+    """Return the beginnings of a name that end with a word."""
     return list(accumulate(re.findall(r"[a-z0-9]+", device.lower())))

@@ -1,4 +1,4 @@
-"""Sizes of a transformer that determine its costs, read from its ``config.json``."""
+"""Sizes of a transformer that determine its costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WeightBytes = Annotated[float, msgspec.Meta(ge=0, le=64)]
 """Bytes of a weight, as valid in a file."""
 
 LARGEST_SIZE = 10**9
-"""Largest size of a layer; products of two sizes and a few tokens stay countable."""
+"""Largest size of a layer; products stay countable."""
 
 _UNCOSTED = {
     "index_topk": "attention that selects its keys by an index",
@@ -33,11 +33,11 @@ _UNCOSTED = {
     "block_types": "recurrent blocks",
     "hybrid_override_pattern": "Mamba layers",
 }
-"""Fields of configurations whose layers have no cost formula here."""
+"""Fields of layers without a cost formula here."""
 
 
 _PLAIN = ("bloom", "falcon", "mpt")
-"""Families without a gate, whose configurations name no activation function."""
+"""Families without a gate or a named activation function."""
 _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "mpt", "opt", "t5")
 """Families that share the embedding with the output head by default."""
 
@@ -159,7 +159,7 @@ class ModelShape:
 
     @property
     def shared_values(self) -> int:
-        """Values of the shared expert and the router, which every token reads."""
+        """Values of the shared expert and the router."""
         return self._matrices * self.hidden * self.shared_intermediate + self.hidden * self.experts
 
     @property
@@ -183,8 +183,7 @@ class ModelShape:
 
     @property
     def kernels(self) -> float:
-        """
-        Mean number of kernels that a layer launches, its fixed cost for few tokens.
+        """Mean number of kernels that a layer launches.
 
         Nine kernels: two norms, queries with KV, their positions, attention, its output, and three of the
         feed-forward part. Norms of queries and keys add one. A latent adds five (two norms, queries in two
@@ -201,14 +200,14 @@ class ModelShape:
         return float(self.read_bytes(np.array([np.inf]))[0])
 
     def experts_read(self, tokens: FloatArray) -> FloatArray:
-        """Return the expected number of different experts that tokens use, if all are equally likely."""
+        """Return how many different experts tokens use on average."""
         if not self.experts:
             return np.zeros_like(tokens)
         missed = 1.0 - self.active_experts / self.experts
         return np.asarray(self.experts * (1.0 - missed**tokens))
 
     def read_bytes(self, tokens: FloatArray) -> FloatArray:
-        """Return the mean bytes of weights that a layer reads for a number of tokens."""
+        """Return the mean bytes of weights that a layer reads."""
         return np.asarray(self.feed_forward_read(tokens) + self.attention_read)
 
     @property
@@ -218,7 +217,7 @@ class ModelShape:
         return of_attention + 2 * self.hidden * self.bytes_per_value
 
     def feed_forward_read(self, tokens: FloatArray) -> FloatArray:
-        """Return the mean bytes of feed-forward weights that a layer reads for a number of tokens."""
+        """Return the mean bytes of feed-forward weights that a layer reads."""
         of_experts = self.experts_read(tokens) * self.expert_values + self.shared_values
         share = self.expert_layers / self.layers
         feed_forward = share * of_experts + (1 - share) * self.dense_values
@@ -226,7 +225,7 @@ class ModelShape:
 
     @property
     def token_values(self) -> float:
-        """Mean values of a layer's weights that are multiplied with one token."""
+        """Mean values of a layer's weights per token."""
         share = self.expert_layers / self.layers
         of_experts = self.active_experts * self.expert_values + self.shared_values
         feed_forward = share * of_experts + (1 - share) * self.dense_values
@@ -240,17 +239,17 @@ class ModelShape:
 
     @property
     def kv_bytes_per_layer_token(self) -> int:
-        """Bytes of KV cache, or of the latent, of one token in one layer."""
+        """Bytes of KV cache, or of the latent, per token and layer."""
         if self.latent:
             return (self.latent + self.rope_dim) * self.bytes_per_value
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
     def kv_copies(self, devices: int) -> float:
-        """Return the number of devices with the same KV cache; each device holds the whole latent."""
+        """Return how many devices hold a copy of the same KV cache."""
         return devices if self.latent else max(1.0, devices / self.kv_heads)
 
     def attended(self, context: FloatArray) -> FloatArray:
-        """Return the mean number of tokens that a layer attends to, given those held."""
+        """Return the mean number of tokens that a layer attends to."""
         if not self.window_layers:
             return context
         share = self.window_layers / self.layers
@@ -258,14 +257,14 @@ class ModelShape:
 
     @property
     def prompt_pair_flops(self) -> int:
-        """Operations of a layer's attention for a pair of prompt tokens, all heads, without absorption."""
+        """Operations of a layer's attention per pair of prompt tokens."""
         if self.latent:
             return 2 * self.heads * (self.head_dim + self.rope_dim + self.value_dim)
         return 4 * self.heads * self.head_dim
 
 
 def refuse_uncosted(config: Mapping[str, object]) -> None:
-    """Refuse a configuration with layers that have no cost formula here."""
+    """Refuse a configuration whose layers have no cost formula here."""
     what = next((why for field, why in _UNCOSTED.items() if config.get(field)), None)
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and set(kinds) - {"full_attention", "sliding_attention", "attention"}:
@@ -378,7 +377,10 @@ def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
 
 
 def holds_whole_context(folder: str | os.PathLike[str]) -> bool | None:
-    """Return whether each layer keeps the KV cache of the whole context; None without a config."""
+    """Return whether each layer keeps the whole context in KV.
+
+    It is None without a config.
+    """
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Bytes of a quantised weight by a model's configuration."""
+"""Bytes of a quantised weight, by a model's configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..files.disk import InputError
 
 _SCALED = {4: 0.5 + 1 / 16, 8: 1.0 + 1 / 16}
-"""Bytes of a weight with a number of bits and its share of a group's scale, a byte for 16 weights."""
+"""Bytes of a weight by its bits, with a scale for 16 weights."""
 _BYTES = {
     "fp8": 1.0,
     "fbgemm_fp8": 1.0,
@@ -17,16 +17,16 @@ _BYTES = {
     "int8": 1.0,
 }
 _MULTIPLIED = {"fp8": 8, "fbgemm_fp8": 8, "int8": 8, "nvfp4": 4, "mxfp4": 4, "fp4": 4}
-"""Bits of the factors by methods that also quantise activations."""
+"""Bits of the factors in methods that also quantise activations."""
 _BY_BITS = ("gptq", "awq", "auto-round", "bitsandbytes", "compressed-tensors", "hqq", "torchao", "quanto")
 _ATTENTION = ("self_attn", "attention", "attn")
 
 
 def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float, int]:
-    """
-    Return the bytes of a feed-forward and an attention weight, and the bits of the factors.
+    """Return bytes of two kinds of weights, and bits of factors.
 
-    The bytes are 0 without quantisation. Methods that quantise only weights multiply in 16 bits.
+    The weights are those of the feed-forward part and of attention. The bytes are 0 without quantisation.
+    Methods that quantise only weights multiply in 16 bits.
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""Speed of a machine during a measurement, as seconds of a fixed piece of work."""
+"""Speed of a machine, as seconds of a fixed piece of work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import FloatArray
 
 PROMPTS, TOKENS, DECODE_STEPS = 16, 32, 4
-"""Fixed piece of work, the size of a small job; a smaller one would fit into the caches."""
+"""Fixed piece of work; a smaller one would fit into the caches."""
 WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {DECODE_STEPS} decode steps"
 
 
@@ -34,9 +34,9 @@ class ReferenceTime:
 
     @classmethod
     def of(cls, readings: Sequence[float] | FloatArray) -> ReferenceTime:
-        """Return the reference for at least one reading in seconds, shape (readings,)."""
+        """Return the reference for some readings in seconds."""
         return cls(float(np.median(readings)))
 
     def slowdown(self, readings: Sequence[float] | FloatArray) -> float | None:
-        """Return the factor by which a machine was slower than the reference."""
+        """Return how much slower a machine was than the reference."""
         return float(np.median(readings)) / self.seconds if len(readings) else None

@@ -13,7 +13,7 @@ from .sources import local_file, refuse_streams
 
 
 def require_arrow() -> None:
-    """Raise ImportError with an installation hint if pyarrow is missing."""
+    """Raise ImportError with a hint if pyarrow is missing."""
     if find_spec("pyarrow") is None:
         raise ImportError("Parquet and Arrow files need pyarrow: pip install 'batchbound[parquet]'")
 
@@ -30,7 +30,7 @@ def holds_parquet(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
-    """Turn errors while reading a Parquet or Arrow file into an InputError that names the file."""
+    """Turn errors of Parquet or Arrow into InputError with the file."""
     try:
         yield
     except Exception as error:  # pyarrow's errors have no common base

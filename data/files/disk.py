@@ -32,17 +32,17 @@ _NO_TEXT = {
     b"FEA1": ("is a Feather file", _REWRITE),
     b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
 }
-"""Messages and hints for binary files by their first bytes."""
+"""Messages and hints for binary files, by their first bytes."""
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
-    """Return the error for a file that cannot be written, caused by the disk or the input."""
+    """Return the error for a file that cannot be written."""
     kind = WriteError if error.errno in WriteError.FULL else InputError
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the decompressed UTF-8 text of a file; InputError if it is unreadable or not text."""
+    """Read a decompressed UTF-8 text; raise InputError if it is none."""
     head = first_bytes(path, 8)
     for magic, (what, hint) in _NO_TEXT.items():
         if head.startswith(magic):
@@ -61,7 +61,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a text file without line breaks; errors as in :func:`read_text`."""
+    """Yield the lines of a text file without line breaks."""
     head = first_bytes(path, 8)
     for magic, (what, hint) in _NO_TEXT.items():
         if head.startswith(magic):
@@ -94,7 +94,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
 def parsed_json(
     text: str, path: str | os.PathLike[str], *, line: int = 0, hint: str = "Write it again."
 ) -> object:
-    """Return the value of a JSON text with finite numbers and integers of at most 64 bits."""
+    """Parse JSON with finite numbers and integers of 64 bits."""
     where = f"line {line}" if line else ""
     try:
         value = msgspec.json.decode(text)
@@ -109,10 +109,9 @@ def parsed_json(
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
-    """
-    Yield a stream that replaces ``path``, or the target of its link, once it is complete.
+    """Yield a stream that replaces ``path`` once it is complete.
 
-    It removes unfinished files of killed processes.
+    It follows a link, and removes unfinished files of killed processes.
     """
     # Otherwise the file would replace a link to a larger disk.
     target, temporary = Path(os.path.realpath(path)), ""
@@ -138,7 +137,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 
 def _locked_beside(target: Path) -> tuple[int, str]:
-    """Return a new file next to ``target``, locked until it is closed, and its name."""
+    """Return a new locked file next to ``target``, and its name."""
     while True:
         handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
         with contextlib.suppress(OSError):  # without locks no other process removes the file
@@ -150,7 +149,7 @@ def _locked_beside(target: Path) -> tuple[int, str]:
 
 
 def _discard_dead(target: Path) -> None:
-    """Delete unfinished files of ``target`` that no process has locked."""
+    """Delete unfinished files that no process has locked."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for name in filter(pattern.fullmatch, os.listdir(target.parent)):
         with contextlib.suppress(OSError):
@@ -172,7 +171,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
 
 
 def _why_not_json(text: str) -> tuple[str, str]:
-    """Return the mistake in an invalid JSON text, and its line if known."""
+    """Return the mistake in a JSON text, and its line."""
     if not text.strip():
         return "the file is empty", ""
     try:
@@ -191,7 +190,7 @@ _LONG = re.compile(r"\d{19}")
 
 
 def _beyond_64_bits(value: object) -> int | None:
-    """Return an integer that no array can hold, or None if there is none."""
+    """Return an integer that no array can hold, or None."""
     if isinstance(value, int):
         return value if abs(value) >= 2**63 else None
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

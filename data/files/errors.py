@@ -6,7 +6,7 @@ import errno
 import os
 
 _LONGEST_MESSAGE = 1000
-"""Longest message in characters; the middle of a longer one is cut."""
+"""Longest message, in characters; longer ones lose their middle."""
 
 
 class InputError(ValueError):
@@ -38,7 +38,7 @@ class WriteError(InputError):
     """Error of a full or failing disk; earlier output is kept."""
 
     FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-    """Error numbers of the system for a full or failing disk."""
+    """Error numbers of a full or failing disk."""
 
 
 def shown(value: object) -> str:

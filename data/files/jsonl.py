@@ -13,11 +13,14 @@ from .disk import InputError, text_lines
 from .sources import local_file, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
-"""Commands that convert JSON to lines, by its first character."""
+"""Commands that make lines of JSON, by its first character."""
 
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield each line's number, from one, and its object; blank lines are skipped."""
+    """Yield each line's number, from one, and its object.
+
+    Blank lines are skipped.
+    """
     empty = True
     for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
@@ -51,7 +54,7 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
 
 
 def _parsed(line: str) -> object:
-    """Return a line's value as json.loads does, but faster for plain JSON."""
+    """Parse a line as json.loads does, but faster."""
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -59,7 +62,7 @@ def _parsed(line: str) -> object:
 
 
 def json_array(text: str, path: str | os.PathLike[str]) -> list[dict[str, object]] | None:
-    """Return the objects of a text that is one JSON array; None for any other text."""
+    """Return the objects of a JSON array; None for other text."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -74,7 +77,7 @@ def json_array(text: str, path: str | os.PathLike[str]) -> list[dict[str, object
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal; InputError if it cannot be read."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     refuse_streams(path)
     try:
         with open(local_file(path), "rb") as stream:

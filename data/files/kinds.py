@@ -1,4 +1,4 @@
-"""Kinds of batchbound's own files, for errors about a file of another kind."""
+"""Kinds of batchbound's own files, for error messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
     "batchbound_cost": "a cost model",
     "batchbound_layer_profile": "a layer profile",
 }
-"""Kinds of batchbound's files by the name of their first field."""
+"""Kinds of files by their first field."""
 
 _STEPS = "Steps are planned one at a time: drive them with batchbound.rollout_function."
 
@@ -42,7 +42,7 @@ _HINTS = {
 
 
 def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collection[str] = ()) -> None:
-    """Raise InputError if a file of batchbound is not of a kind in ``taken``."""
+    """Raise InputError if a file of ours is of another kind."""
     name = _kind_of(path)
     if name in KINDS and name not in taken:
         hint = _HINTS.get(name, "Give another file.")
@@ -50,7 +50,7 @@ def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collect
 
 
 def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
-    """Return whether a file of batchbound is of a given kind."""
+    """Return whether a file of ours is of a kind."""
     return _kind_of(path) == kind
 
 

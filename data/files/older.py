@@ -16,11 +16,11 @@ RENAMED = {
 
 
 SOURCES = {"fewest stages and rounds": "fewest stages and decode steps"}
-"""Old and present names of a bound's argument by source."""
+"""Old and present names of a bound's argument."""
 
 
 def with_new_names(value: Any) -> Any:
-    """Return an older file's JSON values with the present names of fields."""
+    """Return an older file's values with present field names."""
     if isinstance(value, dict):
         found = {RENAMED.get(name, name): with_new_names(entry) for name, entry in value.items()}
         if isinstance(found.get("source"), str):

@@ -1,4 +1,4 @@
-"""Checks of output files before the work, against loss of data."""
+"""Checks of output files before the work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse_outputs(
 
 
 def can_be_made_again(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a plan or a report that no interrupted run in its folder needs."""
+    """Return whether no interrupted run needs a plan or report."""
     target = Path(path)
     if not target.is_file() or any(target.resolve().parent.glob("*.journal")):
         return False

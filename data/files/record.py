@@ -1,4 +1,4 @@
-"""Codec of batchbound's files between dataclasses and JSON, with precise errors."""
+"""Codec between dataclasses and JSON, with precise errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record(
     line: int = 0,
     hint: str = "",
 ) -> _Kind:
-    """Return the record from the JSON values of :func:`plain`; unknown fields are ignored."""
+    """Return the record of some JSON values; ignore unknown fields."""
     hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
     value = _present(kind, value)
     _check_header(kind, value, file, hint)
@@ -82,7 +82,7 @@ def record(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a finite number, and not true or false."""
+    """Return whether a value is a finite number and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -96,7 +96,7 @@ def whole(value: object) -> int | None:
 def refuse_unknown(
     kind: type, value: object, *, file: str | os.PathLike[str] | None, within: str = "", hint: str
 ) -> None:
-    """Raise InputError if an object has a field that a dataclass lacks."""
+    """Raise InputError if an object has an unknown field."""
     known = {entry.name for entry in dataclasses.fields(kind)}
     for name in sorted(value.keys() - known) if isinstance(value, dict) else ():
         field = f"{within}.{name}" if within else name
@@ -129,7 +129,7 @@ def schema(kind: type) -> dict[str, Any]:
 
 
 def _present(kind: type, value: object) -> object:
-    """Return an older file's fields in the present version, if the kind supports it."""
+    """Return an older file's fields in the present version."""
     header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
     older: tuple[int, ...] = getattr(kind, "JSON_OLDER", ())
     if header is None or not isinstance(value, dict) or type(value.get(header[0])) is not int:
@@ -179,7 +179,6 @@ def _from_plain(kind: Any, value: Any) -> object:
 
 
 def _types(value: list[Any]) -> set[type]:
-    """Return the types of a list's entries, nested lists included."""
     found = set(map(type, value))
     if list in found:
         found = (found - {list}).union(*(_types(each) for each in value if isinstance(each, list)))
@@ -198,7 +197,7 @@ def _array_schema(kind: Any) -> dict[str, Any]:
 
 
 def _one_line(value: Any) -> Any:
-    """Return a schema with the first lines of docstrings as descriptions."""
+    """Keep the first lines of docstrings as descriptions."""
     if isinstance(value, dict):
         return {
             name: entry.strip().partition("\n")[0]
@@ -210,7 +209,7 @@ def _one_line(value: Any) -> Any:
 
 
 def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[str], str]:
-    """Return place and message of a mistake from msgspec's message."""
+    """Return place and message of msgspec's error."""
     steps: list[str] = []
     missing = re.fullmatch(r"Object missing required field `(.*)`", said)
     got = re.fullmatch(r"Expected `(.*)`, got `(.*)`", said)
@@ -242,7 +241,6 @@ def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[
 
 
 def _inside(kind: Any, step: str) -> Any:
-    """Return the type of a field or entry, if it is known."""
     kind = _bare(kind)
     if dataclasses.is_dataclass(kind):
         return get_type_hints(kind, include_extras=True).get(step)

@@ -1,4 +1,4 @@
-"""Short text for objects in a console or a notebook, instead of their arrays."""
+"""Short text of objects, for a console or a notebook."""
 
 from __future__ import annotations
 

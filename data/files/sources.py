@@ -46,7 +46,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def local_file(path: str | os.PathLike[str]) -> Path:
-    """Return the local file of a path; a URL is downloaded once in a process."""
+    """Return a path's local file; download a URL once."""
     return _fetched(os.fspath(path)) if is_url(path) else Path(path)
 
 
@@ -79,8 +79,7 @@ def _folder() -> Path:
 
 
 def refuse_streams(path: str | os.PathLike[str]) -> None:
-    """
-    Raise InputError for a path that can be read only once: pipe, terminal, standard input.
+    """Raise InputError for a path that can be read only once.
 
     Files are opened several times, and the second reader of a pipe would wait for ever.
     """
@@ -99,7 +98,7 @@ def refuse_streams(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a file to read its decompressed bytes; InputError if it cannot be read."""
+    """Open a file to read its decompressed bytes."""
     refuse_streams(path)
     try:
         with open(local_file(path), "rb") as raw:
@@ -122,7 +121,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def first_bytes(path: str | os.PathLike[str], count: int) -> bytes:
-    """Return the first decompressed bytes of a file; none if it cannot be read."""
+    """Return the first decompressed bytes; none if it cannot be read."""
     try:
         with reading(path) as stream:
             return stream.read(count)

@@ -1,4 +1,4 @@
-"""Folder with atomic replacement of its content by a link to the current version."""
+"""Folder whose content is replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = "version-"
 
 
 def current_version(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of the current version, or the folder itself without versions."""
+    """Return the current version's folder, or the folder itself."""
     link = Path(path) / _CURRENT
     if not link.is_dir():
         return Path(path)
@@ -30,8 +30,7 @@ def current_version(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iterator[Path]:
-    """
-    Yield an empty folder that atomically becomes the content of ``path``.
+    """Yield an empty folder that atomically becomes the content of ``path``.
 
     Replacing a link is one step, so a process killed at any moment leaves the old or the new version.
     """
@@ -59,7 +58,7 @@ def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iter
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes a version, whose files look like leftovers."""
+    """Wait until no other process makes a version."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -69,7 +68,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _link(path: Path, target: str) -> None:
-    """Make ``path`` a link to ``target`` in one step."""
     if path.is_symlink() and os.readlink(path) == target:
         return
     beside = path.with_name(f".{path.name}.new")

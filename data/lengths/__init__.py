@@ -1,1 +1,1 @@
-"""Lengths of prompts and completions: distributions, predictions and their errors."""
+"""Lengths of prompts and completions: distributions and predictions."""

@@ -1,4 +1,4 @@
-"""Deconvolution: estimate of a distribution from draws with known normal noise."""
+"""Estimate of a distribution from draws with normal noise."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ ITERATIONS_OF_A_SAMPLE = 60
 """Further EM steps for reweighted numbers."""
 
 CEILINGS = 12
-"""Ceilings compared, from the middle of the noisy numbers up."""
+"""Number of ceilings to compare."""
 
 ITERATIONS_OF_A_CEILING = 200
 
 UNDECIDED = (0.1, 1.2)
-"""Tolerated losses of log-likelihood of a ceiling; Akaike's criterion charges 1 for a parameter."""
+"""Tolerated losses of a ceiling's log-likelihood; Akaike charges 1 for a parameter."""
 
 REJECTED = 1.95
-"""Critical Kolmogorov-Smirnov distance times the root of the count, at one in a thousand."""
+"""Critical Kolmogorov-Smirnov distance times the count's root, at 0.001."""
 
 
 class Deconvolution:
-    r"""
-    Nonparametric distribution of ``x`` for numbers :math:`y = x + \sigma z`, z standard normal.
+    r"""Nonparametric distribution of ``x`` for numbers :math:`y = x + \sigma z`.
 
-    The maximum-likelihood distribution on a grid (Kiefer and Wolfowitz 1956; Laird 1978) is found by EM;
-    Bayes' rule then gives each x from its y (empirical Bayes). The data hardly determine the largest x: the
-    likelihood is flat above some ceiling and falls steeply below it. The estimate takes the lowest ceiling
-    before that fall.
+    Here z is standard normal. The maximum-likelihood distribution on a grid (Kiefer and Wolfowitz 1956; Laird
+    1978) is found by EM; Bayes' rule then gives each x from its y (empirical Bayes). The data hardly
+    determine the largest x: the likelihood is flat above some ceiling and falls steeply below it. The
+    estimate takes the lowest ceiling before that fall.
 
     noisy: Numbers y, shape (count,).
     sd: Standard deviation of the noise.
-    ceiling: Largest possible x, used as its end if the data's ceiling is within a deviation below; or None.
+    ceiling: Largest possible x, used if the data's ceiling is within a deviation below; or None.
     """
 
     def __init__(self, noisy: FloatArray, sd: float, ceiling: float | None = None) -> None:
@@ -71,7 +70,7 @@ class Deconvolution:
         return shares
 
     def _profile(self) -> tuple[IntArray, FloatArray]:
-        """Return ceilings, as first grid points (the grid descends), and the log-likelihood each loses."""
+        """Return ceilings, as grid points, and their losses of log-likelihood."""
         middle = np.searchsorted(np.cumsum(self._counts), self._counts.sum() / 2) * self._spacing
         lowest = max(0, min(len(self._grid) - 1, len(self._grid) - 1 - round(middle / self._spacing)))
         ends = np.unique(np.linspace(0, lowest, CEILINGS).astype(np.int64))
@@ -84,7 +83,7 @@ class Deconvolution:
         return ends, losses
 
     def _lost(self, ends: IntArray) -> FloatArray:
-        """Return the log-likelihood that each ceiling loses, rising from zero."""
+        """Return the log-likelihood that each ceiling loses."""
         priors = self._em(self._shares, self._flat(ends), ITERATIONS_OF_A_CEILING)
         likelihood = np.log(priors @ self._kernel.T) @ self._counts
         # A higher ceiling never has a lower likelihood, but EM may not have converged.
@@ -93,7 +92,7 @@ class Deconvolution:
         return lost
 
     def _ends_at(self, losses: FloatArray) -> IntArray:
-        """Return the lowest ceiling within each tolerated loss of log-likelihood."""
+        """Return the lowest ceiling within each tolerated loss."""
         lowest = self._ends[np.searchsorted(self._losses, UNDECIDED[1], side="right") - 1]
         ends = self._ends[np.searchsorted(self._losses, losses, side="right") - 1]
         # A single outlier may need a high ceiling, but does not determine it.
@@ -101,13 +100,13 @@ class Deconvolution:
         return np.where(ends * self._spacing <= self._reach, 0, ends)
 
     def _flat(self, ends: IntArray) -> FloatArray:
-        """Return the uniform distribution below each ceiling, shape (ceilings, points)."""
+        """Return the uniform distribution below each ceiling."""
         below = (np.arange(len(self._grid))[None, :] >= ends[:, None]).astype(np.float64)
         flat: FloatArray = below / below.sum(axis=1, keepdims=True)
         return flat
 
     def _em(self, weights: FloatArray, start: FloatArray, iterations: int) -> FloatArray:
-        """Return the distributions for differently weighted numbers, shape (weightings, points)."""
+        """Return the distributions for weighted numbers, shape (weightings, points)."""
         prior = start
         for _ in range(iterations):
             prior = prior * ((weights / (prior @ self._kernel.T)) @ self._kernel)
@@ -128,8 +127,7 @@ class Deconvolution:
         return means
 
     def sample(self, rng: np.random.Generator, samples: int) -> FloatArray:
-        """
-        Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
+        """Sample ``exp(x)`` for each of the numbers, shape (samples, count).
 
         The distribution is fitted again to reweighted numbers for every sample (Bayesian bootstrap). Draws
         lie on the grid: many x may be equal, such as completions cut at a limit, and scattered draws would
@@ -151,7 +149,7 @@ class Deconvolution:
         return np.exp(drawn)
 
     def _posterior(self, prior: FloatArray) -> FloatArray:
-        """Return the posterior of x for each bin of y, shape (bins, points)."""
+        """Return each bin's posterior of x, shape (bins, points)."""
         joint = self._kernel * prior
         posterior: FloatArray = joint / joint.sum(axis=1, keepdims=True)
         return posterior

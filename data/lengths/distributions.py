@@ -11,15 +11,14 @@ import numpy.typing as npt
 from ..arrays import FloatArray, IntArray
 
 FAMILIES = ("normal", "censored_normal", "log_normal", "gamma")
-"""Families on a range of whole tokens, truncated to it or, for the censored one, clipped."""
+"""Families on a range of whole tokens, truncated or, if censored, clipped."""
 LONGEST_OBSERVED = 100_000_000
-"""Longest observed length in tokens, as a distribution stores a probability for every length."""
+"""Longest observed length in tokens; each takes a probability."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthDistribution:
-    """
-    Distribution over whole numbers of tokens in a range.
+    """Distribution over whole numbers of tokens in a range.
 
     low: Shortest length, tokens.
     probabilities: Probabilities of ``low``, ``low + 1`` and so on, which sum to one, shape (lengths,).
@@ -54,7 +53,7 @@ class LengthDistribution:
     def parametric(
         cls, family: str, mean: float, sd: float, low: int = 1, high: int | None = None
     ) -> LengthDistribution:
-        """Return the member of a family with this mean and deviation *before* it is truncated."""
+        """Return a family's member with some moments before truncation."""
         high = int(mean + 50 * sd) + 1 if high is None else high
         return cls(low, _masses(family, _untruncated(family, mean, sd), low, high))
 
@@ -62,7 +61,7 @@ class LengthDistribution:
     def with_moments(
         cls, family: str, mean: float, sd: float, low: int = 1, high: int | None = None
     ) -> LengthDistribution:
-        """Return the member of a family with this mean and deviation *after* truncation and rounding."""
+        """Return a family's member with some moments after truncation."""
         from scipy.optimize import root
 
         high = int(mean + 50 * sd) + 1 if high is None else high
@@ -85,7 +84,7 @@ class LengthDistribution:
 
     @classmethod
     def most_random(cls, mean: float, low: int, high: int) -> LengthDistribution:
-        """Return the distribution of largest entropy with this mean on a range."""
+        """Return the distribution of largest entropy with this mean."""
         from scipy.optimize import brentq
 
         steps = np.linspace(0.0, 1.0, high - low + 1)
@@ -102,7 +101,7 @@ class LengthDistribution:
 
     @classmethod
     def mixture(cls, parts: Sequence[tuple[float, LengthDistribution]]) -> LengthDistribution:
-        """Return the mixture of distributions, each with its weight; the weights sum to one."""
+        """Mix distributions with weights that sum to one."""
         low = min(part.low for _, part in parts)
         total = np.zeros(max(part.high for _, part in parts) - low + 1)
         for weight, part in parts:

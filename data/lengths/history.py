@@ -1,4 +1,4 @@
-"""History of completion lengths by prompt, kept in a file from step to step."""
+"""Completion lengths of each prompt, kept from step to step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .repair import LengthRepair
 HISTORY_VERSION = 1
 
 _KEPT = 16
-"""Number of newest lengths kept for each prompt; older ones say little about the present model."""
+"""Newest lengths kept for each prompt."""
 
 _HINT = "Give a file that a rollout function or LengthHistory.save has written."
 
@@ -41,11 +41,11 @@ class LengthHistory:
 
     @property
     def error(self) -> float | None:
-        """Median relative error of expected lengths before each completion; None without any."""
+        """Median relative error of expected lengths before each completion."""
         return float(np.median(self._missed)) if self._missed else None
 
     def expected(self, prompts: Sequence[Any]) -> IntArray:
-        """Return the expected tokens of a completion of each prompt, shape (prompts,)."""
+        """Return each prompt's expected tokens, shape (prompts,)."""
         if not self._lengths:
             raise ValueError("the history holds no length yet")
         keys = [prompt_key(prompt) for prompt in prompts]
@@ -112,12 +112,12 @@ class LengthHistory:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> LengthHistory:
-        """Return the history in a file, or an empty one without a file."""
+        """Return the history in a file, which may be missing."""
         return cls.load(path) if Path(path).exists() else cls()
 
 
 def prompt_key(prompt: Any) -> str:
-    """Return the key of a prompt, a digest of its text, token ids or messages; a key stays as it is."""
+    """Return the digest of a prompt's text, tokens or messages."""
     if isinstance(prompt, _Key):
         return prompt
     if isinstance(prompt, str):

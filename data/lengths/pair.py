@@ -28,7 +28,7 @@ class LengthPair:
 
     @classmethod
     def observed(cls, workload: Workload, *, independent: bool = False) -> LengthPair:
-        """Return the pair of distributions in a workload."""
+        """Return a workload's pair of distributions."""
         lengths, answers = workload.input_tokens, workload.output_tokens
         inputs, outputs = LengthDistribution.empirical(lengths), LengthDistribution.empirical(answers)
         if independent or lengths.min() == lengths.max() or answers.min() == answers.max():
@@ -40,12 +40,12 @@ class LengthPair:
         return cls(inputs, outputs, given, float(np.corrcoef(lengths, answers)[0, 1]))
 
     def survival(self) -> FloatArray:
-        """Return the share of requests with a 1st, 2nd, ... token, shape (longest output,)."""
+        """Return the share of requests that reach each token, shape (longest,)."""
         probabilities = np.concatenate((np.zeros(self.outputs.low - 1), self.outputs.probabilities))
         return np.cumsum(probabilities[::-1])[::-1]
 
     def surviving_input(self) -> FloatArray:
-        """Return the mean input tokens of requests with a 1st, 2nd, ... token, shape as above."""
+        """Return the mean input of requests that reach each token."""
         longest = self.outputs.high
         if self.input_given_output is None:
             return np.full(longest, self.inputs.mean)

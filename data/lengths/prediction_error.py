@@ -1,4 +1,4 @@
-"""Errors of predicted completion lengths, and true lengths drawn given the predictions."""
+"""Errors of predicted lengths, and samples of true lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_SD = 3.0
 """Largest log-deviation of a prediction."""
 
 NEIGHBOURS = 50
-"""Fewest measured pairs to draw a request's length from, if there are as many."""
+"""Least measured pairs for a request's length."""
 
 SCALINGS = 30
 """Iterations of scaling lengths to a total under individual limits."""
@@ -35,14 +35,13 @@ class PredictionError(Protocol):
     """Error of predicted lengths."""
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the expected true length of each completion, tokens, shape (requests,)."""
+        """Return each completion's expected true length, shape (requests,)."""
         ...
 
     def sample(
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
-        """
-        Return draws of the true lengths, tokens, shape (samples, requests).
+        """Sample the true lengths, shape (samples, requests).
 
         Every sample also draws the uncertainty of the error itself, so the samples spread as wide as the
         truth.
@@ -56,8 +55,7 @@ class PredictionError(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogNormalError:
-    """
-    Multiplicative error with a stated deviation of its logarithm.
+    """Multiplicative error with a stated log-deviation.
 
     sd: Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
     reading: ``"noise"``: the prediction is the truth times the error, so large predictions are too large on
@@ -74,14 +72,14 @@ class LogNormalError:
             raise ValueError(f"the log-deviation {self.sd} is not above 0 and up to {LARGEST_SD}")
 
     def for_predictions(self, predicted: IntArray, longest: IntArray | None = None) -> LogNormalError:
-        """Return the same error with the reading that fits these predictions."""
+        """Choose the reading that fits some predictions."""
         if self.reading != "auto":
             return self
         fits = self._deconvolution(predicted, longest).fits
         return replace(self, reading="noise" if fits else "spread")
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the expected true lengths; see :meth:`PredictionError.expected`."""
+        """Return each completion's expected true length, shape (requests,)."""
         if self.for_predictions(predicted, longest).reading == "noise":
             means = self._deconvolution(predicted, longest).means()[None, :]
             return _whole(self._scaled(means, predicted, longest, np.zeros(1))[0], longest)
@@ -90,7 +88,7 @@ class LogNormalError:
     def sample(
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
-        """Return draws of the true lengths; see :meth:`PredictionError.sample`."""
+        """Sample the true lengths, shape (samples, requests)."""
         if self.for_predictions(predicted, longest).reading == "noise":
             drawn = self._deconvolution(predicted, longest).sample(rng, samples)
             return _whole(self._scaled(drawn, predicted, longest, rng.standard_normal(samples)), longest)
@@ -100,13 +98,12 @@ class LogNormalError:
     def _scaled(
         self, lengths: FloatArray, predicted: IntArray, longest: IntArray | None, scores: FloatArray
     ) -> FloatArray:
-        r"""
-        Return sets of lengths in proportion, with the totals that the predictions leave open.
+        r"""Scale lengths to totals that the predictions allow.
 
         With :math:`p_i = x_i e^{\sigma z_i}`, whatever the x, :math:`\sum_i p_i e^{-\sigma^2/2}` has the mean
         :math:`\sum_i x_i` and the variance :math:`(e^{\sigma^2} - 1) \sum_i x_i^2`. The deconvolution leaves
-        the total open too little: it takes the lowest ceiling the data allow. Powers of the lengths
-        take the place of the lengths where the noise is so large that a few predictions would make the sum.
+        too little variation of the total: it takes the lowest ceiling that the data allow. With large noise a
+        few predictions would dominate the sum, so powers of the lengths take their place.
         """
         power = min(1.0, 1 / self.sd)
         noise = (power * self.sd) ** 2
@@ -126,15 +123,13 @@ class LogNormalError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredError:
-    """
-    Measured pairs of predicted and actual lengths.
+    """Measured pairs of predicted and actual lengths.
 
-    A request's length is drawn from the pairs with the same prediction (a class, say), or, where these are
-    fewer than :data:`NEIGHBOURS`, from that many pairs with the nearest ones, each actual length scaled by
-    the ratio of the predictions.
+    A request's length is drawn from the pairs with the same prediction, such as a class. If these are fewer
+    than :data:`NEIGHBOURS`, the nearest pairs are used, with lengths scaled by the ratio of the predictions.
 
     predicted, actual: Tokens, at least one each, shape (pairs,).
-    file, digest: The file they were read from and its SHA-256.
+    file, digest: File that they were read from, and its SHA-256.
     """
 
     predicted: IntArray
@@ -153,7 +148,7 @@ class MeasuredError:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasuredError:
-        """Return the pairs of a CSV file with the columns ``predicted`` and ``actual``."""
+        """Read a CSV file with the columns ``predicted`` and ``actual``."""
         rows = csv.DictReader(read_text(path).splitlines())
         missing = [name for name in ("predicted", "actual") if name not in (rows.fieldnames or ())]
         if missing:
@@ -174,7 +169,7 @@ class MeasuredError:
         return cls(columns[:, 0], columns[:, 1], os.fspath(path), file_digest(path))
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the expected true lengths; see :meth:`PredictionError.expected`."""
+        """Return each completion's expected true length, shape (requests,)."""
         first, last = self._windows(predicted)
         ratios = np.concatenate(([0.0], np.cumsum(self.actual / self.predicted)))
         return _whole(predicted * (ratios[last] - ratios[first]) / (last - first), longest)
@@ -182,8 +177,7 @@ class MeasuredError:
     def sample(
         self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
     ) -> IntArray:
-        """
-        Return draws of the true lengths; see :meth:`PredictionError.sample`.
+        """Sample the true lengths, shape (samples, requests).
 
         The pairs are reweighted for every sample (Bayesian bootstrap), as another measurement would differ.
         """
@@ -198,7 +192,7 @@ class MeasuredError:
         return _whole(drawn, longest)
 
     def _windows(self, predicted: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the first pair, and the one after the last, each request is drawn from."""
+        """Return the range of pairs that each request is drawn from."""
         count = len(self.predicted)
         first = np.searchsorted(self.predicted, predicted, side="left")
         last = np.searchsorted(self.predicted, predicted, side="right")
@@ -208,13 +202,13 @@ class MeasuredError:
         return np.where(few, centred, first), np.where(few, centred + enough, last)
 
     def to_json(self) -> dict[str, object]:
-        """Return how many pairs there are, and their file."""
+        """Return the number of pairs and their file."""
         fields: Mapping[str, object] = {"file": self.file, "digest": self.digest}
         return {"kind": "measured", "pairs": len(self.actual)} | {k: v for k, v in fields.items() if v}
 
 
 def parse_prediction_error(spec: str) -> PredictionError:
-    """Return the error a command line names."""
+    """Return the error that a command line names."""
     kind, _, number = spec.rpartition(":")
     if not Path(spec).exists() and kind in ("", "noise", "spread"):
         try:
@@ -230,7 +224,7 @@ def parse_prediction_error(spec: str) -> PredictionError:
 
 @lru_cache(maxsize=1)
 def _deconvolution(predicted: bytes, sd: float, longest: int | None) -> Deconvolution:
-    """Return what lies beneath predictions; the last one is kept, as planning asks for it several times."""
+    """Return the deconvolution of predictions; the last one is cached."""
     ceiling = None if longest is None else math.log(longest)
     return Deconvolution(np.log(np.frombuffer(predicted, dtype=np.int64)), sd, ceiling)
 
@@ -251,7 +245,7 @@ def _length(text: str | None, column: str, line: int, path: str | os.PathLike[st
 
 
 def _with_totals(lengths: FloatArray, totals: FloatArray, longest: IntArray | None) -> FloatArray:
-    """Return rows in proportion that add up to their totals, as far as the limits of each length allow."""
+    """Scale rows to their totals, within the limits of each length."""
     most: npt.ArrayLike = np.inf if longest is None else longest
     factors = totals / lengths.sum(axis=1)
     for _ in range(0 if longest is None else SCALINGS):

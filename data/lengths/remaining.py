@@ -1,4 +1,4 @@
-"""Remaining tokens of a completion, given its prediction and the tokens it has."""
+"""Remaining tokens of a running completion."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from ..arrays import FloatArray, IntArray
 from .prediction_error import PredictionError
 
 KINDS = 32
-"""Most kinds of predictions: equal ones, or neighbours. More is finer and slower."""
+"""Most kinds of predictions; more is finer and slower."""
 
 LEAST_DRAWN = 4000
-"""Lengths drawn from the error, at least; they are shared out among the kinds."""
+"""Least lengths drawn from the error, over all kinds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemainingLengths:
-    """
-    Mean tokens still to come of a completion that has outlived its first ones.
+    """Mean remaining tokens of a completion by its tokens so far.
 
-    A completion predicted short that is not over yet is seldom about to end: what remains of it grows with
-    what it has, until the longest completions are near.
+    A completion predicted short that is not over yet is seldom about to end. Its expected remainder grows
+    with its tokens, until the longest completions are near.
 
     kind: Kind of each request, shape (requests,).
     mean: Tokens to come after each number of tokens, by kind, shape (kinds, longest + 1).
@@ -35,7 +34,7 @@ class RemainingLengths:
     def of(
         cls, error: PredictionError, predicted: IntArray, *, longest: IntArray | None = None, seed: int = 0
     ) -> RemainingLengths:
-        """Return what remains of completions with these predictions and such an error."""
+        """Sample remaining lengths for some predictions and their error."""
         samples = max(1, -(-LEAST_DRAWN // len(predicted)))
         drawn = error.sample(predicted, np.random.default_rng(seed), samples, longest)
         values = np.unique(predicted)
@@ -51,18 +50,18 @@ class RemainingLengths:
         return cls(kind, mean)
 
     def select(self, requests: IntArray) -> RemainingLengths:
-        """Return what remains of some of the requests, in that order."""
+        """Return the remaining lengths of some requests."""
         return RemainingLengths(self.kind[requests], self.mean)
 
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
-        """Return the mean number of tokens that completions still get, shape (requests,)."""
+        """Return the mean remaining tokens, shape (requests,)."""
         at = np.minimum(decoded, self.mean.shape[1] - 1)
         found: FloatArray = self.mean[self.kind[requests], at]
         return found
 
 
 def _mean_remaining(lengths: IntArray, size: int) -> FloatArray:
-    """Return the mean of ``length - age`` over the lengths above each age, at least one, shape (size,)."""
+    """Return the mean remainder above each age, shape (size,)."""
     count = np.bincount(lengths, minlength=size).astype(np.float64)
     longer = count[::-1].cumsum()[::-1] - count
     total = (count * np.arange(size))[::-1].cumsum()[::-1] - count * np.arange(size)

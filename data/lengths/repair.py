@@ -1,4 +1,4 @@
-"""An order that adapts while a job runs, by the lengths of other completions of each prompt."""
+"""Expected lengths that adapt to a job's completions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import numpy as np
 from ..arrays import FloatArray, IntArray
 
 LEAST_SEEN = 8
-"""Groups of which something has ended, before anything is learnt from them."""
+"""Groups with a completion before anything is learnt."""
 
 
 class LengthRepair:
-    r"""
-    Expected lengths of requests, where several have the same prompt.
+    """Expected lengths of requests that share prompts.
 
-    The logarithm of a length over what was planned for it is taken to be the sum of a common shift, a group's
-    own and the request's own. The weight of a group's mean is estimated from the spread
-    between groups and within them (one-way analysis of variance): nothing where groups do not differ.
+    The logarithm of actual over planned length is the sum of three effects: a common shift, the group's and
+    the request's own. The weight of a group's mean comes from the spread between and within groups (one-way
+    analysis of variance). It is zero if groups do not differ.
 
-    group: The group of each request, counted from zero, shape (requests,).
-    planned: Tokens each was planned to have, shape (requests,).
+    group: Group of each request, counted from zero, shape (requests,).
+    planned: Planned tokens of each, shape (requests,).
     """
 
     def __init__(self, group: IntArray, planned: IntArray) -> None:
@@ -31,18 +30,18 @@ class LengthRepair:
 
     @property
     def useful(self) -> bool:
-        """True if several requests have the same prompt: nothing can be learnt of the others."""
+        """True if several requests share a prompt, so that lengths teach."""
         return len(self._count) < len(self._group)
 
     def seen(self, request: int, tokens: float) -> None:
-        """Note the length that a request's completion had."""
+        """Note the length of a request's completion."""
         miss = float(np.log(max(1.0, tokens) / self._planned[request]))
         self._count[self._group[request]] += 1
         self._sum[self._group[request]] += miss
         self._squares += miss * miss
 
     def expected(self) -> FloatArray:
-        """Return the tokens each request is expected to have by now, shape (requests,)."""
+        """Return each request's expected tokens by now, shape (requests,)."""
         known = self._count > 0
         if int(known.sum()) < LEAST_SEEN:
             return self._planned
@@ -55,7 +54,7 @@ class LengthRepair:
         return found
 
     def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
-        """Return the weight of each group's mean in the estimate of its shift, from 0 to 1."""
+        """Return the weight of each group's mean, from 0 to 1."""
         within = self._squares - float((total**2 / count).sum())
         between = float((count * (total / count - shift) ** 2).sum())
         # One completion a group tells nothing of the spread within: then all of it is taken to be between.

@@ -1,4 +1,4 @@
-"""The end of a step of rollouts: a barrier, or unfinished requests that continue or start again."""
+"""Ends of rollout steps, and their unfinished requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """
-    The end of a step of rollouts, and the fate of its unfinished requests.
+    """End of a rollout step, and the fate of its unfinished requests.
 
     ahead: Groups started beyond those that a step waits for, as a share of the step's; 0 is a barrier. A step
         ends when as many groups are complete as it has; the others continue in the next step (APRIL's

@@ -1,1 +1,1 @@
-"""Prompts in tables: Parquet, CSV, JSON lines and folders of Hugging Face datasets."""
+"""Prompts in tables: Parquet, CSV, JSON lines and datasets."""

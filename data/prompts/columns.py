@@ -1,4 +1,4 @@
-"""Columns of a table of prompts, and the error for a column that is missing."""
+"""Columns of a table of prompts."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ _COMPLETIONS = (
     "answer", "chosen", "completion", "generated_text", "gold", "ground_truth", "label", "output",
     "rejected", "response", "resps", "filtered_resps", "solution", "target",
 )  # fmt: skip
-"""Names of columns of completions, which are never proposed as prompts."""
+"""Columns of completions, never proposed as prompts."""
 
 TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs", "continue_final_message")
-"""Columns that belong to a conversation in the same row, by the names of trainers and the batch format."""
+"""Columns that belong to a conversation in the same row."""
 
 CAP_COLUMNS = ("max_tokens", "max_completion_tokens")
-"""Columns that hold the most tokens of a completion where no other is named: fields of the batch format."""
+"""Usual columns with the most tokens of a completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptColumns:
-    """
-    The columns of a table of prompts.
+    """Columns of a table of prompts.
 
     prompt: A text or a list of token ids to complete, or a conversation: a list of messages with role and
         content.
     id: Column of request names; numbered in order if left out.
-    max_tokens: Most tokens of each completion; a column named as the batch format does, if left out.
-    drop_last_assistant: Leave out a conversation's last message if it is the assistant's.
+    max_tokens: Most tokens of each completion; by default a column named as in the batch format.
+    drop_last_assistant: True to leave out a conversation's last message if it is the assistant's.
     """
 
     prompt: str
@@ -60,11 +59,11 @@ class PromptColumns:
         yield from (name for name in (self.prompt, self.id, self.max_tokens) if name is not None)
 
     def cap(self, found: Sequence[str]) -> str | None:
-        """Return the column of the most tokens of each completion; None without one."""
+        """Return the column of the most tokens, or None."""
         return self.max_tokens or next((name for name in CAP_COLUMNS if name in found), None)
 
     def check(self, found: Sequence[str], file: str | os.PathLike[str]) -> None:
-        """Raise InputError if a column is missing, with the columns found and the nearest."""
+        """Raise InputError with the nearest column if one is missing."""
         for name in self.names():
             if name not in found:
                 near = _nearest(name, found)
@@ -75,7 +74,7 @@ class PromptColumns:
 
 
 def asking_for_prompts(found: Sequence[str]) -> str:
-    """Return the hint for a table without a named column of prompts, with the likeliest column."""
+    """Return the hint for a table without a named prompt column."""
     names = [name for name in found if str(name).lower() not in _COMPLETIONS]
     likely = next((near for word in _LIKELY if (near := _nearest(word, names))), "NAME")
     return f"For a table of prompts say --prompt-column {likely}"
@@ -87,13 +86,13 @@ def listed(found: Sequence[str]) -> str:
 
 
 def is_header(line: bytes) -> bool:
-    """Return whether a line is the header of a table: names between separators."""
+    """Return whether a line is the header of a table."""
     name = rb'"?[\w .\x80-\xff-]+"?'
     return re.fullmatch(name + rb"([,;\t]" + name + rb")+\r?", line.removeprefix(codecs.BOM_UTF8)) is not None
 
 
 def separator(text: str) -> str:
-    """Return the separator of a table: the commonest of its header, or a comma."""
+    """Return the commonest separator of a header, or a comma."""
     return max(",;\t", key=text[: text.find("\n")].count)
 
 

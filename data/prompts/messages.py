@@ -17,7 +17,7 @@ _WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
 }  # fmt: skip
-"""Roles of messages by their name in ShareGPT's files."""
+"""Roles of messages by their names in ShareGPT's files."""
 
 
 class FieldError(ValueError):
@@ -30,12 +30,11 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """
-    One turn of a conversation.
+    """One turn of a conversation.
 
     role: ``system``, ``user``, ``assistant``, ``tool``, or another that the chat template knows.
     content: A text, or a list of text parts; None where the message only calls tools.
-    fields: The other fields that the message states, such as ``tool_calls``, ``tool_call_id``, ``name``.
+    fields: Other fields of the message, such as ``tool_calls``, ``tool_call_id``, ``name``.
     """
 
     role: str
@@ -55,7 +54,7 @@ class Message:
 
 
 def read_messages(given: object, field: str) -> tuple[Message, ...]:
-    """Return the messages of a conversation; FieldError if one cannot be served."""
+    """Check a conversation's messages; raise FieldError if one cannot be served."""
     if not isinstance(given, list) or not given:
         hint = 'Give a list such as [{"role": "user", "content": "..."}].'
         raise FieldError(field, f"{shown(given)} is not a list of messages", hint)
@@ -101,7 +100,7 @@ def _part(given: object, field: str) -> dict[str, Any]:
 
 
 def _parsed_list(text: str) -> Any:
-    """Return the list that a text holds as JSON, else the text itself."""
+    """Return a text's JSON list, else the text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -110,7 +109,10 @@ def _parsed_list(text: str) -> Any:
 
 
 def written_conversation(text: str) -> list[Any] | None:
-    """Return the conversation that a text is as JSON or as Python writes it; None for any other text."""
+    """Return the conversation that a text holds, or None.
+
+    It may be written as JSON or as Python does.
+    """
     if not _WRITTEN.match(text):
         return None
     for parse in (json.loads, ast.literal_eval):
@@ -124,7 +126,7 @@ def written_conversation(text: str) -> list[Any] | None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of an Arrow table without the fields that only other rows state."""
+    """Drop the fields that only other rows of an Arrow table have."""
     if isinstance(value, dict):
         return {
             name: without_nulls(each)
@@ -135,7 +137,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def is_sharegpt(given: object) -> bool:
-    """Return whether a value is a conversation as ShareGPT writes it: turns with ``from`` and ``value``."""
+    """Return whether a value is a ShareGPT conversation."""
     return (
         isinstance(given, list)
         and bool(given)
@@ -144,7 +146,7 @@ def is_sharegpt(given: object) -> bool:
 
 
 def sharegpt_prompt(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the prompt of a ShareGPT conversation: its system message, and the first human turn."""
+    """Return a ShareGPT conversation's system message and first human turn."""
     prompt: list[dict[str, Any]] = []
     for turn in turns:
         role = _SHAREGPT_ROLES.get(str(turn["from"]))

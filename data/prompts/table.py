@@ -1,4 +1,4 @@
-"""Rows of a table as lines of a batch file, from Parquet, CSV, JSON lines or a folder of a dataset."""
+"""Rows of a table as lines of a batch file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
 _LONGEST_HEADER = 4096
 
 _BATCH = {"custom_id", "body", "method", "url", "response", "error"}
-"""Fields of the lines of batch files; each line has at least one of them."""
+"""Fields of batch files; each line has one at least."""
 
 _KINDS: Sequence[tuple[str, frozenset[str], str]] = (
     (
@@ -58,17 +58,16 @@ _KINDS: Sequence[tuple[str, frozenset[str], str]] = (
         "Join instruction and input into one column and name it: one alone is half a prompt.",
     ),
 )
-"""Kinds of files that are no batch files: name, the fields that show it, and the next step."""
+"""Kinds of files that are no batch files, their fields and next steps."""
 
 
 def batch_entries(
     path: str | os.PathLike[str], columns: PromptColumns | None, *, text_only: bool = True
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """
-    Yield each line of a batch file, or each row of a table as such a line, with its number.
+    """Yield each line or row with its number, as a batch line.
 
     ``columns`` is None for a batch file. A table is Parquet, CSV, JSON lines, a JSON array, or a folder of a
-    Hugging Face dataset. ``text_only`` refuses messages that the own engine cannot serve.
+    Hugging Face dataset. ``text_only`` refuses messages that our engine cannot serve.
     """
     if columns is None:
         if is_prompt_table(path) or _has_header(path) or _is_array(path):
@@ -99,7 +98,6 @@ def batch_entries(
 
 
 def _has_header(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins with the header of a table."""
     return is_header(first_bytes(path, _LONGEST_HEADER).partition(b"\n")[0])
 
 
@@ -108,7 +106,6 @@ def _is_array(path: str | os.PathLike[str]) -> bool:
 
 
 def _unnamed(path: str | os.PathLike[str], found: Sequence[str], where: str = "") -> InputError:
-    """Return the error of a table without a named column of prompts."""
     for kind, fields, hint in _KINDS:
         if fields <= set(found):
             return InputError(f"holds {kind}, no requests", file=path, where=where, hint=hint)
@@ -117,14 +114,14 @@ def _unnamed(path: str | os.PathLike[str], found: Sequence[str], where: str = ""
 
 
 def is_prompt_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder or a Parquet file, and so no batch file."""
+    """Return whether a path is a folder or Parquet file."""
     if Path(path).is_dir():
         return True
     return holds_parquet(path)
 
 
 def prompts_digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file of prompts, or of the names and contents of a dataset's files."""
+    """Return the SHA-256 of prompts: a file's or a dataset's."""
     if not Path(path).is_dir():
         return file_digest(path)
     whole = hashlib.sha256()
@@ -150,7 +147,7 @@ class _Row:
         return text
 
     def body(self, columns: PromptColumns, *, text_only: bool) -> dict[str, object]:
-        """Return the body of a row's request: a prompt, or a chat with its template's options."""
+        """Return a row's request: a prompt, or a chat with options."""
         column = columns.prompt
         value = self.values.get(column)
         hint = "Give a text, a list of token ids, or a list of messages with role and content."
@@ -185,7 +182,7 @@ class _Row:
         return {"messages": messages, **self.template()}
 
     def template(self) -> dict[str, object]:
-        """Return the options of a chat's template that stand in columns of their own."""
+        """Return a chat template's options from columns of their own."""
         found: dict[str, object] = {}
         for name in TEMPLATE_COLUMNS:
             value = self.values.get(name)
@@ -213,11 +210,11 @@ class _Row:
 
 
 _Rows = Sequence[tuple[str, int, Mapping[str, Any]]]
-"""Rows: the unit of the number (line or row), the number from one, and the values by column."""
+"""Rows: unit of the number, number from one, values by column."""
 
 
 def _read(path: str | os.PathLike[str], columns: PromptColumns | None) -> tuple[list[str], _Rows]:
-    """Return the names of a table's columns, and its rows."""
+    """Return a table's column names and rows."""
     if is_prompt_table(path):
         return _read_arrow(path, columns)
     text = read_text(path)
@@ -277,7 +274,6 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
 
 
 def _arrow_columns(file: Path) -> list[str]:
-    """Return the names of the columns of a Parquet or Arrow file."""
     require_arrow()
     import pyarrow as pa
     from pyarrow import ipc, parquet
@@ -290,7 +286,7 @@ def _arrow_columns(file: Path) -> list[str]:
 
 
 def _arrow_table(file: Path, columns: list[str]) -> pa.Table:
-    """Return columns of a Parquet file, or of an Arrow file as ``datasets`` saves it."""
+    """Read columns of a Parquet file or of ``datasets``' Arrow file."""
     import pyarrow as pa
     from pyarrow import ipc, parquet
 
@@ -302,7 +298,7 @@ def _arrow_table(file: Path, columns: list[str]) -> pa.Table:
 
 
 def _dataset_files(folder: Path) -> list[Path]:
-    """Return the files of a dataset: as ``datasets`` saves one, or the Parquet files of one split."""
+    """Return a dataset's files, or the Parquet files of one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = read_json_object(folder / "dataset_dict.json").get("splits")
         named = ", ".join(str(folder / str(split)) for split in splits) if isinstance(splits, list) else ""

@@ -1,1 +1,1 @@
-"""Readers of batch files, tables, traces and profiles, and generators of workloads."""
+"""Readers of batch files, tables, traces and profiles."""

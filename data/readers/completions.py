@@ -1,4 +1,4 @@
-"""Writer and reader of the OpenAI batch output format, as lines or as a table."""
+"""Writer and reader of the OpenAI batch output format."""
 
 from __future__ import annotations
 
@@ -56,15 +56,14 @@ def answer_line(
 
 
 def error_line(record: PromptRecord, code: str, message: str) -> dict[str, object]:
-    """Return the output line of a failed request, with a code and a reason."""
+    """Return a failed request's output line."""
     name = _name(record.custom_id)
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
 
 
 def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> dict[str, object]:
-    """
-    Join the output lines of a request's completions, in order, into one line.
+    """Join the output lines of a request's completions.
 
     ``samples`` consecutive completions are of one prompt (all by default), and its tokens count once. A line
     holds the completions that succeeded, and the error of the first that failed.
@@ -99,8 +98,7 @@ def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> 
 
 
 def dump_line(line: Mapping[str, object]) -> str:
-    """
-    Return an output line as the text that is written, with its line break.
+    """Return an output line as text, with its line break.
 
     Unicode's own line breaks are escaped, as some readers would end the line there.
     """
@@ -112,14 +110,12 @@ def dump_line(line: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchCompletion:
-    """
-    A completion of a batch, as one row of a table.
+    """One completion of a batch.
 
     custom_id, index: Name of the request, and number of the completion, from 0.
     completion: Text; None if the request failed or its completion is not text.
     finish_reason: ``stop``, ``length``, or another value of the server.
     prompt_tokens, completion_tokens: Tokens of the prompt, and of all of the request's completions.
-    model: The model's name.
     created: End of the completion, in seconds since 1970.
     error: Error message of a failed request.
     details: Other fields of a choice (log-probabilities, tool calls) as JSON; None without any.
@@ -138,8 +134,7 @@ class BatchCompletion:
 
 
 def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompletion]:
-    """
-    Yield the completions of output lines in order, with an error for each failure.
+    """Yield the completions of output lines, with failures' errors.
 
     The error of a request with several completions comes after those that succeeded.
     """
@@ -180,19 +175,17 @@ _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
 
 def _whole(value: object) -> int | None:
-    """Return a whole number of 64 bits, None for any other value."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def _text(value: object) -> str | None:
-    """Return a text; another value as JSON."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def is_parquet_name(path: str | os.PathLike[str]) -> bool:
-    """Return whether the suffix of a file selects a Parquet table."""
+    """Return whether a file's suffix names a Parquet table."""
     suffix = Path(path).suffix.lower()
     if suffix in (".csv", ".tsv", ".xlsx", ".arrow"):
         hint = "Name a .jsonl or a .parquet file."
@@ -201,7 +194,7 @@ def is_parquet_name(path: str | os.PathLike[str]) -> bool:
 
 
 def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write output lines atomically: as OpenAI's JSON lines, or as a Parquet table by the suffix."""
+    """Write output lines as JSON lines or, by the suffix, as Parquet."""
     if not is_parquet_name(path):
         with atomic_write(path) as stream:
             for line in lines:
@@ -220,7 +213,7 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
 
 
 def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...]:
-    """Return the completions that :func:`write_completions` wrote; InputError for another file."""
+    """Read the completions that :func:`write_completions` wrote."""
     if not is_parquet_name(path):
         lines = list(json_lines(path))
         wrong = next((number for number, line in lines if not isinstance(line.get("custom_id"), str)), None)
@@ -243,7 +236,7 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
 
 
 def is_output(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is batch output or a trace, and no table of lengths."""
+    """Return whether a file is batch output or a trace."""
     if not is_table(path):
         return True
     if Path(path).suffix.lower() != ".parquet":
@@ -256,7 +249,10 @@ def is_output(path: str | os.PathLike[str]) -> bool:
 
 
 def lengths_by_name(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
-    """Return the lengths of finished completions, tokens by name, from a table, a trace or an output file."""
+    """Read completions' lengths, tokens by name.
+
+    The file is a table, a trace or an output file.
+    """
     if is_of_kind(path, "batchbound_trace"):
         trace = Trace.load(path)
         ended = np.flatnonzero(~np.isnan(trace.finished)).tolist()
@@ -270,12 +266,11 @@ def lengths_by_name(path: str | os.PathLike[str], *, apart: bool = False) -> dic
 
 
 def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
-    """
-    Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
+    """Read the lengths in an output file, tokens by ``custom_id``.
 
-    Lines with an error are skipped; an empty completion counts as the one token that ends it.
-    ``apart`` names each completion of a request by its ``token_ids``, and refuses a request that states only
-    their sum; by default they count as their mean.
+    Lines with an error are skipped; an empty completion counts as the one token that ends it. ``apart`` names
+    each completion of a request by its ``token_ids``, and refuses a request that states only their sum; by
+    default they count as their mean.
     """
     lengths: dict[str, int] = {}
     rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path, apart=apart)
@@ -291,7 +286,7 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
 
 
 def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield place, name, tokens and number of completions of each completed request."""
+    """Yield each completed request's place, name, tokens and completions."""
     answered = [one for one in read_completions(path) if one.error is None]
     several = Counter(one.custom_id for one in answered)
     for row, one in enumerate(answered, 1):
@@ -300,7 +295,7 @@ def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int,
 
 
 def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the same from batch output of OpenAI, Anthropic or Gemini."""
+    """Yield the same from OpenAI's, Anthropic's or Gemini's output."""
     seen = set[str]()
     for number, line in json_lines(path):
         name = line.get("custom_id", line.get("key"))
@@ -332,7 +327,6 @@ def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple
 
 
 def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the body of a line's response; None if the request failed."""
     if line.get("error") is not None:
         return None
     result = line.get("result")
@@ -346,7 +340,7 @@ def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _usage(body: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the field of a completion's tokens and its value, by the names of each API."""
+    """Return the name and the value of a completion's token count."""
     usage = body.get("usage")
     if isinstance(usage, dict) and "completion_tokens" not in usage and "output_tokens" in usage:
         return "usage.output_tokens", usage["output_tokens"]
@@ -358,7 +352,10 @@ def _usage(body: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _completions_of(name: str, tokens: int, choices: object, *, apart: bool) -> list[tuple[str, int, int]]:
-    """Return a request's name, tokens and completions; with ``apart``, for each completion with token ids."""
+    """Return a request's name, tokens and completions.
+
+    With ``apart``, a row for each completion with token ids.
+    """
     listed = choices if isinstance(choices, list) and choices else [None]
     ids = [_at(choice, "token_ids") for choice in listed]
     if not apart or len(listed) == 1 or not all(isinstance(each, list) for each in ids):

@@ -14,19 +14,18 @@ from ..lengths.distributions import LengthDistribution
 from ..workload import Workload, numbered_ids
 
 PAPER_REQUESTS = 1319
-"""Requests of the hybrid paper's Table III: the test problems of GSM8K."""
+"""Requests of Table III: the test problems of GSM8K."""
 
 MOST_REQUESTS = 10_000_000
-"""Most requests drawn at once; more would be a mistake or exceed memory."""
+"""Most requests to draw at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """
-    Published statistics of a workload, with matching distributions.
+    """Published statistics of a workload, with matching distributions.
 
     source: Publication of the statistics.
-    input_tokens, output_tokens: Functions that return the distributions; lengths are drawn independently.
+    input_tokens, output_tokens: Functions that return the distributions.
     count: Default number of requests.
     arrival_rate: Requests per second of a Poisson process; None if all arrive at the start.
     """
@@ -65,7 +64,7 @@ def _distribution(make: Callable[[], LengthDistribution]) -> LengthDistribution:
 
 
 def _table3(output_tokens: Callable[[], LengthDistribution]) -> Generator:
-    """Return the hybrid paper's Table III (GSM8K answered by LLaMA-65B) with one reading of its outputs."""
+    """Return Table III (GSM8K by LLaMA-65B) with a reading of its outputs."""
     return Generator(
         "hybrid offline-online paper, Table III", _table3_inputs, output_tokens, count=PAPER_REQUESTS
     )
@@ -76,7 +75,7 @@ def _table3_inputs() -> LengthDistribution:
 
 
 def _cut(share: float) -> Callable[[], LengthDistribution]:
-    """Return gamma outputs with a share cut at 512 tokens, with Table III's moments."""
+    """Return gamma outputs with Table III's moments, cut at 512 tokens."""
 
     def make() -> LengthDistribution:
         mean, sd, cap = 344.83, 187.99, 512
@@ -92,13 +91,12 @@ def _cut(share: float) -> Callable[[], LengthDistribution]:
 def _exegpt(
     inputs: tuple[float, float, int], outputs: tuple[float, float, int], *, spread_too_wide: bool = False
 ) -> Generator:
-    """
-    Return a task of ExeGPT's Table 3, from its (average, deviation, maximum) of inputs and outputs.
+    """Return a task of ExeGPT's Table 3 from published moments.
 
-    Truncated normal, as its section 7.1 says. Read as moments after truncation to 1..maximum, the outputs'
-    99th percentiles are the published ones to within a token. The inputs of S and T spread wider than any
-    single-peaked distribution on their range can: there the numbers are read as those of the normal before it
-    is truncated, which keeps the mean to 0.2 %.
+    Truncated normal, as its section 7.1 says. With moments after truncation to 1..maximum, the outputs' 99th
+    percentiles are the published ones to within a token. The inputs of S and T spread wider than any
+    single-peaked distribution on their range can. Their moments are therefore read as those before
+    truncation, which keeps the mean to 0.2 %.
     """
 
     def make_inputs() -> LengthDistribution:
@@ -115,7 +113,10 @@ def _exegpt(
 def _econoserve(
     inputs: Callable[[], LengthDistribution], outputs: tuple[float, int, int], arrival_rate: float
 ) -> Generator:
-    """Return a trace of EconoServe's Table 2: of (average, least, most), the most random distribution."""
+    """Return a trace of EconoServe's Table 2, as random as possible.
+
+    ``inputs`` and ``outputs`` are (average, least, most).
+    """
     mean, low, high = outputs
     return Generator(
         "EconoServe, Table 2",
@@ -126,10 +127,10 @@ def _econoserve(
 
 
 def _book_chunks() -> LengthDistribution:
-    """
-    Return lengths of book chunks of 2,048 tokens; the last chunk of a book has at least 18.
+    """Return lengths of book chunks of 2,048 tokens.
 
-    The table's longest input (461K tokens) is a book before it is cut; its average is one of chunks.
+    The last chunk of a book has at least 18. The table's longest input (461K tokens) is a book before it is
+    cut; its average is one of chunks.
     """
     mean, low, chunk = 1952.11, 18, 2048
     last = LengthDistribution(low, np.full(chunk - low, 1 / (chunk - low)))
@@ -155,4 +156,4 @@ GENERATORS: Mapping[str, Generator] = {
     ),
     "bookcorpus": _econoserve(_book_chunks, (681.2, 32, 1041), 1.2),
 }
-"""The workloads that can be drawn, by name."""
+"""Workloads that can be drawn, by name."""

@@ -1,4 +1,4 @@
-"""vLLM's log of its iterations, one line each (``--enable-logging-iteration-details``)."""
+"""vLLM's log of its iterations (``--enable-logging-iteration-details``)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_iteration_log(text: str) -> bool:
 
 
 def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | None = None) -> IterationLog:
-    """Return the iterations of a vLLM server's log, from the first to the last number of ``span``."""
+    """Read the iterations of a vLLM log, within ``span``."""
     text = read_text(path)
     rows = []
     lines = text.splitlines()

@@ -1,4 +1,4 @@
-"""Source of the planned completion lengths, chosen by the user and recorded in a plan."""
+"""Source of the planned completion lengths."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from .completions import lengths_by_name
 
 @dataclass(frozen=True, slots=True)
 class LengthSource:
-    """
-    Source of the planned completion lengths.
+    """Source of the planned completion lengths.
 
-    kind: ``known`` (each request carries its own), ``completions`` (an earlier run's, by name; older plans
-        call it ``answers``), ``history`` (what the same prompts' completions had, by
-        :class:`.LengthHistory`), ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the
-        request's own ``max_tokens``).
+    kind: ``known`` (stated by each request), ``completions`` (an earlier run's, by name; older plans call it
+        ``answers``), ``history`` (earlier completions of the same prompts, by :class:`.LengthHistory`),
+        ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
     value: Tokens of a constant, or the quantile.
-    file, digest: The file read and its SHA-256.
-    family: The family a quantile's distribution is fitted from.
+    file, digest: File of lengths, and its SHA-256.
+    family: Family that is fitted for a quantile.
     longest: Most tokens of any completion, in addition to its request's limit; None for no limit.
     """
 
@@ -89,7 +87,10 @@ class LengthSource:
         prompts: Sequence[object] | None = None,
         names: Sequence[str] | None = None,
     ) -> IntArray:
-        """Return the planned completion length of each request: tokens, at least one, never above its cap."""
+        """Return the planned length of each completion.
+
+        It has at least one token, and never more than its cap.
+        """
         nothing: Sequence[int | None] = [None] * len(ids)
         caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
         lengths = (
@@ -111,7 +112,10 @@ class LengthSource:
         return np.minimum(chosen, ceiling)
 
     def capped(self, caps: Sequence[int | None]) -> Sequence[int | None]:
-        """Return the most tokens of each completion, from its cap or :attr:`longest`; None without either."""
+        """Return each completion's most tokens, or None.
+
+        They come from its cap or from :attr:`longest`.
+        """
         if self.longest is None:
             return caps
         return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
@@ -160,14 +164,14 @@ class LengthSource:
 
 
 def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) -> LengthSource:
-    """Return the source of lengths that a plan records; InputError if it is none."""
+    """Return a plan's source of lengths; raise InputError if none."""
     within, hint = "provenance.lengths", "Plan again."
     refuse_unknown(LengthSource, lengths, file=file, within=within, hint=hint)
     return record(LengthSource, lengths, file=file, within=within, hint=hint)
 
 
 def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
-    """Return the recorded most tokens of any completion in a plan; None for no limit."""
+    """Return a plan's recorded most tokens of any completion."""
     limit = {name: value for name, value in lengths.items() if name == "longest"}
     return length_source_of({"kind": "cap", **limit}, file=file).longest
 

@@ -1,4 +1,4 @@
-"""Published measured runs of serving engines: requests and completion times."""
+"""Published measured runs of serving engines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _HINT = "Correct the value, or leave it out."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A line of ``requests.jsonl``: tokens, and times of queueing, first and last token."""
-
     input_toks: Positive
     output_toks: Positive
     queued_ts: float
@@ -40,8 +38,6 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """Options of the engine; None for its defaults."""
-
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
     tensor_parallel_size: Positive | None = None
@@ -54,8 +50,6 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """KV cache of the engine."""
-
     num_kv_tokens: Positive | None = None
     block_size: Positive | None = None
     enable_prefix_caching: bool | None = None
@@ -84,8 +78,6 @@ class _Hardware:
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """Fields of a run's ``meta.json`` that are used."""
-
     model: Any = "unknown"
     engine_kwargs: _Engine = field(default_factory=_Engine)
     kv_cache: _Memory = field(default_factory=_Memory)
@@ -95,15 +87,14 @@ class _Meta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRun:
-    """
-    One run of a serving engine.
+    """One run of a serving engine.
 
     workload: Requests with actual completion lengths; arrivals in seconds after the first.
-    first_token, finished: Seconds after the first arrival at which each request had its first and its last
-        token, shape (requests,).
+    first_token, finished: Seconds after the first arrival of each request's first and last token, shape
+    (requests,).
     sequences, batched_tokens: Most requests in progress, and most tokens of an iteration.
-    kv_capacity: Tokens of KV cache, measured; None if the run does not say.
-    block_tokens: Tokens of a block of them.
+    kv_capacity: Measured tokens of KV cache; None if unknown.
+    block_tokens: Tokens of a KV block.
     graph_tokens: Numbers of tokens with captured graphs; others up to the largest are rounded up.
     ahead: True if the engine schedules an iteration while the previous one runs.
     reuse: True if the content of freed blocks can be reused.
@@ -135,8 +126,7 @@ class MeasuredRun:
 
 
 def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
-    """
-    Return a measured vLLM run in LLMServingSim's format.
+    """Read a measured vLLM run in LLMServingSim's format.
 
     Fields missing in ``meta.json`` take the defaults of vLLM 0.19.
     """
@@ -205,7 +195,7 @@ def _refuse_unsimulated(engine: _Engine, path: Path) -> None:
 
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:
-    """Return vLLM's default numbers of tokens with captured graphs, given its most sequences."""
+    """Return vLLM's default numbers of tokens with captured graphs."""
     most = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     return tuple(size for size in sizes if size <= most)

@@ -1,4 +1,4 @@
-"""Reader of the OpenAI batch format, with a chat or completion request per line."""
+"""Reader of the OpenAI batch format."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class PromptRecord:
 
     @property
     def name(self) -> str:
-        """Name of the completion: its request's, with a number if there are several."""
+        """Request's name, with a number if it has several completions."""
         return self.custom_id if self.completions == 1 else f"{self.custom_id}#{self.sample}"
 
     @property
     def chat_messages(self) -> list[dict[str, Any]]:
-        """Conversation in the form of a tokenizer's chat template."""
+        """Conversation as a tokenizer's chat template takes it."""
         return [message.to_json() for message in self.messages]
 
     @property
@@ -87,15 +87,14 @@ class PromptRecord:
         return self.chat_messages
 
     def sampling(self, **given: Any) -> Sampling:
-        """Return the request's sampling; values given here take precedence."""
+        """Return the request's sampling; values given here come first."""
         return Sampling(**{**self.asked, **given})
 
 
 def read_batch(
     path: str | os.PathLike[str], columns: PromptColumns | None = None
 ) -> tuple[PromptRecord, ...]:
-    """
-    Return the requests of an OpenAI batch file or of a table, in file order.
+    """Read the requests of a batch file or a table.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. InputError names the
     line, the field, the value and the hint.
@@ -129,7 +128,7 @@ def refuse_known(line_of: dict[str, int], number: int, custom_id: str, path: str
 def each_sample(
     records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
 ) -> tuple[PromptRecord, ...]:
-    """Return a record for each completion in order; InputError if two names are equal."""
+    """Return a record for each completion; raise InputError for equal names."""
     if all(record.completions == 1 for record in records):
         return tuple(records)
     answers = [answer for record in records for answer in _each(record)]
@@ -155,7 +154,7 @@ def _each(record: PromptRecord) -> Iterator[PromptRecord]:
 
 
 def model_names(spec: str) -> tuple[str, ...]:
-    """Return the valid names of a loaded model: its spec and the spec's last part."""
+    """Return the names that requests may use for a loaded model."""
     last = os.path.basename(os.path.normpath(spec)).removeprefix("tiny:")
     return tuple(dict.fromkeys((spec, last)))
 
@@ -163,7 +162,7 @@ def model_names(spec: str) -> tuple[str, ...]:
 def refuse_other_models(
     records: Sequence[PromptRecord], served: Sequence[str], path: str | os.PathLike[str] | None = None
 ) -> None:
-    """Raise InputError at the first request with a ``model`` that is not served."""
+    """Raise InputError at the first request for another model."""
     other = next((one for one in records if one.model is not None and one.model not in served), None)
     if other is None:
         return
@@ -254,7 +253,7 @@ class _Line(BatchLine):
         )
 
     def check_last(self, messages: Sequence[Message], template: Mapping[str, Any]) -> None:
-        """Raise InputError if the last message is the assistant's without continuation, or the reverse."""
+        """Raise InputError if the last message does not fit the template."""
         continued = template.get("continue_final_message", False)
         if not messages or continued == (messages[-1].role == "assistant"):
             return
@@ -269,7 +268,7 @@ class _Line(BatchLine):
         raise self.error(field, "the last message is the assistant's", hint)
 
     def prompts(self, body: dict[str, object]) -> tuple[str | tuple[int, ...], ...]:
-        """Return the prompts of a completion request; a list of texts or of id lists holds several."""
+        """Return the prompts of a completion request."""
         given = body["prompt"]
         if isinstance(given, list) and given and all(isinstance(one, str | list) for one in given):
             return tuple(self.prompt(one, f"body.prompt[{k}]") for k, one in enumerate(given))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MICROSECOND = 1e-6
 _ONCE = {"embedding", "final_layernorm"}
 _TWICE = {"layernorm"}
-"""Operations before and after attention, of which the files time one."""
+"""Operations that run twice a layer and were timed once."""
 _FEED_FORWARD = {"gate_up_proj", "act_fn", "down_proj"}
 """Operations of a layer without experts."""
 DEVICE_BYTES: Mapping[str, float] = {
@@ -29,19 +29,18 @@ DEVICE_BYTES: Mapping[str, float] = {
     "a100-80gb": 80 * 2**30,
     "h100-80gb": 80 * 2**30,
 }
-"""Memory of a device by its name in the files; the first by its driver, the others nominal."""
+"""Memory of a device by its name, in bytes."""
 
 
 def read_profile(path: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
-    """Return the layer profile in a file, or in a folder for :func:`read_layer_profiles`."""
+    """Read a layer profile from a file or a folder."""
     if Path(path).is_dir():
         return read_layer_profiles(path, expert_parallel=expert_parallel)
     return LayerProfile.load(path)
 
 
 def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
-    """
-    Return a table of per-layer kernel times in LLMServingSim's format, those of one device of N.
+    """Read a table of kernel times in LLMServingSim's format.
 
     The folder is ``DEVICE-MODEL-tpN``, or ``DEVICE/MAKER/MODEL/VARIANT/tpN`` as in LLMServingSim's tree. It
     holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv`` (prefill_chunk, kv_prefill or prefill_key,
@@ -87,7 +86,7 @@ def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int 
 
 
 def _measured(folder: Path) -> tuple[str, str, int, str]:
-    """Return device, model, degree and, in a tree, the maker from a folder's name."""
+    """Return device, model, degree and maker from a folder's name."""
     device, _, rest = folder.name.partition("-")
     model, _, degree = rest.rpartition("-tp")
     if device and model and degree.isdigit():
@@ -100,7 +99,7 @@ def _measured(folder: Path) -> tuple[str, str, int, str]:
 
 
 def _operation(path: Path, **fields: Any) -> Operation:
-    """Return an operation with repeated points averaged; an error names the file."""
+    """Return an operation with repeated points averaged."""
     points, at = np.unique(fields["points"], axis=0, return_inverse=True)
     if len(points) < len(at):
         seconds = np.bincount(at, weights=fields["seconds"]) / np.bincount(at)
@@ -166,7 +165,7 @@ def _attention(path: Path) -> list[Operation]:
 
 
 def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
-    """Return the time of a layer's experts by the tokens of all devices that share them."""
+    """Return the experts' time by the tokens of all their devices."""
     table = read_table(path, ("tokens", "activated_experts", "time_us"))
     tokens = np.unique(table["tokens"].to_numpy(dtype=np.float64))
     tokens = np.unique(np.concatenate((tokens, 2.0 ** np.arange(0, np.log2(tokens[-1]), 0.25))).round())

@@ -1,4 +1,4 @@
-"""Fields of a request's body: served, refused by name, or without effect."""
+"""Fields of a request's body: served, refused or ignored."""
 
 from __future__ import annotations
 
@@ -66,18 +66,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (),
     "num_beams": (1,),
 }
-"""Known fields that are not served, with values that have no effect; null never has one."""
+"""Fields that are not served, with values that have no effect."""
 
 TEMPLATE_FIELDS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
 """Fields of a chat's body that its chat template uses under the same name."""
 
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """
-    Return a body's sampling fields, by the names of :class:`~.sampling.Sampling`, and its template's options.
+    """Return a body's sampling fields and its template's options.
 
     A chat has template options, and ``logprobs`` has another meaning there. FieldError names a field that is
-    not known, cannot be served, or is out of its range.
+    unknown, cannot be served, or is out of its range.
     """
     asked: dict[str, Any] = {}
     for name, value in body.items():
@@ -106,7 +105,7 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
 
 
 def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
-    """Replace the endpoints' two fields of log-probabilities by one number."""
+    """Replace the two fields of log-probabilities by one number."""
     wanted, most = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
     if not chat:
         if isinstance(wanted, bool) and wanted:
@@ -136,7 +135,7 @@ def _join_structures(asked: dict[str, Any]) -> None:
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a chat's template: ``chat_template_kwargs``, and the body's own fields."""
+    """Return the options of a chat's template."""
     options = _template_kwargs(body.get("chat_template_kwargs"))
     for name in ("tools", "documents"):
         if body.get(name) not in (None, []):
@@ -273,7 +272,7 @@ def _structured_outputs(name: str, value: Any) -> Structure | None:
 
 
 def _guided(kind: str) -> Callable[[str, Any], Structure | None]:
-    """Return a reader of a field that states one kind of structure."""
+    """Return a reader of one kind of structure's field."""
     hint = {"json": "Give a JSON schema.", "regex": "Give a text.", "choice": "Give a list of texts."}[kind]
     return lambda name, value: _structure({kind: value}, name, name, hint)
 
@@ -296,7 +295,7 @@ _STRUCTURES: Mapping[str, Callable[[str, Any], Structure | None]] = {
     "json_schema": _guided("json"),
     "regex": _guided("regex"),
 }
-"""Fields of OpenAI, vLLM and SGLang that restrict a completion's text."""
+"""Fields that restrict a completion's text, of OpenAI, vLLM and SGLang."""
 
 _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "n": _samples,

@@ -1,4 +1,4 @@
-"""Reader of requests from a batch file, a table of lengths, or a generator."""
+"""Reader of requests: batch files, tables of lengths, generators."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobInput:
-    """
-    Requests and their source.
+    """Requests and their source.
 
     workload: Lengths of the requests.
     source: Name of the file, or of the generator with its seed.
@@ -58,8 +57,7 @@ def read_workload(
     length_columns: LengthColumns | None = None,
     positions: int | None = None,
 ) -> JobInput:
-    """
-    Return the requests that a file holds or a generator draws.
+    """Read the requests of a file, or draw them from a generator.
 
     Parameters
     ----------
@@ -115,13 +113,13 @@ def read_workload(
 
 
 def nothing_to_drop(source: str) -> InputError:
-    """Return the error of --drop-unanswered for an input other than a table of lengths."""
+    """Return the error of --drop-unanswered without a table of lengths."""
     hint = "Leave --drop-unanswered (drop_unanswered=True) out."
     return InputError("only tables of lengths have rows without a completion", file=source, hint=hint)
 
 
 def _drawn(spec: str) -> Workload | None:
-    """Return the workload of a generator's name and seed, or None if ``spec`` is a file."""
+    """Draw the workload that ``spec`` names; None for a file."""
     if Path(spec).exists():
         return None
     name, *numbers = spec.split(":")
@@ -170,7 +168,7 @@ def _read_prompts(
 
 
 def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None, path: str) -> Sequence[int]:
-    """Return the tokens of each prompt; InputError for text without a tokenizer."""
+    """Return each prompt's tokens; raise InputError without a tokenizer."""
     if count_tokens is not None:
         return count_tokens(records)
     inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]
@@ -182,7 +180,7 @@ def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None,
 
 
 def _alike(records: Sequence[PromptRecord]) -> IntArray:
-    """Return a number for requests with a repeated prompt, -1 for the others."""
+    """Return a number for requests with a repeated prompt, else -1."""
     where: dict[tuple[object, ...], list[int]] = {}
     for index, record in enumerate(records):
         key = (record.url, repr(record.messages), record.prompt, repr(sorted(record.template.items())))

@@ -1,4 +1,4 @@
-"""Sampling of a request: choice of tokens, end of a completion, and log-probabilities."""
+"""Sampling of a request's completions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ MOST_LOGPROBS = 20
 """Most alternatives returned with a token, OpenAI's limit."""
 
 LogprobsMode = Literal["raw", "processed"]
-"""Log-probabilities of the model itself, or after penalties, temperature and truncation."""
+"""Log-probabilities of the model, or after processing the logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """
-    Structure that a completion's text must have.
+    """Structure that a completion's text must have.
 
     kind: ``json`` for a value of a JSON schema, ``regex`` for a match, ``choice`` for one of several texts.
     text: The schema or the list of texts as JSON, or the regular expression.
@@ -37,7 +36,7 @@ class Structure:
 
     @classmethod
     def of(cls, given: Any, field: str = "structured_outputs") -> Structure | None:
-        """Return the structure that vLLM's ``structured_outputs`` states; TypeError if it states none."""
+        """Return the structure that vLLM's ``structured_outputs`` states."""
         if given is None or isinstance(given, Structure):
             return given
         stated = {name: value for name, value in dict(given).items() if value not in (None, False)}
@@ -166,11 +165,11 @@ class Sampling:
 
 
 _OFF: Mapping[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
-"""Fields for drawn tokens, with the values that have no effect."""
+"""Fields for drawn tokens, with the values that switch them off."""
 
 
 def refuse_unused(given: Mapping[str, Any], asked: Iterable[Sampling]) -> None:
-    """Refuse drawing options with greedy decoding; the ValueError begins with the name."""
+    """Refuse drawing options with greedy decoding, by ValueError."""
     named = [name for name, off in _OFF.items() if given.get(name) not in (None, *off)]
     if named and all(one.greedy for one in asked):
         raise ValueError(f"{named[0]} has no effect at temperature 0, where the likeliest token is taken")
@@ -226,6 +225,6 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "logit_bias": (_biases, "hold a number for each token"),
     "structured_outputs": (Structure.of, "hold a JSON schema, a regex or a choice of texts, and one alone"),
 }
-"""Converters of a caller's value and names of the expected kind, by field."""
+"""Converters of values, and names of the expected kind, by field."""
 
 _USUAL: Mapping[str, Any] = {each.name: each.default for each in fields(Sampling)}

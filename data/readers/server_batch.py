@@ -55,8 +55,7 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """
-    One line of a batch file for a server.
+    """One line of a batch file for a server.
 
     custom_id: User's name of the request, unique in its file.
     url: One of :data:`ENDPOINTS`.
@@ -80,7 +79,7 @@ class ServerRequest:
 
     @property
     def choices(self) -> int:
-        """Number of completions, ``n`` of each prompt; each takes its own slot."""
+        """Number of completions; each takes a slot of its own."""
         if self.url not in (CHAT, COMPLETIONS):
             return 1
         return max(whole(self.body.get("n")) or 1, 1) * max(1, len(self.prompts))
@@ -92,7 +91,7 @@ class ServerRequest:
 
     @property
     def generates(self) -> bool:
-        """True if a completion is generated, False if the prompt is only read."""
+        """True if a completion is generated, not only a prompt read."""
         return self.url not in _READING
 
     @property
@@ -107,10 +106,9 @@ class ServerRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """
-        Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token.
+        """Tokens of the prompt, for text estimated from its bytes.
 
-        For several prompts, the tokens of the shortest one.
+        Four bytes count as a token. Of several prompts the shortest counts.
         """
         return min(map(self._tokens_of, self.prompts or [self.says]))
 
@@ -122,8 +120,7 @@ class ServerRequest:
 
 
 class ServerBatch(Sequence[ServerRequest]):
-    """
-    Requests of a file; their bodies stay on disk until a request is read.
+    """Requests of a file; bodies stay on disk until they are read.
 
     names: ``custom_id`` of each request.
     choices, prompt_tokens, caps, stated: Values of the requests, zero if missing, shape (requests,).
@@ -216,8 +213,7 @@ def read_server_batch(
     columns: PromptColumns | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> ServerBatch:
-    """
-    Return the requests of an OpenAI batch file or a table, with unchecked bodies.
+    """Read a batch file or table, without checking bodies.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. A body that lacks a
     field has that of ``defaults``.
@@ -238,8 +234,7 @@ def read_server_batch(
 def planned_lengths(
     requests: Sequence[ServerRequest], lengths: str | None, longest: int | None = None
 ) -> tuple[IntArray, LengthSource]:
-    """
-    Return the planned tokens of each completion, shape (requests,), and their source.
+    """Return each completion's planned tokens, shape (requests,), and their source.
 
     By default they are those stated, else the caps; InputError if a request lacks what the source needs.
     """
@@ -254,7 +249,10 @@ def planned_lengths(
 
 
 def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
-    """Return the name of each completion: its request's, with a number if there are several."""
+    """Return each completion's name.
+
+    A number follows if its request has several.
+    """
     batch = ServerBatch.of(requests)
     return [
         name if count == 1 else f"{name}#{k}"
@@ -264,7 +262,7 @@ def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
 
 
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
-    """Return a number for each request's prompt, equal for equal prompts, shape (requests,)."""
+    """Return each prompt's number, equal for equal prompts."""
     return numbered(ServerBatch.of(requests).prompts.tolist())
 
 

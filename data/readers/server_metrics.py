@@ -1,4 +1,4 @@
-"""Metrics page of a server, in Prometheus' text format."""
+"""Metrics page of a server, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ _CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_p
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """
-    Counters of a server at one moment; None for missing ones.
+    """Counters of a server at one moment; None if missing.
 
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
     running, waiting: Requests in progress and in the queue.
-    iterations: Iterations since the server started.
-    preemptions: Preemptions for lack of KV cache since the server started.
-    cached_tokens: Prompt tokens from the prefix cache since the server started.
+    iterations, preemptions, cached_tokens: Counts since the server started: iterations, preemptions for lack
+    of KV cache, and prompt tokens from the prefix cache.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
     prefix_caching: True if prompts may share KV cache.
     started: Start of the counters in seconds since 1970.
@@ -54,7 +52,7 @@ class ServerMetrics:
 
 
 def parse_metrics(text: str) -> ServerMetrics:
-    """Return the counters in a metrics page; other lines are skipped."""
+    """Return the counters of a metrics page."""
     totals: dict[str, float] = {}
     engines, positions = set[str](), set[int]()
     labels: dict[str, Mapping[str, str]] = {}
@@ -102,7 +100,10 @@ def parse_metrics(text: str) -> ServerMetrics:
 
 
 def _speculates(totals: Mapping[str, float], engine: str) -> bool | None:
-    """Return whether an engine drafts tokens; vLLM then has counters of drafts."""
+    """Return whether an engine drafts tokens.
+
+    vLLM then has counters of drafts.
+    """
     if any(name.startswith(_DRAFTS) for name in totals):
         return True
     if any(totals.get(name, 0.0) > 0 for name in _ACCEPT_LENGTH):

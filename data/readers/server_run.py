@@ -1,4 +1,4 @@
-"""Record of a job on servers: times of the requests, and counters of the servers."""
+"""Record of a job on servers: times and counters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
-    """
-    Counters of one server during a job; None for missing ones.
+    """Counters of one server during a job; None if missing.
 
     url, engine, version: Address and software of the server.
-    iterations, preemptions, cached_tokens: Differences of the counters during the job; None also after a
-        restart.
+    iterations, preemptions, cached_tokens: Differences of the counters; None also after a restart.
     most_running: Most requests in progress in any reading.
     plateau: The same in readings with waiting requests, which shows the server's slots.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
@@ -60,12 +58,11 @@ class ServerCount:
 
 @dataclass(frozen=True, slots=True)
 class ServerRunHeader:
-    """
-    First line of a run's file, before a :class:`SentRequest` for each request.
+    """First line of a run's file, before a line per request.
 
-    slots, in_flight, order, retries, servers, assumptions: As of :class:`ServerRun`.
     requests: Number of lines that follow.
-    run: Field of :class:`ServerRun`.
+
+    The other fields are those of :class:`ServerRun`.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_server_run", 1)
@@ -87,13 +84,7 @@ class ServerRunHeader:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """
-    Line of a request in a run's file.
-
-    id: Name of the request.
-    choices, prompt_tokens, completion_tokens, position, sent, finished, server_of, failed: Its entries of the
-        columns of :class:`ServerRun`.
-    """
+    """Line of a request: its entries in the columns of :class:`ServerRun`."""
 
     id: str
     choices: Positive
@@ -111,16 +102,15 @@ _COLUMNS = [field.name for field in fields(SentRequest)[1:]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerRun:
-    """
-    Requests of a job in sending order, and the servers that completed them.
+    """Requests of a job in sending order, and their servers.
 
     ids: Names of the requests.
     choices: Completions of each request, shape (requests,).
-    prompt_tokens, completion_tokens: Tokens of each prompt, and of all its completions together, as the
-        server states them (``usage``); 0 where it failed or did not say, shape (requests,).
+    prompt_tokens, completion_tokens: Tokens of each prompt, and of all its completions, as the server states
+    them (``usage``), else 0, shape (requests,).
     position: Position of each request in its file, shape (requests,).
     sent, finished: Start and end of the last attempt, seconds after the job's start, shape (requests,).
-    server_of: Position of each request's server, shape (requests,).
+    server_of: Server of each request, shape (requests,).
     failed: True for requests without a completion, shape (requests,).
     slots: Planned requests in progress on a server.
     in_flight: Completions kept in flight on each server.
@@ -157,7 +147,7 @@ class ServerRun:
         return float(self.finished.max(initial=0.0))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the run as JSON lines atomically: a header, then a line per request."""
+        """Write the run as JSON lines: a header, then the requests."""
         header = ServerRunHeader(
             self.slots,
             self.in_flight,
@@ -228,7 +218,7 @@ class TimedRequests:
 
 
 def is_timed(text: str) -> bool:
-    """Return whether a text holds :class:`TimedRequests`: outputs of a batch, or a CSV with their times."""
+    """Return whether a text holds :class:`TimedRequests`."""
     first = text.lstrip("\ufeff \n").partition("\n")[0]
     if not first.startswith("{"):
         return set(_TIMED) <= {name.strip() for name in first.split(",")}
@@ -240,7 +230,10 @@ def is_timed(text: str) -> bool:
 
 
 def read_timed_requests(path: str | os.PathLike[str]) -> TimedRequests:
-    """Return successful requests with their times, from a CSV or batch output with vLLM's ``metrics``."""
+    """Read successful requests with their times.
+
+    The file is a CSV, or batch output with vLLM's ``metrics``.
+    """
     text = read_text(path)
     rows = _csv_rows(text, path) if not text.lstrip("\ufeff \n").startswith("{") else _output_rows(path)
     if not rows:
@@ -292,7 +285,7 @@ def _output_rows(path: str | os.PathLike[str]) -> list[tuple[float, ...]]:
 
 
 def _refuse_times(row: tuple[float, ...], path: str | os.PathLike[str], number: int) -> tuple[float, ...]:
-    """Return a row, or raise InputError for impossible tokens or times."""
+    """Return a row; raise InputError for impossible tokens or times."""
     prompt, output, start, first, last = row
     whole = prompt == int(prompt) and output == int(output) if np.isfinite(row).all() else False
     if not whole or prompt < 1 or output < 1 or not start <= first <= last:

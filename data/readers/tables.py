@@ -1,4 +1,4 @@
-"""Tables of lengths: CSV, Parquet and JSON lines, plain or in the layout of a published trace."""
+"""Tables of lengths: CSV, Parquet, JSON lines, published traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class UnknownColumnsError(InputError):
-    """A table without columns of lengths."""
+    """Error for a table without columns of lengths."""
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], hint: str) -> None:
         what = f"the columns are not those of a table of lengths: {listed(columns)}"
@@ -35,13 +35,12 @@ class UnknownColumnsError(InputError):
 
 
 class NoColumnError(InputError):
-    """A table that lacks the column asked for."""
+    """Error for a table that lacks the requested column."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFormat:
-    """
-    Column names of a kind of table.
+    """Column names of a kind of table.
 
     name: Name of the layout.
     input_tokens, output_tokens, arrival: Names of the columns.
@@ -76,7 +75,7 @@ FORMATS = (
     TableFormat("vLLM run", "input_toks", "output_toks", "arrival_time", clock=True),
     TableFormat("vLLM bench", "input_lens", "output_lens", "start_times", clock=True),
 )
-"""Layouts recognised by their columns; marks and an arrival column decide between several."""
+"""Layouts recognised by their columns."""
 
 _IDS = ("id", "custom_id", "request_id")
 _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_tokens": 0.0}
@@ -84,8 +83,7 @@ _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_t
 
 @dataclass(frozen=True, slots=True)
 class LengthColumns:
-    """
-    Custom names of length columns, and the run of a benchmark's file.
+    """Custom names of length columns.
 
     input_tokens, output_tokens: Columns of the lengths; None for those of a known layout.
     run: Number of the run in a file with several benchmark results, from 1; None for a single one.
@@ -105,7 +103,7 @@ class LengthColumns:
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a table of lengths, by its first line, rather than prompts or completions."""
+    """Return whether a file's first line is one of lengths."""
     refuse_streams(path)
     try:
         with reading(path) as stream:
@@ -135,11 +133,10 @@ def read_lengths(
     need_output: bool = True,
     named: LengthColumns | None = None,
 ) -> Workload:
-    """
-    Return the workload of a table of lengths.
+    """Read the workload of a table of lengths.
 
     The table is CSV, Parquet, JSON lines, a JSON array, or a result of a serving benchmark. Its columns are
-    those named or of one of :data:`FORMATS`, and optionally an id, ``group`` (numbers or names),
+    those named or of one of :data:`FORMATS`. Further columns are an id, ``group`` (numbers or names),
     ``priority``, ``deadline`` (seconds), and ``shared_tokens`` (common first tokens of a group's prompts).
     ``drop_unanswered`` leaves out rows without a completion; without ``need_output`` each completion has one
     token. InputError names the line, the column, the value and the hint.
@@ -156,8 +153,7 @@ def read_table(
     need_output: bool = True,
     named: LengthColumns | None = None,
 ) -> pd.DataFrame:
-    """
-    Return a table of lengths with the columns of a workload, as :func:`read_lengths` reads it.
+    """Read a table of lengths with a workload's columns.
 
     Without ``need_input`` prompts have one token where the table does not say.
     """
@@ -192,12 +188,12 @@ def read_table(
 
 
 def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
-    """Return the values of one column of a table of lengths, as texts, in the order of its rows."""
+    """Read one column of a table of lengths, as texts."""
     return _column(path, name)[1]
 
 
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
-    """Return the step of each row from a column, numbered from zero, shape (rows,)."""
+    """Read each row's step from a column, shape (rows,)."""
     table, labels = _column(path, name)
     steps = numbered(labels)
     back = np.flatnonzero(np.diff(steps) < 0)
@@ -210,7 +206,6 @@ def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
 
 
 def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]:
-    """Return a table, and the values of one column of it as texts."""
     raw, unit = _read(path, name)
     if name not in raw.columns:
         message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
@@ -222,7 +217,10 @@ def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]
 def _values(
     table: _Table, layout: TableFormat, names: Mapping[str, str], *, no_output: float | None
 ) -> dict[str, pd.Series[float]]:
-    """Return the numbers of a table by the workload's columns; ``no_output`` replaces missing lengths."""
+    """Return a table's numbers by the workload's columns.
+
+    ``no_output`` replaces missing lengths.
+    """
     import pandas as pd
 
     found: dict[str, pd.Series[float]] = {}
@@ -301,7 +299,10 @@ class _Table:
         return bool(len(column) and words.all() and pd.to_numeric(column, errors="coerce").isna().all())
 
     def positions(self, name: str, absent: float) -> pd.Series[float]:
-        """Return the number of each word, from zero in order of appearance; ``absent`` for none."""
+        """Return each word's number, in order of appearance.
+
+        Missing words get ``absent``.
+        """
         import pandas as pd
 
         column = self.raw[name]
@@ -327,15 +328,17 @@ class _Table:
 
 
 def _number_or_text(value: object) -> object:
-    """Return ``value``, or None if pandas would read true as 1 or fail on a huge integer."""
+    """Return ``value``, or None if pandas would misread it.
+
+    It reads true as 1, and fails on a huge integer.
+    """
     if isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
         return None
     return value
 
 
 def _read(path: str | os.PathLike[str], *also: str, run: int | None = None) -> tuple[pd.DataFrame, str]:
-    """
-    Return a table indexed by each row's number, and the unit of the number.
+    """Read a table indexed by row number; return the number's unit.
 
     Columns that neither a layout nor ``also`` names are empty in Parquet and left out of JSON. A row with
     several sampled completions becomes a row for each, in a group.
@@ -345,7 +348,7 @@ def _read(path: str | os.PathLike[str], *also: str, run: int | None = None) -> t
 
 
 def _each_sampled(path: str | os.PathLike[str], raw: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Return a row for each sampled completion, with a group for each original row."""
+    """Return a row for each sampled completion, in groups."""
     for number, lengths, count in zip(raw.index, raw["output"], raw["n_sampling"], strict=True):
         if not isinstance(lengths, list) or len(lengths) != count:
             what = f"{shown(lengths)} is not a list of {shown(count)} lengths, as n_sampling says"
@@ -444,7 +447,7 @@ def _read_json(
 
 
 def _benchmark(path: str | os.PathLike[str], text: str, run: int | None) -> dict[str, Any] | None:
-    """Return the only or the chosen benchmark result of a file; None if it holds no result."""
+    """Return the chosen benchmark result of a file, or None."""
     try:
         runs = [json.loads(text)]
     except (ValueError, RecursionError):
