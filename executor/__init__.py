@@ -1,1 +1,1 @@
-"""Run schedules: engines, the serving loop, profiling and reports."""
+"""Engines, jobs on disk, profiling and reports."""

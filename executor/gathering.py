@@ -1,4 +1,4 @@
-"""Gather single requests of many tasks into calls of the engine."""
+"""Single requests of many tasks, gathered into calls of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .models.wrapped import unwrapped
 from .rollout import seed_of_call
 
 QUIET_SECONDS = 0.05
-"""Seconds without a new request before a call begins; the requests of a step arrive together."""
+"""Seconds without a new request before a call begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class _Waiting:
 
 class Gathering:
     """
-    Engine for single requests, as from the rollout servers of verl and OpenRLHF.
+    Engine for single requests, as verl's and OpenRLHF's servers send them.
 
     Requests that arrive during a call wait for its end. Requests with the same prompt share its computation.
 

@@ -44,16 +44,15 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
 
 MOST_REMEMBERED = 4096
-"""Largest number of lengths kept from earlier calls."""
+"""Most lengths kept from earlier calls."""
 
 DEFAULT_MAX_TOKENS = 256
-"""Tokens after which a completion ends if the caller does not say."""
+"""Default number of tokens after which a completion ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """
-    A finished completion.
+    """Finished completion.
 
     index: Position of its prompt.
     prompt_ids, completion_ids: Tokens of prompt and completion, with the final end-of-sequence token.
@@ -79,8 +78,7 @@ class Completion:
 
 
 class LLM:
-    """
-    A model with a running batch of slots, which completions many prompts a call.
+    """Engine for a model, which completes many prompts a call.
 
     The weights are not copied: a training loop that changes them in place changes the next call. The model
     runs in evaluation mode, without dropout and gradient checkpointing. Whenever the caller's code runs, also
@@ -160,18 +158,18 @@ class LLM:
 
     @property
     def tier(self) -> Tier:
-        """Layout of the KV cache, chosen again if the model's forward changes."""
+        """Layout of the KV cache."""
         self._check_again()
         return self._tier
 
     @property
     def kv_tokens(self) -> int | None:
-        """Most tokens of KV cache on the device; None for as many as the slots need."""
+        """Most tokens of KV cache on the device, or None."""
         return self._kv_tokens
 
     @property
     def unfinished(self) -> tuple[Partial, ...]:
-        """Unfinished completions of the last call, to pass as prompts of a later one."""
+        """Unfinished completions of the last call, as prompts of a later one."""
         return self._unfinished
 
     @classmethod
@@ -186,8 +184,7 @@ class LLM:
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        """
-        Return an engine for a model named as ``batchbound run --model`` names it.
+        """Load a model and return an engine for it.
 
         Parameters
         ----------
@@ -280,8 +277,7 @@ class LLM:
         log_probabilities: bool | LogprobsMode = False,
         chat_options: Mapping[str, Any] | None = None,
     ) -> Iterator[Completion]:
-        """
-        Yield completions of several turns, with the results of tools between them.
+        """Yield completions of several turns, with tool results between them.
 
         A completion that waits for a tool frees its slot. Its KV cache is computed again when it continues.
 
@@ -315,7 +311,6 @@ class LLM:
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
     ) -> _Call:
-        """Return the completions that a call requests."""
         self._check_again()
         self._calls += 1
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
@@ -347,8 +342,7 @@ class LLM:
         )
 
     def report(self) -> Report:
-        """
-        Return the report of the last call, with its proven bound at the lengths that came out.
+        """Return the report of the last call, with its bound.
 
         Raises
         ------
@@ -363,11 +357,10 @@ class LLM:
         return report(problem, trace, None, None, run_bound=bound, turns=turns)
 
     def one_batch_seconds(self) -> float | None:
-        """
-        Estimate the seconds of the last call as one padded batch, from the call's own stages.
+        """Estimate the last call's seconds as one padded batch.
 
-        All rows of such a batch decode until the longest completion ends. None if the call's batch sizes
-        varied too little for an estimate.
+        All rows of such a batch decode until the longest completion ends. It is None if the call's batch
+        sizes varied too little for an estimate.
         """
         if self._ran is None:
             return None
@@ -443,7 +436,6 @@ class LLM:
         )
 
     def _learning(self, call: _Call, problem: Problem) -> QueuedPolicy:
-        """Return the policy of a call without stated lengths."""
         longest = max(1, int(call.most.max()) - 1)
         past = self._past[1] if self._past is not None and self._past[0] == longest else None
         workload = replace(
@@ -453,7 +445,6 @@ class LLM:
         return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
 
     def _remember(self, call: _Call, trace: Trace | None) -> None:
-        """Keep the lengths of a finished call for later calls."""
         if trace is None or any(call.partial):
             return
         group, steps = call.groups(), trace.tokens - 1
@@ -466,7 +457,10 @@ class LLM:
         self._past = longest, Observed(group, steps, np.ones(len(group), dtype=np.bool_))
 
     def _problem(self, call: _Call) -> Problem:
-        """Return the scheduling problem of a call; drawn tokens of continued completions count as prompt."""
+        """Return a call's scheduling problem.
+
+        Drawn tokens of continued completions count as prompt.
+        """
         lengths = [len(prompt) for prompt in call.prompts]
         begun = np.array([len(one.completion_ids) if one else 0 for one in call.partial])
         workload = Workload.from_lengths(lengths + begun, np.maximum(1, call.expected - begun))
@@ -486,8 +480,7 @@ class LLM:
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
     def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """
-        Return the token ids of each prompt; ``options`` are variables of the chat template.
+        """Return each prompt's token ids.
 
         Raises
         ------
@@ -629,19 +622,25 @@ class _Call:
     version: int
 
     def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """Return the callback for a completion's token, from that for a prompt's."""
+        """Return a completion's callback, from that of its prompt."""
         position = self.position.tolist()
         return lambda index, token: on_token(position[index], token)
 
     def groups(self) -> IntArray:
-        """Return a number for each completion, equal for equal prompts; a continued one has its own."""
+        """Return each completion's number, equal for equal prompts.
+
+        A continued completion has its own.
+        """
         group = numbered(self.prompts)
         begun = np.array([one is not None for one in self.partial])
         alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)
         return alone
 
     def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
-        """Name each completion's random stream; a continued completion keeps its name."""
+        """Name each completion's random stream.
+
+        A continued completion keeps its name.
+        """
         kept = {one.name for one in self.partial if one}
         if len(kept) < sum(one is not None for one in self.partial):
             raise ValueError("the same unfinished completion is among the prompts twice: leave one out")
@@ -653,7 +652,7 @@ class _Call:
         return np.array(found, dtype=np.object_)
 
     def sample(self, index: int) -> int:
-        """Return the number of a completion among those of its prompt."""
+        """Return a completion's number among those of its prompt."""
         one = self.partial[index]
         return (
             index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
@@ -691,7 +690,7 @@ class _Call:
         stream: int,
         given: Sequence[range] = (),
     ) -> tuple[TokenLogprob, ...] | None:
-        """Return the log-probabilities of a completion's tokens, those of earlier calls unchanged."""
+        """Return a completion's log-probabilities, earlier ones unchanged."""
         if recorder is None or self.asked[index].logprobs is None:
             return None
         one = self.partial[index]
@@ -699,7 +698,7 @@ class _Call:
         return before + recorder.read(stream, len(tokens), len(before), given)
 
     def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return pairs (number of the call, tokens drawn in it) of a completion."""
+        """Return a completion's pairs (number of the call, tokens drawn)."""
         one = self.partial[index]
         before = one.versions if one else ()
         new = len(tokens) - sum(count for _, count in before)

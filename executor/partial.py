@@ -1,4 +1,4 @@
-"""Calls that end early, and their unfinished completions for a later call."""
+"""Early ends of calls, and unfinished completions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .models.recording import TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """
-    Condition for the early end of a call; the first limit reached ends it.
+    """Condition for an early end of a call.
 
     Parameters
     ----------
@@ -56,11 +55,11 @@ class Until:
 
     @property
     def most_steps(self) -> int | None:
-        """Decode steps between two looks at the clock; None without a limit of seconds."""
+        """Decode steps between two looks at the clock, or None."""
         return None if self.seconds is None else 16
 
     def reached(self, done: Sequence[bool], group: Sequence[int], seconds: float) -> bool:
-        """Return whether the call ends now, given finished completions, their prompts, and its seconds."""
+        """Return whether the call ends now."""
         count = sum(done)
         if self.seconds is not None and seconds >= self.seconds:
             return True
@@ -76,8 +75,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """
-    An unfinished completion, which as a prompt of a later call continues with the same sampling.
+    """Unfinished completion, which continues as a prompt of a later call.
 
     Its KV cache is computed again by the current weights. With unchanged weights its tokens are the same as
     without the break.

@@ -1,4 +1,4 @@
-"""Rollouts for reinforcement learning, in the form that TRL's trainers expect."""
+"""Rollouts for reinforcement learning, in TRL's form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tool_turns import ToolTurns
 
 
 class Rollout(TypedDict):
-    """Token ids and log-probabilities of completions, in the order of the prompts."""
+    """Token ids and log-probabilities of completions, in prompt order."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -30,10 +30,10 @@ class Rollout(TypedDict):
 
 
 _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Settings with the same name in TRL and in :class:`~.sampling.Sampling`."""
+"""Settings with equal names in TRL and :class:`~.sampling.Sampling`."""
 
 _OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": None, "min_new_tokens": "min_tokens"}
-"""transformers' generation settings with another name here."""
+"""transformers' generation settings with other names here."""
 
 
 def rollout_function(
@@ -47,8 +47,7 @@ def rollout_function(
     tool_seconds: float = 60.0,
     **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
-    """
-    Return a function for ``GRPOTrainer(rollout_func=...)`` or for your own loop.
+    """Return a function for ``GRPOTrainer(rollout_func=...)`` or your own loop.
 
     The function takes a list of prompts, with one entry for each completion, and the trainer or None.
     Each call draws new completions from the current weights.
@@ -166,7 +165,7 @@ class RolloutSettings:
 
     @classmethod
     def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> RolloutSettings:
-        """Return the trainer's settings; refuse given values that contradict them."""
+        """Read a trainer's settings; refuse values that contradict them."""
         args = getattr(trainer, "args", None)
         if args is None:
             sampling = Sampling(**{"temperature": 1.0, **given})
@@ -205,7 +204,7 @@ class RolloutSettings:
 
 
 def _trainers_settings(args: Any) -> dict[str, Any]:
-    """Return the sampling fields and ``max_tokens`` in a trainer's arguments."""
+    """Return the sampling fields and ``max_tokens`` of a trainer."""
     found = {name: getattr(args, name, None) for name in _OF_TRAINER}
     found |= {"seed": getattr(args, "seed", None), "max_tokens": getattr(args, "max_completion_length", None)}
     known = {each.name for each in fields(Sampling)}
@@ -229,12 +228,12 @@ def _dictionary(given: Any) -> dict[str, Any]:
 
 
 def refuse_other_model(trainer: Any, engine: LLM) -> None:
-    """Raise ValueError if a trainer trains another model than the engine's."""
+    """Raise ValueError if a trainer has another model than the engine."""
     if trainer is not None and unwrapped(trainer.model) is not unwrapped(engine.model):
         raise ValueError("the trainer trains another model than the engine's: make LLM with trainer.model")
 
 
 def seed_of_call(seed: int, process: int, step: int, call: int) -> int:
-    """Return a call's own seed; neighbouring seeds, steps and processes share no streams."""
+    """Return a call's seed, which shares no stream with others."""
     digest = hashlib.blake2b(f"{seed}:{process}:{step}:{call}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")

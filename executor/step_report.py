@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def report_step(trainer: Any, engine: LLM, completions: int) -> None:
-    """Add the figures of an engine's last call to the log of TRL's trainer."""
+    """Add an engine's figures to the log of TRL's trainer."""
     metrics = getattr(trainer, "_metrics", None)
     if metrics is None or not completions:
         return
@@ -32,11 +32,10 @@ def report_step(trainer: Any, engine: LLM, completions: int) -> None:
 
 
 def one_batch_seconds(problem: Problem, trace: Trace) -> float | None:
-    """
-    Estimate the seconds of all completions as one padded batch, from a run's own stages.
+    """Estimate a run's seconds as one padded batch.
 
     Every prompt is padded to the longest one, and all rows decode until the longest completion ends. The
-    seconds of a decode step are linear in its rows, fitted to the run. None if the fit is impossible.
+    seconds of a decode step are linear in its rows, fitted to the run. It is None if the fit is impossible.
     """
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
     prefills = [stage for stage in trace.stages if stage.kind == "prefill"]

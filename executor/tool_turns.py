@@ -1,4 +1,4 @@
-"""Tool calls of TRL's trainer, run as turns of completions within one batch."""
+"""Tool calls of TRL's trainer, as turns within one batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDED = ("_tokenize_prompts", "_get_tool_suffix_ids", "_tool_call_loop", "_syn
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """Messages after the prompt, tokens before the current turn, and number of tool calls so far."""
+    """Messages after the prompt, earlier tokens, and number of calls."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     before: int = 0
@@ -26,13 +26,12 @@ class _Conversation:
 
 
 class ToolTurns:
-    """
-    Tool calls of one rollout, as TRL makes and masks them.
+    """Tool calls of one rollout, as TRL makes and masks them.
 
-    trainer: Trainer with tools or environments.
     prompts: Prompts in the trainer's form.
-    seconds: Time limit of a call in seconds; a larger value tolerates slower tools.
-    raises ValueError: This version of TRL runs tools in another way, or a prompt has images.
+    seconds: Time limit of a call in seconds; larger tolerates slower tools.
+
+    Raises ValueError if this version of TRL runs tools in another way, or a prompt has images.
     """
 
     def __init__(self, trainer: Any, prompts: Sequence[Any], seconds: float) -> None:
@@ -53,7 +52,7 @@ class ToolTurns:
         self.calls = self.failures = 0
 
     def next_turn(self, position: int, tokens: tuple[int, ...]) -> Future[Sequence[int]] | None:
-        """Return the future tokens of a turn's tool results, or None if it calls no tool."""
+        """Return the future tokens of tool results, or None."""
         conversation = self._found[position]
         turn = list(tokens[conversation.before :])
         conversation.first = conversation.first or len(turn)
@@ -67,7 +66,7 @@ class ToolTurns:
         return _in_thread(lambda: self._answers(position, len(tokens), called))
 
     def take_over(self, completions: Sequence[Completion]) -> tuple[list[list[int]], list[list[float]]]:
-        """Replace the trainer's tool loop by these completions; return their first turns."""
+        """Replace the trainer's tool loop; return the first turns."""
         masks, ids, values = list[list[int]](), list[list[int]](), list[list[float]]()
         for one in completions:
             mask = [1] * len(one.completion_ids)
@@ -99,7 +98,10 @@ class ToolTurns:
             return dict(parse_response(trainer._tokenizer, turn, prefix=prefix, tools=tools))
 
     def _answers(self, position: int, written: int, called: Sequence[dict[str, Any]]) -> list[int]:
-        """Call tools in sequence; return their results in the chat template, or no tokens if too long."""
+        """Call tools in sequence; return their results as tokens.
+
+        No tokens are returned if they are too long.
+        """
         trainer, conversation = self._trainer, self._found[position]
         with self._lock:
             self.calls += len(called)
@@ -137,7 +139,7 @@ class ToolTurns:
         return str(function.get("name", "unknown"))
 
     def _begun(self, tool: Callable[..., Any], arguments: dict[str, Any]) -> Future[Any]:
-        """Run a coroutine on the trainer's event loop; return its future."""
+        """Run a coroutine on the trainer's event loop."""
         try:
             return asyncio.run_coroutine_threadsafe(tool(**arguments), self._trainer.async_loop)
         except Exception as error:
@@ -171,7 +173,7 @@ class ToolTurns:
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Run a function on a daemon thread; return its future."""
+    """Run a function on a daemon thread."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 

@@ -1,4 +1,4 @@
-"""Conversations of a call: completions that wait for a tool and continue after its result."""
+"""Conversations of a call, with tools between turns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from .engines.huggingface import HuggingFaceEngine
 from .partial import Until
 
 NextTurn = Callable[[int, tuple[int, ...]], "Future[Sequence[int]] | None"]
-"""Function of a prompt's position and an ended turn; returns the tokens to append, or None."""
+"""Function of a prompt's position and an ended turn.
+
+It returns the tokens to append, or None.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A finished turn: its place in the trace, its tokens, and the number before them."""
+    """Finished turn: its stage, its tokens, and those before."""
 
     request: int
     stage_of: int
@@ -38,8 +41,7 @@ class _Turn:
 
 
 class Conversations:
-    """
-    Turns of the completions of one call.
+    """Turns of the completions of one call.
 
     queue: Queue of the execution's policy.
     next_turn: Function that continues a completion; None if there are no tools.
@@ -72,12 +74,12 @@ class Conversations:
         return bool(self._asked)
 
     def ended(self, most: int) -> Iterator[int]:
-        """Run at most ``most`` decode steps; yield finished completions."""
+        """Run some decode steps; yield finished completions."""
         if not self._execution.idle:
             yield from (request for request in self._execution.step(most) if not self._continues(request))
 
     def _continues(self, request: int) -> bool:
-        """Return whether a completion waits for a tool after its turn."""
+        """Return whether a completion waits for a tool."""
         if self._next_turn is None:
             return False
         tokens = tuple(self._engine.answers[request])
@@ -91,7 +93,7 @@ class Conversations:
         return True
 
     def answered(self, *, wait: bool) -> list[int]:
-        """Continue completions with finished tool calls; return those that end instead."""
+        """Continue completions with finished tool calls; return ended ones."""
         over, run = [], self._execution
         while self._asked:
             try:
@@ -125,7 +127,7 @@ class Conversations:
         return over
 
     def of_turns(self, problem: Problem, trace: Trace) -> tuple[Problem, Trace, Turns | None]:
-        """Return problem and trace with a request for each turn; unchanged without a further turn."""
+        """Return problem and trace with a request for each turn."""
         if not self.given:
             return problem, trace, None
         rows = self._ended
@@ -184,7 +186,7 @@ class Conversations:
 
 
 def most_steps(until: Until | None, turns: Conversations) -> int:
-    """Return the decode steps to run before clock or tools are checked again."""
+    """Return the decode steps before clock or tools are checked."""
     if turns.pending:
         # A tool may finish at any moment; its completion should then get a free slot.
         return 1

@@ -1,1 +1,1 @@
-"""Scheduling policies and dispatch rules: what to do next, given the state."""
+"""Scheduling policies and dispatch rules."""

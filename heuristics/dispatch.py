@@ -1,4 +1,4 @@
-"""Dispatch of requests to replicas, by predicted length or by count."""
+"""Dispatch of requests to replicas."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..models.bounds.fleet_partition import least_loaded, spread_groups
 from ..models.bounds.packing.heuristics import karmarkar_karp
 
 BUCKETS = 10
-"""Ranges of predicted length in MICO's dispatch (N, section 4.1.1); more separate lengths better."""
+"""Ranges of predicted length in MICO's dispatch (N, section 4.1.1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
     """Units of dispatch: requests, or groups of them.
 
-    names: One per unit.
+    names: Name of each unit.
     answer_tokens, prompt_tokens: Predicted and known tokens of each, shape (units,).
     costs: Seconds of each on each kind of replica, shape (kinds, units).
-    kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,); shares
-    sum to one.
+    kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,). The
+    shares sum to one.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Units:
 
     @classmethod
     def of(cls, fleet: Fleet, unit_of: IntArray) -> Units:
-        """Return the units of a fleet; ``unit_of`` numbers them from zero, shape (requests,)."""
+        """Return a fleet's units; ``unit_of`` numbers them, shape (requests,)."""
         kinds = list(dict.fromkeys(fleet.replicas))
         kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
         costs = np.array(
@@ -63,7 +63,7 @@ class Units:
         )
 
     def tickets(self) -> IntArray:
-        """Return a replica for each unit in proportion to the shares, shape (units,)."""
+        """Return each unit's replica in proportion to the shares."""
         replicas, count = len(self.shares), len(self)
         if np.ptp(self.shares) == 0:
             return np.arange(count) % replicas
@@ -76,12 +76,15 @@ class Units:
 
 
 def round_robin(units: Units) -> IntArray:
-    """Return the replicas in turn, as schedulers that do not know lengths do."""
+    """Deal units out in turn, as schedulers without lengths do."""
     return units.tickets()
 
 
 def hashed(units: Units) -> IntArray:
-    """Return a replica by each unit's name, the same in every run; counts are even only on average."""
+    """Choose a replica by each unit's name.
+
+    The choice is the same in every run; counts are even only on average.
+    """
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in units.names)
     numbers = np.frombuffer(digests, dtype=np.uint64) / 2.0**64
     found = np.searchsorted(np.cumsum(units.shares), numbers, side="right")
@@ -89,7 +92,7 @@ def hashed(units: Units) -> IntArray:
 
 
 def mico(units: Units) -> IntArray:
-    r"""Return MICO's dispatch (section 3.3), in time linear in the units.
+    r"""Return MICO's dispatch (section 3.3), in linear time.
 
     Units are grouped by :math:`\lfloor l / (l_{max} / N) \rfloor` of their predicted length. They are dealt
     out from the longest group on, one row at a time, with each replica's share. An incomplete row is filled
@@ -132,15 +135,15 @@ def mico(units: Units) -> IntArray:
 
 
 def longest_first(units: Units) -> IntArray:
-    """Return Graham's LPT: by decreasing seconds, each unit to the replica that would end it first."""
+    """Return Graham's LPT: the longest unit first, where it ends first."""
     order = np.argsort(-units.costs.mean(axis=0), kind="stable")
     return least_loaded(units.costs, units.kind_of, units.busy, order)
 
 
 def differencing(units: Units) -> IntArray:
-    """Return Karmarkar and Karp's partition of prompt and completion tokens, as RLHF frameworks use it.
+    """Partition tokens by largest differencing, as RLHF frameworks do.
 
-    raises ValueError: The replicas differ, which the method cannot balance.
+    Raises ValueError if the replicas differ, which the method cannot balance.
     """
     if np.ptp(units.shares) > 0:
         raise ValueError(
@@ -166,10 +169,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArray:
     """Return the replica of each request, shape (requests,).
 
-    rule: A key of :data:`RULES`.
+    rule: Key of :data:`RULES`.
     groups: ``"together"`` keeps a group on one replica; ``"spread"`` puts it on different ones (rule ``lpt``
         only).
-    raises ValueError: There is no such rule, or it cannot spread groups.
+
+    Raises ValueError if the rule is unknown, or cannot spread groups.
     """
     chosen = RULES.get(rule)
     if chosen is None:
@@ -188,14 +192,14 @@ def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArra
 
 
 def group_members(fleet: Fleet) -> list[IntArray]:
-    """Return the requests of each group; a request without a group is a group of its own."""
+    """Return the requests of each group; lone requests are groups."""
     number = fleet.workload.group_numbers()
     by_group = np.argsort(number, kind="stable")
     return np.split(by_group, np.flatnonzero(np.diff(number[by_group])) + 1)
 
 
 def _shares(fleet: Fleet, whole: FloatArray, busy: FloatArray) -> FloatArray:
-    """Return each replica's share of the work for all to end together, shape (replicas,).
+    """Return the shares of work with which all replicas end together.
 
     A replica that takes ``whole`` seconds for all of it does ``(T - busy) / whole`` of it by time T.
     """

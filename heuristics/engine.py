@@ -1,4 +1,4 @@
-"""The interface between the execution loop and an engine, simulated or real."""
+"""Interface between the execution loop and an engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..data.trace import Stage
 
 
 class Engine(Protocol):
-    """Engine that prefills, decodes and keeps time; requests are positions in the workload.
+    """Engine that prefills, decodes and keeps time.
 
-    The engine decides when a request is done, and reports it to the loop.
+    Requests are positions in the workload. The engine reports to the loop when one is done.
     """
 
     @property
@@ -20,30 +20,27 @@ class Engine(Protocol):
         ...
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together, each into its free slot.
+        """Prefill requests together; return the stage and finished requests.
 
-        returns stage: The record of the stage.
-        returns finished: Requests that are done, as they need no decode step.
+        Each goes into its free slot. Requests without decode steps are finished at once.
         """
         ...
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
         """Run at most ``decode_steps`` decode steps over all occupied slots.
 
-        Stops after the step in which a request finishes, and after the first that ends at or after ``until``
-        seconds.
-
-        returns stage: The record of the decode steps run, at least one.
-        returns finished: Finished requests in the order of their slots, which are free now.
+        It stops after the step in which a request finishes, and after the first that ends at or after
+        ``until`` seconds. The result is the stage, with one decode step at least, and the finished requests
+        in the order of their slots, which are free now.
         """
         ...
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the slots of running requests; their tokens are kept for a later prefill."""
+        """Free the slots of running requests, but keep their tokens."""
         ...
 
     def wait(self, until: float) -> None:
-        """Let time pass until ``until`` seconds."""
+        """Wait until some seconds after the job's start."""
         ...
 
     def describe(self) -> Mapping[str, object]:

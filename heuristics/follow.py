@@ -1,4 +1,4 @@
-"""Execution of a plan: its schedule replayed, or the queue it chose."""
+"""Execution of a plan: its schedule, or its queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .replay import Replay
 
 
 def plan_policy(plan: Plan, schedule: Schedule, problem: Problem) -> Policy:
-    """Return a fresh policy that carries out a plan of one machine, or what is left of it."""
+    """Return a fresh policy for a plan of one machine."""
     if plan.followed is not None:
         return policy_named(plan.followed.policy, problem)
     return following(plan.expected, schedule, problem)
@@ -30,7 +30,7 @@ def following(expected: Expectation | None, schedule: Schedule, problem: Problem
 
     expected: The plan's expectation; None for known lengths, where the schedule is replayed.
     schedule: The plan's schedule of the problem's requests.
-    problem: The problem with the lengths as planned.
+    problem: Problem with the lengths as planned.
     """
     if expected is None:
         return Replay(schedule, problem)
@@ -41,7 +41,7 @@ def following(expected: Expectation | None, schedule: Schedule, problem: Problem
 
 
 def queue_order(problem: Problem, follow: Follow, held_back: int = 0) -> IntArray:
-    """Return the order in which a queue takes its requests, shape (requests,).
+    """Return the order of a queue, shape (requests,).
 
     Longest first ends a job of known lengths evenly, with short requests. If some predictions are far too
     short, a long request starts late and runs alone. Holding back nearly as many of the longest requests as

@@ -1,4 +1,4 @@
-"""The loop that runs a policy's steps on an engine."""
+"""Loop that runs a policy's steps on an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .policy import FREE, UNTIL_CHANGE, Policy, State, Step
 
 
 class PolicyError(RuntimeError):
-    """An impossible step: a taken slot, a request that does not wait, or no step while requests wait."""
+    """Error of a policy that returns an impossible or empty step."""
 
 
 def execute(
@@ -30,15 +30,16 @@ def execute(
     on_stage: Callable[[Stage, int], None] | None = None,
     turns: Turns | None = None,
 ) -> Trace:
-    """Serve every request of the problem as the policy decides, and return the trace.
+    """Serve every request as the policy decides; return the trace.
 
-    problem: The requests with the lengths the policy may use, and the limits.
-    policy: Fresh, as it may keep state.
-    engine: Fresh.
-    on_finish: Called with each request that finishes.
-    on_stage: Called after each stage with its record and the number of requests finished.
-    turns: Requests that arrive after another has finished; None for none.
-    raises PolicyError: A step breaks a rule, or is empty while nothing runs.
+    problem: Requests with the lengths the policy may use, and the limits.
+    policy: Fresh policy, as it may keep state.
+    engine: Fresh engine.
+    on_finish: Function to call with each finished request.
+    on_stage: Function to call after each stage, with it and the number of finished requests.
+    turns: Requests that arrive after another has finished, or None.
+
+    Raises PolicyError if a step breaks a rule, or is empty while nothing runs.
     """
     serving = Execution(problem, policy, engine, on_stage=on_stage, turns=turns).run()
     while True:
@@ -52,9 +53,9 @@ def execute(
 
 
 def schedule_of(trace: Trace) -> Schedule:
-    """Return the schedule of a run: each prefill stage begins a bin.
+    """Return a run's schedule, with a bin for each prefill stage.
 
-    raises ValueError: A request was evicted, so it has more than one prefill stage.
+    Raises ValueError if a request was evicted, as it has several prefill stages.
     """
     if trace.evictions:
         raise ValueError(f"{trace.evictions} evictions: the run has no schedule of one prefill per request")
@@ -68,11 +69,11 @@ def schedule_of(trace: Trace) -> Schedule:
 
 
 class Execution:
-    """One run: its state, its records, and the steps that change both.
+    """One run: its state, its records, and its steps.
 
     problem, policy, engine, on_stage, turns: As for :func:`execute`.
-    queue: Which requests wait, and the decode steps each has had, both shape (requests,) and updated.
-        Replicas of a fleet may share either. By default, requests wait as they arrive.
+    queue: Waiting requests, and decode steps of each, both shape (requests,) and updated. Replicas of a fleet
+        may share either. By default, requests wait as they arrive.
     """
 
     def __init__(
@@ -121,16 +122,15 @@ class Execution:
         self.evictions = 0
 
     def run(self) -> Generator[int, None, Trace]:
-        """Yield each request as it finishes, and return the trace once all are done."""
+        """Yield each finished request, and return the trace."""
         while self.done < len(self.problem):
             yield from self.step()
         return self.trace(np.arange(len(self.problem)))
 
     def step(self, most: int = UNTIL_CHANGE) -> Iterator[int]:
-        """Run the policy's next step, and yield the requests that finish in it.
+        """Run the policy's next step; yield the requests that finish.
 
-        most: Most decode steps to run.
-        raises PolicyError: As for :func:`execute`.
+        Raises PolicyError as :func:`execute`. ``most`` limits the decode steps.
         """
         self._admit()
         step = self.policy(self.state)
@@ -144,7 +144,7 @@ class Execution:
             self._wait()
 
     def trace(self, requests: IntArray) -> Trace:
-        """Return the trace of these finished requests, in that order."""
+        """Return the trace of some finished requests, in that order."""
         tokens = self.state.decoded[requests] + int(self.problem.prefill_emits_first_token)
         return Trace(
             ids=tuple(self.problem.workload.ids[requests].tolist()),
@@ -163,24 +163,24 @@ class Execution:
 
     @property
     def idle(self) -> bool:
-        """True if no request runs, waits or will arrive by itself."""
+        """True if no request runs, waits or will arrive."""
         state = self.state
         return not (state.unarrived or state.running.size or state.waiting.any())
 
     def pause(self, request: int) -> None:
-        """Take a finished request back: it neither runs nor waits until it continues."""
+        """Pause a finished request, which may continue later."""
         if request in self.state.finished:
             self.state.finished.remove(request)
         self.finished[request] = np.nan
         self.done -= 1
 
     def end(self, request: int, time: float) -> None:
-        """Finish a paused request as of a time: it does not continue."""
+        """End a paused request at a time."""
         self.finished[request] = time
         self.done += 1
 
     def resume(self, request: int, tokens: int) -> None:
-        """Let a paused request wait again, with more tokens of KV cache to prefill."""
+        """Let a paused request wait again, with more tokens to prefill."""
         self.state.decoded[request] += tokens
         self.state.waiting[request] = True
 

@@ -1,4 +1,4 @@
-"""The interface of policies: the state they see and the step they return."""
+"""Interface of policies: their state and their steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FREE = -1
 
 @dataclass(slots=True, eq=False)
 class State:
-    """State of the job, updated by the loop and read-only for policies.
+    """State of the job, which policies only read.
 
-    problem: The problem, with the lengths as planned (known or predicted).
+    problem: Problem with the lengths as planned (known or predicted).
     time: Seconds after the job's start.
     steps_done: Decode steps run so far.
-    slot_request: The request in each slot, :data:`FREE` for none, shape (slots,).
+    slot_request: Request in each slot, :data:`FREE` for none, shape (slots,).
     waiting: True for arrived requests that neither run nor are finished, shape (requests,).
-    decoded: Decode steps each request has had, shape (requests,).
+    decoded: Decode steps of each request so far, shape (requests,).
     finished: Requests that finished since the last call of the policy, in order.
     kv_held: Tokens of KV cache held by the running requests.
     unarrived: Number of requests that have not arrived yet.
@@ -60,7 +60,7 @@ class Step:
     The step ends early when a request finishes or arrives.
 
     prefill: Requests to prefill together in one stage, in the order of their layout.
-    slots: The free slot of each, as many as ``prefill``.
+    slots: Free slot of each, as many as ``prefill``.
     decode_steps: Most decode steps to run afterwards; 0 for another prefill stage at once.
     evict: Running requests to return to the queue first. They keep their tokens but not their KV cache, so
         prompt and tokens are prefilled again.
@@ -73,7 +73,7 @@ class Step:
 
 
 class Policy(Protocol):
-    """Function from the state to the next step; made fresh for every run."""
+    """Function from the state to the next step, fresh for every run."""
 
     def __call__(self, state: State) -> Step:
         """Return the next step."""
@@ -81,4 +81,4 @@ class Policy(Protocol):
 
 
 UNTIL_CHANGE = 2**62
-"""Value of :attr:`Step.decode_steps`: decode until a request finishes or arrives."""
+"""Decode until a request finishes or arrives."""

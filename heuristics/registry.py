@@ -58,7 +58,7 @@ def _longest(problem: Problem, _: IntArray) -> Queue:
 def _policy(
     queue: Callable[[Problem, IntArray], Queue], rule: Callable[[], PrefillRule], reserve: Reserve = "future"
 ) -> Callable[[Problem, IntArray], Policy]:
-    """Return a factory of policies with a queue, a prefill rule and a reserve."""
+    """Return a factory of policies with a queue and a rule."""
 
     def make(problem: Problem, assignment: IntArray) -> Policy:
         return QueuePolicy(queue(problem, assignment), rule(), Admission(problem, reserve))
@@ -144,10 +144,11 @@ POLICIES: Mapping[str, Entry] = {
 def policy_named(name: str, problem: Problem, assignment: IntArray | None = None) -> Policy:
     """Return a fresh policy.
 
-    name: A key of :data:`POLICIES`.
-    assignment: The slot of each request, shape (requests,), for policies that start from one, such as an
-        optimal bin packing. Defaults: dealt out in turn for ``algorithm1``, LPT for the others.
-    raises ValueError: There is no policy of that name, or it takes no assignment.
+    name: Key of :data:`POLICIES`.
+    assignment: Slot of each request, shape (requests,), for policies that start from one, such as an optimal
+        bin packing. By default requests are dealt out in turn for ``algorithm1``, by LPT for the others.
+
+    Raises ValueError if the policy is unknown, or takes no assignment.
     """
     entry = POLICIES.get(name)
     if entry is None:

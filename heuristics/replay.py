@@ -14,7 +14,7 @@ from .queues.prefill_rules import Opportunity, SkiRental
 
 
 class Replay:
-    """Policy that follows a schedule exactly while lengths are as planned, and repairs it otherwise.
+    """Policy that follows a schedule, and repairs it if lengths differ.
 
     A bin is prefilled at its decode step if all of its requests still wait and their slots are free.
     Otherwise the bin is dissolved, and any slot may take its requests. A slot is off the plan if it is free
@@ -28,11 +28,12 @@ class Replay:
     request of the slot with most left. The longest of all was better for wrong lengths (by 0.4 to 2.7 % at a
     log-normal error of 0.1), as the plan's lists are no longer balanced then.
 
-    schedule: The plan, of the requests of ``problem``.
-    problem: The problem with the lengths as planned.
+    schedule: Plan of the requests of ``problem``.
+    problem: Problem with the lengths as planned.
     patience: Threshold in stage openings' worth of unplanned idle slot-steps; see
         :class:`~batchbound.heuristics.queues.prefill_rules.SkiRental`.
-    raises ValueError: The schedule has another number of requests, or a slot the problem lacks.
+
+    Raises ValueError if the schedule is of another problem.
     """
 
     def __init__(self, schedule: Schedule, problem: Problem, patience: float = 0.5) -> None:
@@ -103,7 +104,7 @@ class Replay:
         return self._prefill(requests, slots)
 
     def withdraw(self, requests: IntArray) -> None:
-        """Record that these waiting requests are served elsewhere."""
+        """Record that some waiting requests are served elsewhere."""
         self._gone[requests] = True
         self._disturb()
 
@@ -123,7 +124,7 @@ class Replay:
                 self._disturb()
 
     def _due(self, state: State) -> IntArray:
-        """Return the requests of the bin due now, and dissolve incomplete bins."""
+        """Return the bin due now, and dissolve incomplete bins."""
         while self._next < len(self._starts) and self._starts[self._next] <= self._clock(state):
             members = self._bins[self._next]
             if self._intact(state, members):
@@ -144,7 +145,7 @@ class Replay:
         )
 
     def _off_plan(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
-        """Return the planned requests, those for slots off the plan, and whether the stage is full."""
+        """Return planned requests, others for free slots, and fullness."""
         requests: list[int] = members.tolist()
         slots: list[int] = self._slot_of[members].tolist()
         free = state.free_slots

@@ -1,4 +1,4 @@
-"""Simulation of a whole job, and the rest of a plan once part of its job is done."""
+"""Simulation of a whole job, and of a plan's rest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def simulate(
     *,
     swap: float | None = None,
 ) -> Trace:
-    """
-    Return the trace of a job served in simulated time.
+    """Simulate a job under a policy.
 
     Parameters
     ----------
@@ -56,7 +55,7 @@ def simulate(
 
 
 def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike) -> tuple[Problem, Schedule]:
-    """Return the problem of a plan's remaining requests, and a schedule that starts from nothing.
+    """Return a plan's remaining problem and schedule.
 
     The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
     if that is shorter. Once much of the job is done, the plan's slots and decode steps no longer fit
@@ -74,7 +73,7 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
 
 
 def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:
-    """Return a plan's schedule for the remaining requests, without empty bins and idle steps."""
+    """Return a schedule's rest, without empty bins and idle steps."""
     used, new_bin = np.unique(bin_of, return_inverse=True)
     finish = np.zeros(len(used), dtype=np.int64)
     np.maximum.at(finish, new_bin, starts[bin_of] + problem.decode_steps)

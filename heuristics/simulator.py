@@ -30,7 +30,7 @@ class Progress:
 
     @classmethod
     def none(cls, problem: Problem, output_tokens: IntArray | None = None) -> Progress:
-        """Return the progress of a new job, with the completions' true lengths (by default the problem's)."""
+        """Return the progress of a new job with its true lengths."""
         emitted = int(problem.prefill_emits_first_token)
         left = (problem.decode_steps if output_tokens is None else output_tokens - emitted).astype(np.int64)
         return cls(np.zeros(len(problem), dtype=np.int64), problem.kv_at_start.copy(), left)
@@ -67,7 +67,10 @@ class Simulator:
         return self._time
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one recomputes its tokens, or moves its KV cache back."""
+        """Prefill requests together; return the stage and finished requests.
+
+        An evicted request recomputes its tokens, or moves its KV cache back.
+        """
         chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         self._slot_request[taken] = chosen
         begun = self._begun[chosen] | (self._decoded[chosen] > 0)
@@ -81,7 +84,7 @@ class Simulator:
         return stage, self._release(chosen, taken)
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until a request is done, ``decode_steps`` steps are run, or ``until`` is reached."""
+        """Decode until an end, ``decode_steps`` steps, or ``until``."""
         occupied = np.flatnonzero(self._slot_request != FREE)
         running = self._slot_request[occupied]
         active = len(running)
@@ -98,7 +101,7 @@ class Simulator:
         return stage, self._release(running, occupied)
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the requests' slots, after their KV cache has moved to the host."""
+        """Free the requests' slots, with their KV cache on the host."""
         self._slot_request[np.isin(self._slot_request, requests)] = FREE
         if self._swap is not None:
             chosen = np.asarray(requests, dtype=np.int64)
@@ -109,7 +112,7 @@ class Simulator:
         self._cache.clear()
 
     def recompute(self) -> None:
-        """Drop the shared prompts; without a host no other KV cache is kept."""
+        """Drop all KV cache that is not on a host."""
         self._cache.clear()
 
     def restart(self, requests: Sequence[int]) -> None:

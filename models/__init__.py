@@ -1,1 +1,1 @@
-"""The mathematics: formulations, lower bounds, timing models."""
+"""Mathematics of the problem: formulations, lower bounds, timing models."""

@@ -1,4 +1,4 @@
-"""Padding that an engine with equally long rows reads next to the KV cache."""
+"""Padding that an engine with equally long rows reads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from ..data.schedule import Schedule
 
 
 def padding_tokens(problem: Problem, schedule: Schedule) -> int:
-    """
-    Return the padding read over all decode steps, tokens, if rows are as wide as the longest one running.
+    """Return the padding read over all decode steps, in tokens.
 
-    BATON's batch is that wide once the padding common to all rows is released; an engine that releases it
-    less often reads more, one whose rows have lengths of their own reads none.
+    Rows are as wide as the longest one running, as in BATON's batch after it releases the common padding. An
+    engine that releases it less often reads more, one with ragged rows reads none.
     """
     starts = schedule.starts[schedule.bin_of]
     ends = starts + problem.decode_steps
-    # What a request holds grows by a token a decode step, so the longest stays the longest while it runs.
+    # A request grows by a token a decode step, so the longest stays the longest while it runs.
     offsets = (problem.kv_at_start - starts).tolist()
     coming = sorted(zip(starts.tolist(), ends.tolist(), offsets, strict=True), reverse=True)
     coming = [request for request in coming if request[1] > request[0]]

@@ -1,4 +1,4 @@
-"""Linear programmes, in fractions or in whole numbers, solved by HiGHS in this process."""
+"""Linear programmes, fractional or whole, solved by HiGHS."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from ..data.arrays import FloatArray, IntArray
 
 Entries = tuple[IntArray, IntArray, FloatArray | IntArray | float]
-"""Rows and columns of a matrix, and a number for each or for all."""
+"""Entries of a matrix: rows, columns, and a number or numbers."""
 
 
 class Optimum(NamedTuple):
-    """The least cost, where it is, and by how much it rises with the limit of each row."""
+    """Least cost, its point, and the dual value of each row."""
 
     cost: float
     x: FloatArray
@@ -25,14 +25,13 @@ class Optimum(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Programme:
-    """
-    The least of a linear function between limits of rows and of columns.
+    """Linear programme with limits of rows and of columns.
 
-    cost: Of each column, shape (columns,).
-    start, index, value: The rows' entries one row after the other: where each row begins, shape (rows + 1,),
-        and the column and the number of each entry, shape (entries,).
+    cost: Cost of each column, shape (columns,).
+    start, index, value: Entries of the rows in turn: where each row begins, shape (rows + 1,), and column and
+    number of each entry, shape (entries,).
     low, high: Limits of the rows, infinite for none, shape (rows,).
-    lower, upper: Limits of the columns, alike, shape (columns,).
+    lower, upper: Limits of the columns, infinite for none, shape (columns,).
     """
 
     cost: FloatArray
@@ -54,7 +53,7 @@ class Programme:
         lower: FloatArray | float = 0.0,
         upper: FloatArray | float = np.inf,
     ) -> Programme:
-        """Return a programme of the given entries; those in one place are added up."""
+        """Return a programme; entries in one place are added up."""
         row = np.concatenate([rows for rows, _, _ in entries])
         place = row * len(cost) + np.concatenate([columns for _, columns, _ in entries])
         number = np.concatenate([np.broadcast_to(value, rows.shape) for rows, _, value in entries])
@@ -67,12 +66,12 @@ class Programme:
 
     @classmethod
     def within(cls, cost: FloatArray, rows: FloatArray, high: FloatArray) -> Programme:
-        """Return the programme of a full matrix, shape (rows, columns), with columns not negative."""
+        """Return the programme of a full matrix, with columns not negative."""
         row, column = np.nonzero(rows)
         return cls.of(cost, [(row, column, rows[row, column])], -np.inf, high)
 
     def solved(self, seconds: float = np.inf, *, interior: bool = False) -> Optimum | None:
-        """Return the optimum, or None if there is none or no time for it."""
+        """Return the optimum, or None without one in time."""
         solver = self._run(seconds, solver="ipm" if interior else "choose")
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
@@ -82,7 +81,7 @@ class Programme:
     def solved_whole(
         self, whole: IntArray | None = None, seconds: float = np.inf, **options: float
     ) -> FloatArray | None:
-        """Return the best values found in whole numbers, or None if none are."""
+        """Return the best whole values found, or None."""
         every = np.ones(len(self.cost), dtype=np.int64)
         solver = self._run(seconds, every if whole is None else whole, **options)
         if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
@@ -90,7 +89,7 @@ class Programme:
         return np.array(solver.getSolution().col_value)
 
     def give_to(self, solver: highspy.Highs, whole: IntArray | None = None) -> None:
-        """Hand this over to HiGHS."""
+        """Pass the programme to HiGHS."""
         whole = np.zeros(len(self.cost), dtype=np.int64) if whole is None else whole
         taken = solver.passModel(
             len(self.cost),
@@ -107,23 +106,24 @@ class Programme:
             raise ValueError("HiGHS refuses the programme: a number is beyond what it takes")
 
     def _run(self, seconds: float, whole: IntArray | None = None, **options: float | str) -> highspy.Highs:
-        """Return HiGHS after it has solved this in one thread."""
+        """Return HiGHS after it has solved the programme."""
         solver = SilentHighs()
         for name, value in {"threads": 1, "time_limit": max(0.0, seconds), **options}.items():
             solver.setOptionValue(name, value)
         self.give_to(solver, whole)
         if solver.run() == highspy.HighsStatus.kError:
-            # Its threads are the process's, and as many as whoever else uses it has begun.
+            # Its threads belong to the process, and other users may have started more of them.
             solver.setOptionValue("threads", 0)
             solver.run()
         return solver
 
 
 class SilentHighs(highspy.Highs):
-    """
-    HiGHS that prints nothing: 1.16 prints its name as callbacks are set, which comes before any option.
+    """HiGHS that prints nothing.
 
-    callbacks: Whether some will be subscribed.
+    1.16 prints its name when callbacks are set, before any option applies.
+
+    callbacks: True if callbacks will be set.
     """
 
     def __init__(self, *, callbacks: bool = False) -> None:
@@ -131,7 +131,7 @@ class SilentHighs(highspy.Highs):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def enableCallbacks(self) -> None:
-        """Set the callbacks if some are to be."""
+        """Set the callbacks if some will be used."""
         self.silent()
         if self._with_callbacks:
             super().enableCallbacks()  # type: ignore[no-untyped-call]

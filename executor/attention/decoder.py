@@ -1,5 +1,4 @@
-"""
-The calls into a transformers model: tokens in, KV cache stored, the next token's logits out.
+"""Calls into a transformers model: tokens in, next logits out.
 
 This module needs torch and transformers when it is imported.
 """
@@ -29,7 +28,7 @@ Mask = torch.Tensor | dict[str, torch.Tensor]
 
 
 class Decoder:
-    """A causal language model, called without ``generate``."""
+    """Causal language model, called without ``generate``."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -52,7 +51,7 @@ class Decoder:
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
     def use_host_kernels(self) -> HostKernels | None:
-        """Compute norms and rotary embeddings by our own functions from now on, on a CPU."""
+        """Compute norms and rotary embeddings by our C++ functions."""
         kernels = built() if self.device.type == "cpu" else None
         if kernels is None or not kernels.takes(self.dtype):
             return None
@@ -60,7 +59,7 @@ class Decoder:
         return kernels
 
     def use_device_kernels(self) -> None:
-        """Compute norms and rotary embeddings by our own kernels from now on, on a GPU."""
+        """Compute norms and rotary embeddings by our GPU kernels."""
         if self.device.type != "cuda":
             return
         try:
@@ -71,7 +70,7 @@ class Decoder:
             _LOG.info("norms and rotary embeddings stay torch's: %s: %s", type(error).__name__, error)
 
     def reload_weights(self) -> None:
-        """Copy the weights that are packed again: the model's may have changed."""
+        """Copy packed weights again, as the model's may have changed."""
         if self._packed is not None:
             self._packed.repack()
 
@@ -88,10 +87,9 @@ class Decoder:
         mask: Mask | None = None,
         last: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """
-        Run tokens.
+        """Run tokens; return logits (tokens wanted, vocabulary).
 
-        Shapes: ids, positions (sequences, tokens), returned (tokens wanted, vocabulary).
+        Shapes: ids, positions (sequences, tokens).
         """
         arguments: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
         if mask is not None:
@@ -109,7 +107,6 @@ class Decoder:
 
     @contextmanager
     def _faster(self) -> Iterator[None]:
-        """Let layers compute as they do fastest meanwhile."""
         linear = self._fixed or self._wide or self._packed
         assert linear is not None
         with linear.in_place(), self._layers.in_place() if self._layers else nullcontext():
@@ -117,7 +114,10 @@ class Decoder:
 
     @contextmanager
     def _only(self, last: tuple[torch.Tensor, torch.Tensor]) -> Iterator[None]:
-        """Show the output layer only the tokens wanted: logits of whole prompts would dwarf the keys."""
+        """Let the output layer see only the wanted tokens.
+
+        Logits of whole prompts would be larger than the KV cache.
+        """
         head = self.model.get_output_embeddings()
         if head is None:
             yield
@@ -134,7 +134,7 @@ class Decoder:
 
 
 def _takes_positions(model: Any) -> bool:
-    """Tell whether the forward call takes positions; one put in its place hides that behind ``**kwargs``."""
+    """Return whether the forward call takes positions."""
     parameters = dict(inspect.signature(model.forward).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters |= inspect.signature(type(model).forward).parameters
@@ -142,7 +142,7 @@ def _takes_positions(model: Any) -> bool:
 
 
 def _call_tokens(device: torch.device, weights: int, layers: int) -> float:
-    """Estimate what a forward call costs beyond its tokens, in tokens, to the order of magnitude."""
+    """Estimate a forward call's fixed cost, in tokens."""
     if device.type == "cpu":
         # A layer's interpreter time, 0.4 ms, at some 30 GFLOP/s and two operations per weight and token.
         return layers * 4e-4 * 3e10 / (2 * weights)

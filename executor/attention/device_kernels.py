@@ -1,5 +1,4 @@
-"""
-Kernels for a decode step's work between matrix products on a GPU, in Triton, in fewer launches than torch's.
+"""Triton kernels for the work between matrix products of a decode step.
 
 This module needs torch and triton when it is imported; with ``TRITON_INTERPRET=1`` set before, it runs on the
 CPU.
@@ -65,11 +64,11 @@ class DeviceKernels:
     """Norms and rotary embeddings in a launch each."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Tell whether there are kernels for a number format."""
+        """Return whether there are kernels for a number format."""
         return dtype in _DTYPES
 
     def norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, kind: int) -> torch.Tensor:
-        """Return root mean square norms over the last dimension; ``kind`` is of ``NORM_KINDS``."""
+        """Return root mean square norms; ``kind`` is of ``NORM_KINDS``."""
         inputs = inputs.contiguous()
         output = torch.empty_like(inputs)
         size = inputs.shape[-1]
@@ -79,7 +78,7 @@ class DeviceKernels:
         return output
 
     def rotate(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """Turn states (rows, heads, 1, size) by angles (rows, 1, size), halves paired as in Llama."""
+        """Rotate states (rows, heads, 1, size) by angles (rows, 1, size)."""
         rows, heads, _, size = states.shape
         output = states.new_empty(states.shape)
         _rotate[(rows, heads)](

@@ -1,5 +1,4 @@
-"""
-Products of a fixed number of rows, so that the bits of a row depend on no other row.
+"""Products of a fixed number of rows, for repeatable bits.
 
 Libraries choose another order of sums for another number of rows. Here each product has the same shape,
 padded with zeros, so a request's tokens and log-probabilities are those that it would have alone.
@@ -23,13 +22,12 @@ _ROWS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def fixed_rows_of(model: Any) -> int | None:
-    """Return the rows of each product of a model; None where they follow the batch."""
+    """Return the rows of each product; None if they vary."""
     return _ROWS.get(model)
 
 
 def fix_rows(model: Any, rows: int, tier: str) -> None:
-    """
-    Let all products of a model have a fixed number of rows from now on.
+    """Fix the number of rows in all products of a model.
 
     Raises ValueError if something else in the model's computation depends on the batch.
     """
@@ -56,7 +54,7 @@ def fix_rows(model: Any, rows: int, tier: str) -> None:
 
 
 class FixedProducts:
-    """The linear layers of a model, each product of which has as many rows."""
+    """Linear layers of a model, with products of equal shape."""
 
     def __init__(self, model: torch.nn.Module, rows: int) -> None:
         self._modules = [module for module in model.modules() if type(module) is torch.nn.Linear]
@@ -64,7 +62,7 @@ class FixedProducts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so meanwhile."""
+        """Let the layers compute so within a context."""
         with restoring(self._restore):
             for module in self._modules:
                 module.__dict__["forward"] = _Forward(module, self._rows)
@@ -76,8 +74,6 @@ class FixedProducts:
 
 
 class _Forward:
-    """A layer's product, some rows at a time."""
-
     def __init__(self, module: torch.nn.Linear, rows: int) -> None:
         self._module, self._rows = module, rows
 
@@ -97,7 +93,7 @@ class _Forward:
 
 @torch.inference_mode()
 def _differing(model: Any, rows: int) -> tuple[int, ...] | None:
-    """Return the shape of a weight with which equal rows give different bits; None if none does."""
+    """Return a weight's shape whose products differ by row, or None."""
     draw = torch.Generator().manual_seed(0)
     seen = set()
     for module in model.modules():

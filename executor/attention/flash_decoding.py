@@ -1,5 +1,4 @@
-"""
-Decode attention in Triton: each row reads the columns it holds and no others, in one piece or in blocks.
+"""Decode attention in Triton, which reads only the held columns.
 
 Flash decoding: the columns of a row are split among programs, each keeps a running softmax over its part, and
 a second kernel joins the parts. The number of parts is fixed per call, so a row's result depends neither on
@@ -16,10 +15,10 @@ import triton
 import triton.language as tl
 
 _COLUMNS = 64
-"""Columns that a program reads at once: 16 KiB of keys at head size 128 in bfloat16."""
+"""Columns that a program reads at once: 16 KiB of bfloat16 keys."""
 
 _WAVES = 4
-"""Programs to start per multiprocessor: enough for one to read while another one computes."""
+"""Programs to start per multiprocessor, to hide reads."""
 
 _LEAST_HEADS = 16
 """Rows of the smallest matrix product that tensor cores take."""
@@ -154,7 +153,7 @@ def _join_parts(  # type: ignore[no-untyped-def]
 
 
 def parts_for(rows: int, key_value_heads: int, columns: int, device: torch.device) -> int:
-    """Return among how many programs to split a row's columns."""
+    """Return the number of programs for a row's columns."""
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -175,11 +174,10 @@ def attend(
     scale: float | None = None,
     parts: int | None = None,
 ) -> torch.Tensor:
-    """
-    Attend from one token per row to the columns that the row holds.
+    """Attend from one token per row to the row's columns.
 
-    Shapes: query (rows, heads, head size), keys, values (at least rows, key-value heads, columns, head size),
-    lengths (rows,), blocks (at least rows, blocks), starts (rows,), returned (rows, heads, head size).
+    Shapes: query and result (rows, heads, head size), keys, values (at least rows, key-value heads, columns,
+        head size), lengths, starts (rows,), blocks (at least rows, blocks).
     """
     rows, heads, size = query.shape
     key_value_heads = keys.shape[1]

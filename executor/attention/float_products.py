@@ -1,5 +1,4 @@
-"""
-Float32 arithmetic on 16-bit weights, which stay as the checkpoint has them.
+"""Float32 arithmetic on 16-bit weights.
 
 Some processors multiply bfloat16 slowly. There, float32 sums of widened weights are faster and have smaller
 rounding errors. Activations are float32; nothing but small norms is copied.
@@ -31,10 +30,9 @@ Forward = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """
-    A model's number format for products on a CPU, chosen by a trial.
+    """A model's number format for products on a CPU.
 
-    widened: Whether products are float32 on weights that stay in 16 bits.
+    widened: True if products are float32 on weights that stay in 16 bits.
     rates: Measured rates of products, FLOP/s, by number format.
     """
 
@@ -50,13 +48,12 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """
-    Trial that finds the fastest number format for a model's matrix shapes.
+    """Trial that finds the fastest number format for a model.
 
     rows: Rows of the inputs, as of a decode step with that many slots.
     outputs: Outputs of a weight that are computed; more take longer and measure better.
     repeats: Calls of which the fastest counts.
-    gain: How many times faster float32 has to be; larger keeps the checkpoint's format more often.
+    gain: Speed-up that justifies float32; larger keeps the checkpoint's format more often.
     clock: Seconds from any origin.
     """
 
@@ -71,12 +68,12 @@ _CHOSEN: weakref.WeakKeyDictionary[Any, Arithmetic] = weakref.WeakKeyDictionary(
 
 
 def arithmetic_of(model: Any) -> Arithmetic | None:
-    """Return the arithmetic chosen for a model, None where its own number format was stated or kept."""
+    """Return a model's chosen arithmetic, or None."""
     return _CHOSEN.get(model)
 
 
 def settled_arithmetic(model: Any) -> Arithmetic | None:
-    """Return the arithmetic of a model, after a trial the first time if no number format was stated."""
+    """Return a model's arithmetic, after a trial the first time."""
     if take_open_format(model) and model not in _CHOSEN:
         choose_arithmetic(model, built())
         if model in _CHOSEN:
@@ -85,8 +82,7 @@ def settled_arithmetic(model: Any) -> Arithmetic | None:
 
 
 def choose_arithmetic(model: Any, kernels: HostKernels | None, trial: Trial | None = None) -> Any:
-    """
-    Return a model of 16-bit weights, set to compute in the fastest format of this CPU.
+    """Choose the fastest number format of this CPU for a model.
 
     Weights that only linear layers and embeddings read stay as they are. Other models are converted to
     float32 as a whole, where twice their size is free.
@@ -109,14 +105,13 @@ def choose_arithmetic(model: Any, kernels: HostKernels | None, trial: Trial | No
 
 
 class FloatProducts:
-    """
-    The layers of a model with 16-bit weights that read them into float32.
+    """Layers that read 16-bit weights into float32.
 
     Outputs of embeddings are float32, so that what follows is; torch itself promotes the rest.
 
-    model, kernels: The model, and the products of few rows.
+    model, kernels: Model, and the products of few rows.
     widened_from: Rows of inputs from which a weight is copied to float32 for torch's product, as in prefill
-        stages; a larger number copies less often and is slower on long prompts.
+        stages; larger copies less often and is slower on long prompts.
     """
 
     def __init__(self, model: torch.nn.Module, kernels: HostKernels, widened_from: int = 256) -> None:
@@ -129,7 +124,7 @@ class FloatProducts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so meanwhile."""
+        """Let the layers compute so within a context."""
         with restoring(self._restore):
             for module, forward in self._forwards:
                 module.__dict__["forward"] = forward
@@ -164,7 +159,7 @@ def _linear(module: torch.nn.Linear, kernels: HostKernels, widened_from: int) ->
 
 
 def _widens(model: torch.nn.Module) -> bool:
-    """Tell whether all matrices are bfloat16 weights of plain linear layers and embeddings."""
+    """Return whether all matrices are plain bfloat16 weights."""
     read = set()
     for module in model.modules():
         plain = isinstance(module, torch.nn.Embedding) or type(module) is torch.nn.Linear
@@ -177,7 +172,6 @@ def _widens(model: torch.nn.Module) -> bool:
 
 @torch.inference_mode()
 def _runs(model: Any, kernels: HostKernels) -> bool:
-    """Tell whether two tokens go through the model in float32."""
     try:
         with FloatProducts(model, kernels).in_place():
             logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False).logits
@@ -188,7 +182,7 @@ def _runs(model: Any, kernels: HostKernels) -> bool:
 
 @torch.inference_mode()
 def _rates(model: Any, kernels: HostKernels, trial: Trial) -> dict[str, float]:
-    """Measure FLOP/s of a model's products, by number format; empty without a matrix."""
+    """Measure FLOP/s of a model's products, by number format."""
     weights: dict[tuple[int, ...], torch.Tensor] = {}
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -210,7 +204,7 @@ def _rates(model: Any, kernels: HostKernels, trial: Trial) -> dict[str, float]:
 
 
 def _native(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
-    """Return a call of the product in its own number format, on packed weights where oneDNN takes them."""
+    """Return a call of the product in its own number format."""
     if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
         return lambda: torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")

@@ -1,5 +1,4 @@
-"""
-Attention functions in place of transformers' own, such as one that does not repeat grouped keys.
+"""Attention functions that replace those of transformers.
 
 This module needs torch and transformers when it is imported.
 """
@@ -18,14 +17,13 @@ _NAME = "batchbound_grouped_sdpa"
 
 
 class AttentionCall(NamedTuple):
-    """
-    What a layer hands to its attention function.
+    """Arguments of a layer's attention function.
 
     query: Shape (rows, heads, tokens, head size).
     key, value: Shape (rows, key-value heads, columns, head size).
     mask: Added to the scores, broadcast to (rows, heads, tokens, columns).
     scaling: Multiplies the scores; one over the root of the head size if None.
-    others: Further arguments that transformers passes to its attention functions.
+    others: Further arguments that transformers passes.
     """
 
     module: Any
@@ -38,14 +36,11 @@ class AttentionCall(NamedTuple):
 
 
 def grouped_attention(call: AttentionCall) -> torch.Tensor:
-    """
-    Attend from one token per row, on keys, values as they are cached.
+    """Attend from one token per row, without repeating grouped keys.
 
     The query heads that share a key head are taken for queries of one sequence, which is right as long as a
     single token per row attends and the mask is the same for all heads. Anything else is left to
-    transformers.
-
-    Shapes: returned (rows, tokens, heads, head size).
+    transformers. The result has shape (rows, tokens, heads, head size).
     """
     rows, heads, tokens, size = call.query.shape
     if tokens != 1 or call.mask is None or call.mask.shape[1] != 1:
@@ -64,7 +59,7 @@ def grouped_attention(call: AttentionCall) -> torch.Tensor:
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask that torch's attention can read on the mask's device."""
+    """Return a mask that torch's attention can read."""
     if mask.device.type == "cpu":
         return mask
     begins = (mask.data_ptr(), *(step * mask.itemsize for step in mask.stride()[:-1]))
@@ -79,11 +74,10 @@ def attend_from_latest(
     window: int | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """
-    Attend from the latest tokens of one sequence to all of it, each to itself and what is before it.
+    """Attend from a sequence's latest tokens to all before them.
 
     Shapes: query (1, heads, tokens, head size), keys, values (1, key-value heads, held, head size), returned
-    (1, tokens, heads, head size).
+        (1, tokens, heads, head size).
     """
     tokens, held = query.shape[2], keys.shape[2]
     mask = None
@@ -106,23 +100,22 @@ def attend_from_latest(
 
 
 def repeats_keys(model: Any) -> bool:
-    """Tell whether transformers would repeat the KV cache in every decode step of this model."""
+    """Return whether transformers would repeat a model's KV heads."""
     if hasattr(sdpa_attention, "pack_gqa") or model.config._attn_implementation != "sdpa":
         return False
     return any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules())
 
 
 def grouped(model: Any) -> AbstractContextManager[None]:
-    """Let a model's layers call :func:`grouped_attention` meanwhile."""
+    """Let a model's layers call :func:`grouped_attention` within a context."""
     return attending(model, _NAME, grouped_attention)
 
 
 @contextmanager
 def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.Tensor]) -> Iterator[None]:
-    """
-    Let a model's layers call an attention function meanwhile, and build no masks.
+    """Let a model's layers call an attention function within a context.
 
-    Shapes: function (rows, tokens, heads, head size).
+    No masks are built. The function returns (rows, tokens, heads, head size).
     """
 
     def attention(

@@ -1,5 +1,4 @@
-"""
-Norms and rotary embeddings of a model, in one call where transformers makes many.
+"""Norms and rotary embeddings of a model, in one call each.
 
 This module needs torch when it is imported.
 """
@@ -20,7 +19,7 @@ from .kernels import agree
 
 _ROTARY = "apply_rotary_pos_emb"
 _MOST_NUMBERS = 1 << 16
-"""Largest input of a norm on a CPU, numbers; larger ones are left to torch with several threads."""
+"""Largest input of our norm on a CPU, in numbers."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,20 +28,19 @@ class LayerKernels(Protocol):
     """Functions for norms and rotary embeddings on a device."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Tell whether there are functions for a number format."""
+        """Return whether there are functions for a number format."""
 
     def norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, kind: int) -> torch.Tensor:
-        """Return root mean square norms over the last dimension; ``kind`` is of ``NORM_KINDS``."""
+        """Return root mean square norms; ``kind`` is of ``NORM_KINDS``."""
 
     def rotate(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """Turn states (rows, heads, 1, size) by angles (rows, 1, size), halves paired as in Llama."""
+        """Rotate states (rows, heads, 1, size) by angles (rows, 1, size)."""
 
 
 class FusedLayers:
-    """
-    The norms and the rotary embedding of a model that are computed in one call each.
+    """Norms and rotary embedding of a model in one call each.
 
-    Each is compared with what the model computes, on random numbers, before it is put in its place. In double
+    Each is compared with the model's own computation, on random numbers, before it replaces it. In double
     precision transformers computes norms in single, and they stay its own.
     """
 
@@ -74,7 +72,7 @@ class FusedLayers:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so meanwhile."""
+        """Let the layers compute so within a context."""
         with restoring(self._restore):
             for module, forward in self._norms:
                 module.__dict__["forward"] = forward
@@ -109,7 +107,7 @@ def _epsilon(module: Any) -> float | None:
 
 
 def _kind_of(module: Any, kernels: LayerKernels, dtype: torch.dtype) -> int | None:
-    """Return which norm a module computes, found by trying; None if it is another."""
+    """Return the kind of norm that a module computes, found by trying."""
     probe, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
     weight = module.weight
     with torch.no_grad():
@@ -143,7 +141,7 @@ def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> 
 
 
 def _rotary_of(model: Any, kernels: LayerKernels, dtype: torch.dtype) -> tuple[Any, Any, Any] | None:
-    """Return the module that has the model's rotary function, the function and the one in its place."""
+    """Return the module, its rotary function, and our replacement."""
     place = sys.modules[type(model).__module__]
     own = getattr(place, _ROTARY, None)
     if own is None or not kernels.takes(dtype):

@@ -1,8 +1,8 @@
-"""
-Functions in C++ for a decode step on a CPU: attention, norms, rotary embeddings, wide products.
+"""C++ functions for a decode step on a CPU.
 
-They are built once a machine by its C++ compiler and kept in the user's cache; without a compiler torch's own
-operations do the same, in more calls, and with rows padded to one another.
+They are attention, norms, rotary embeddings and wide products. They are built once a machine by its C++
+compiler and kept in the user's cache. Without a compiler torch's own operations do the same, in more calls,
+and with padded rows.
 
 This module needs torch when it is imported.
 """
@@ -42,25 +42,24 @@ _FLAGS = (
 )
 _BUILD_SECONDS = 120.0
 NORM_KINDS = (0, 1)
-"""Root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
+"""Norms: rounded before the weight (Llama), times one plus it (Gemma)."""
 
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _KV_NAMES = {(dtype, dtype): name for dtype, name in _NAMES.items()} | {
     (torch.float32, torch.bfloat16): "float32_bfloat16"
 }
-"""Number formats of queries and of the KV cache that they read."""
+"""Functions by number formats of queries and KV cache."""
 
 
 class UnfitError(Exception):
-    """The functions do not build on this machine, or compute something else than torch."""
+    """Error of functions that do not build, or compute wrongly."""
 
 
 class Rows(NamedTuple):
-    """
-    Where rows lie in a buffer of keys or values, and where their coming tokens go.
+    """Places of rows in a buffer, and of their coming tokens.
 
-    positions: The column of each row's coming token, int64, shape (rows,), contiguous.
-    table: The blocks of each row, int64, shape (rows, blocks); None where a row lies in one piece.
+    positions: Column of each row's coming token, int64, shape (rows,), contiguous.
+    table: Blocks of each row, int64, shape (rows, blocks); None if a row is contiguous.
     block: Columns of a block.
     """
 
@@ -90,7 +89,7 @@ class HostKernels:
                 self._functions[name, dtype] = function
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Tell whether there are functions for a number format."""
+        """Return whether there are functions for a number format."""
         return dtype in _NAMES
 
     def attend(
@@ -103,11 +102,10 @@ class HostKernels:
         window: int | None,
         scale: float | None,
     ) -> torch.Tensor:
-        """
-        Attend from one token a row to what the row holds, the coming token's column among it.
+        """Attend from one token a row to the row's columns.
 
-        Shapes: query (rows, heads, head size), keys, values (rows, key-value heads, columns, head size),
-        returned (rows, heads, head size of the values).
+        The coming token's column counts. Shapes: query and result (rows, heads, head size), keys, values
+        (rows, key-value heads, columns, head size).
         """
         _refuse_mixed(query, keys, values)
         count, heads, size = query.shape
@@ -125,7 +123,10 @@ class HostKernels:
         return output
 
     def keep(self, states: torch.Tensor, buffer: torch.Tensor, rows: Rows) -> None:
-        """Write each row's coming keys or values, (rows, heads, 1, head size), to its column."""
+        """Write each row's coming keys or values to its column.
+
+        Shape: states (rows, heads, 1, head size).
+        """
         _refuse_mixed(states, buffer)
         count, heads, _, size = states.shape
         numbers = (count, heads, size, *states.stride()[:2], *_blocks(rows), *_steps(buffer, rows))
@@ -138,7 +139,7 @@ class HostKernels:
         )
 
     def norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, kind: int) -> torch.Tensor:
-        """Return root mean square norms over the last dimension; ``kind`` is of :data:`NORM_KINDS`."""
+        """Return root mean square norms; ``kind`` is of :data:`NORM_KINDS`."""
         inputs = inputs.contiguous()
         output = torch.empty_like(inputs)
         size = inputs.shape[-1]
@@ -154,7 +155,7 @@ class HostKernels:
         return output
 
     def rotate(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """Turn states (rows, heads, 1, size) by angles (rows, 1, size), halves paired as in Llama."""
+        """Rotate states (rows, heads, 1, size) by angles (rows, 1, size)."""
         rows, heads, _, size = states.shape
         output = states.new_empty(states.shape)
         numbers = (rows, heads, size, *states.stride()[:2], cosines.stride(0) if len(cosines) > 1 else 0)
@@ -164,10 +165,9 @@ class HostKernels:
         return output
 
     def product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """
-        Return inputs (..., inputs), float32, times a weight (outputs, inputs), plus a float32 bias.
+        """Return float32 inputs times a weight, plus a bias.
 
-        The weight is float32 or bfloat16 and contiguous; sums are float32.
+        The weight (outputs, inputs) is float32 or bfloat16 and contiguous; sums are float32.
         """
         size, count = weight.shape[1], weight.shape[0]
         if inputs.dtype is not torch.float32 or inputs.shape[-1] != size:
@@ -184,7 +184,7 @@ class HostKernels:
 
 
 def _refuse_mixed(own: torch.Tensor, *tensors: torch.Tensor) -> None:
-    """Refuse number formats that no function takes together: memory would be read as another type."""
+    """Refuse number formats that no function takes together."""
     tensors = (own, *tensors)
     mixed = any(tensor.dtype is not tensors[1].dtype for tensor in tensors[2:])
     if mixed or (own.dtype, tensors[1].dtype) not in _KV_NAMES:
@@ -204,7 +204,7 @@ def _blocks(rows: Rows) -> tuple[int, int]:
 
 
 def _steps(buffer: torch.Tensor, rows: Rows) -> tuple[int, int, int]:
-    """Return the steps of a row, of a head and of a column."""
+    """Return the strides of a row, a head and a column."""
     if rows.table is None:
         return buffer.stride(0), buffer.stride(1), buffer.stride(2)
     return 0, buffer.stride(1), buffer.stride(0)
@@ -212,7 +212,7 @@ def _steps(buffer: torch.Tensor, rows: Rows) -> tuple[int, int, int]:
 
 @cache
 def built() -> HostKernels | None:
-    """Return the functions, built for this machine and found right; None where that cannot be."""
+    """Return the functions, built and checked here, or None."""
     found = compiler()
     if found is None:
         _LOG.info("decode steps on this CPU use torch's own operations: there is no C++ compiler")
@@ -233,7 +233,7 @@ def compiler() -> str | None:
 
 
 def _library(compiler: str) -> Path:
-    """Return the library for this machine, built where it is missing."""
+    """Return this machine's library; build it if missing."""
     # Torch's own threads, where it brings them along: a second pool would fight with them.
     openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
@@ -261,7 +261,7 @@ def _library(compiler: str) -> Path:
 
 
 def machine_name() -> str:
-    """Return what tells machines apart that share a cache: code for one may not run on the other."""
+    """Return a name that separates machines with a shared cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -271,7 +271,7 @@ def machine_name() -> str:
 
 
 def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
-    """Raise unless the functions give what torch gives."""
+    """Raise an error unless the functions agree with torch."""
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

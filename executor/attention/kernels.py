@@ -1,8 +1,7 @@
-"""
-Kernels for decode attention over padded slots, and which of them is the fastest on a device.
+"""Kernels for decode attention over padded slots.
 
 Every kernel takes one token per row and reads the lengths from the device, so that a captured graph stays
-right while rows grow.
+right while rows grow. The fastest one is chosen on the device.
 
 This module needs torch when it is imported.
 """
@@ -21,11 +20,10 @@ _REPEATS, _CALLS = 3, 20
 
 
 class Held(NamedTuple):
-    """
-    The KV cache of rows, and how to attend to it.
+    """KV cache of rows, and options of attention to it.
 
     keys, values: Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
-    lengths: Columns that each row holds, its own new token's among them, int64, shape (rows,).
+    lengths: Columns that each row holds, with its new token's, int64, shape (rows,).
     window: Number of latest columns to attend to; None for all.
     scale: Multiplies the scores; one over the root of the head size if None.
     table: Block numbers of each row in a pool, int64, shape (rows, blocks). The KV cache then has the shape
@@ -43,11 +41,14 @@ class Held(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """The most tokens a row may hold."""
+        """Most tokens that a row may hold."""
         return self.keys.shape[2] if self.table is None else self.table.shape[1] * self.block
 
     def in_one_piece(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys, values (rows, key-value heads, columns, head size); copies of rows in blocks."""
+        """Return contiguous keys and values; rows in blocks are copied.
+
+        Both have shape (rows, key-value heads, columns, head size).
+        """
         if self.table is None:
             return self.keys, self.values
         rows = len(self.lengths)
@@ -63,11 +64,11 @@ class Held(NamedTuple):
 Call = Callable[[], object]
 
 Kernel = Callable[[torch.Tensor, Held], torch.Tensor]
-"""Attention of one token per row, shape (rows, heads, head size) as its output's, to what the rows hold."""
+"""Attention of one token per row, shape (rows, heads, head size)."""
 
 
 def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
-    """Attend by torch's scaled dot products and a mask over all columns; runs on every device."""
+    """Attend by torch's scaled dot products and a mask."""
     keys, values = held.in_one_piece()
     lengths, window, scale = held.lengths, held.window, held.scale
     rows, heads, size = query.shape
@@ -83,11 +84,10 @@ def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
 
 
 def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
-    """
-    Attend by torch's flash attention for packed sequences, in float16 or bfloat16 on CUDA.
+    """Attend by torch's flash attention for packed sequences.
 
-    The padded slots are read as if they were packed. In this view tokens lie next to each other and heads
-    overlap; row r begins at token r * heads * columns.
+    It needs float16 or bfloat16 on CUDA. The padded slots are read as if they were packed. In this view
+    tokens lie next to each other and heads overlap; row r begins at token r * heads * columns.
     """
     if held.table is not None:
         raise ValueError("it reads rows that lie in one piece")
@@ -141,7 +141,7 @@ def fastest(
     capture: Callable[[Call], Call] | None = None,
     seconds_of: Callable[[Call, torch.device], float] | None = None,
 ) -> str:
-    """Return the name of the fastest kernel that is right here, measured on the spot."""
+    """Return the fastest correct kernel here, by measurement."""
     seconds_of = seconds_of or _seconds_of
     device = query.device
     # A generator of its own: a caller that trains has seeded torch's.
@@ -182,7 +182,7 @@ def fastest(
 
 
 def agree(output: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Tell whether two ways to compute attention differ by no more than rounding explains."""
+    """Return whether two results differ only by rounding."""
     off = (output - expected).abs().max()
     return bool(off <= torch.finfo(expected.dtype).eps ** 0.75 * expected.abs().max())
 

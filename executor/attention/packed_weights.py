@@ -1,5 +1,4 @@
-"""
-A second copy of linear layers' weights, in the order in which oneDNN reads them.
+"""Copies of linear layers' weights in oneDNN's order.
 
 Products of few rows on packed weights take 0.6 to 0.9 of the time; from some four rows on arithmetic binds.
 
@@ -19,25 +18,25 @@ from ..models.faults import available_bytes
 from ..models.wrapped import restoring
 
 _LEAST_WEIGHTS = 1 << 14
-"""Smaller layers gain nothing: the call itself is what they cost."""
+"""Least weights of a layer; the call costs more in smaller ones."""
 
 _ROWS_HINT = 64
-"""Rows for which oneDNN chooses its order; measured to be as good for 2 as for 2,000."""
+"""Rows for which oneDNN chooses its order."""
 
 _MEMORY_SHARE = 0.25
-"""Share of the memory there is now that the copies may take; without it the model's own weights are read."""
+"""Share of the free memory that the copies may take."""
 
 
 @dataclass(slots=True)
 class _Packed:
-    """A layer, its packed weight, and which contents of the layer's own weight that is a copy of."""
+    """A layer, its packed weight, and the copied contents' version."""
 
     module: torch.nn.Linear
     weight: torch.Tensor
     of: tuple[int, int]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Do what the layer does, under autocast in autocast's number format."""
+        """Compute the layer, under autocast in autocast's number format."""
         bias: torch.Tensor | None = self.module.bias
         dtype = self.module.weight.dtype
         if torch.is_autocast_enabled("cpu"):
@@ -52,7 +51,7 @@ class _Packed:
 
 
 class PackedWeights:
-    """The linear layers of a model on the CPU that run on packed weights."""
+    """Linear layers of a model that run on packed weights."""
 
     def __init__(self, model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> None:
         modules = _worth_packing(model, available)
@@ -66,13 +65,16 @@ class PackedWeights:
         return len(self._packed)
 
     def repack(self) -> None:
-        """Copy every weight again: fused optimizers and writes to ``weight.data`` change it uncounted."""
+        """Copy every weight again, as some changes are not counted."""
         for packed in self._packed:
             packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), _contents(packed.module)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers run on packed weights; pack changed weights again first."""
+        """Let the layers run on packed weights within a context.
+
+        Changed weights are packed again first.
+        """
         with restoring(self._restore):
             for packed in self._packed:
                 contents = _contents(packed.module)
@@ -88,7 +90,7 @@ class PackedWeights:
 
 
 def packed_bytes(model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> int:
-    """Return the bytes that packed copies of the weights take: none where memory is too short for them."""
+    """Return the bytes of packed copies; 0 if memory is short."""
     return sum(module.weight.nbytes for module in _worth_packing(model, available))
 
 
@@ -110,14 +112,13 @@ def _packable(module: Any) -> TypeGuard[torch.nn.Linear]:
 
 
 def _taken(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN takes a number format on this machine."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
 
 
 def _contents(module: torch.nn.Linear) -> tuple[int, int]:
-    """Return what changes when the weight is replaced or written to in place."""
+    """Return a key that changes with the weight."""
     weight = module.weight
     return weight.data_ptr(), weight._version
 

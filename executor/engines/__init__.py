@@ -1,1 +1,1 @@
-"""Engines that the loop runs: the transformers model, with and without host offload."""
+"""Engines on a transformers model, with and without host offload."""

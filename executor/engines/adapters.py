@@ -33,13 +33,12 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
         (None, [], {}),
     ),
 }
-"""Unsupported settings of an adapter, with the values that are supported."""
+"""Unsupported settings of an adapter, with their supported values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """
-    Changes of some layers' weights, as products of two factors.
+    """Changes of some layers' weights, as products of two factors.
 
     factors: Factors by layer, shapes (rank, inputs) and (outputs, rank), and the scale of their product.
     transposed: True if the layers keep their weights as (inputs, outputs).
@@ -50,7 +49,7 @@ class Adapter:
 
     @classmethod
     def read(cls, folder: str, model: Any) -> Adapter:
-        """Return the adapter in a folder; InputError if it is invalid or of another model."""
+        """Read an adapter; raise InputError if invalid or of another model."""
         from safetensors.torch import load_file
 
         path = Path(folder)
@@ -86,7 +85,7 @@ class Adapter:
         return adapter
 
     def _check(self, model: Any, folder: str) -> None:
-        """Raise InputError if the adapter does not fit the model's layers."""
+        """Raise InputError if the adapter does not fit the model."""
         modules = dict(unwrapped(model).named_modules())
         shared = unwrapped(model).get_input_embeddings().weight
         hint = "Give an adapter of this model."
@@ -104,7 +103,7 @@ class Adapter:
 
     @contextmanager
     def merged(self, model: Any) -> Iterator[None]:
-        """Merge the changes into the model's weights; restore the exact weights afterwards."""
+        """Merge the changes into the model's weights, and restore these afterwards."""
         import torch
 
         modules = dict(unwrapped(model).named_modules())

@@ -1,4 +1,4 @@
-"""A device's memory: tokens of KV cache that fit with the weights, memory that a process keeps."""
+"""Memory of a device, and memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 _MEASURED_TOKENS = 16
 _USABLE = 0.9
-"""Share of free memory for KV cache: the rest is for activations."""
+"""Share of free memory for KV cache; activations take the rest."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameter numbers of malloc.h."""
 _MOST_KEPT, _LARGEST_KEPT = 1 << 30, 128 << 20
-"""Most bytes of free memory, and of a block, that a process keeps for its next call."""
+"""Most free bytes, and bytes of a block, that a process keeps."""
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
-    """Return a device's bytes, and the tokens of KV cache that fit with the weights."""
+    """Return a device's bytes, and its KV tokens next to the weights."""
     import torch
 
     from ..attention.packed_weights import packed_bytes
@@ -41,7 +41,7 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
 
 
 def token_bytes_of(model: Any, tier: Tier) -> float:
-    """Return the bytes that a token's KV cache takes in all layers, measured on a batch."""
+    """Return the bytes of a token's KV cache, measured on a batch."""
     batch = tier.batch(model, 1, _MEASURED_TOKENS)
     batch.prefill([0], [[0]])
     held = batch.take(0)
@@ -50,7 +50,7 @@ def token_bytes_of(model: Any, tier: Tier) -> float:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Keep memory freed by a forward call on the CPU for the next one, under glibc.
+    """Keep memory that a forward call on the CPU freed.
 
     By default glibc returns large blocks to the system at once, until it has seen larger ones. Each layer's
     activations are then allocated and zeroed again, page by page. User settings take precedence.

@@ -52,8 +52,7 @@ _GREEDY = DecodeOptions()
 
 
 class HuggingFaceEngine:
-    """
-    Engine with a running padded batch on a transformers model.
+    """Engine with a running batch on a transformers model.
 
     Shapes: most_tokens (requests,).
     """
@@ -137,7 +136,10 @@ class HuggingFaceEngine:
         return self._clock() - self._origin
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one continues from its KV cache on the host."""
+        """Prefill requests together; return the stage and finished requests.
+
+        An evicted one continues from its KV cache on the host.
+        """
         start = self.time
         self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
         fresh = [int(request) for request in requests if not self._residence.resume(int(request))]
@@ -168,7 +170,7 @@ class HuggingFaceEngine:
         return stage, self._release(requests)
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
-        """Decode until a request is done, ``decode_steps`` decode steps are run, or ``until`` is reached."""
+        """Decode until an end, ``decode_steps`` steps, or ``until``."""
         start = self.time
         requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
         active = len(requests)
@@ -196,7 +198,7 @@ class HuggingFaceEngine:
         ), finished
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the slots of running requests; their tokens stay, and their KV cache on the host."""
+        """Free slots; keep their tokens, and their KV cache on the host."""
         for request in requests:
             del self._slot_of[request]
             self._residence.suspend(int(request))
@@ -206,7 +208,7 @@ class HuggingFaceEngine:
         self._residence.reload_weights()
 
     def forget_prompts(self) -> None:
-        """Drop stored shared prompts; later requests compute them again."""
+        """Drop stored shared prompts."""
         self._residence.forget_prompts()
         if self._cache is not None:
             self._cache.clear()
@@ -218,7 +220,7 @@ class HuggingFaceEngine:
         self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
 
     def restart(self, requests: Sequence[int]) -> None:
-        """Drop all tokens of requests that do not run, so they begin again."""
+        """Drop all tokens of requests that do not run."""
         begun = [request for request in requests if self.answers[request]]
         if self._cache is not None:
             self._cache.begin_again(np.array(begun, dtype=np.int64))
@@ -227,7 +229,7 @@ class HuggingFaceEngine:
             self._residence.drop(request)
 
     def continue_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Take over tokens decoded elsewhere, by request position, before the first stage."""
+        """Take over tokens decoded elsewhere, before the first stage."""
         if self._cache is not None:
             self._cache.begin(np.array(list(tokens), dtype=np.int64))
         for request, decoded in tokens.items():
@@ -235,7 +237,7 @@ class HuggingFaceEngine:
         self.recompute()
 
     def give(self, request: int, tokens: Sequence[int]) -> None:
-        """Append given tokens to an ended completion; its next prefill continues after them."""
+        """Append given tokens to an ended completion, which may continue."""
         if isinstance(self._rule, MixedSampler):
             self._rule.give(self._names[request], tokens, len(self.answers[request]))
         self.answers[request] += tokens
@@ -246,7 +248,7 @@ class HuggingFaceEngine:
         time.sleep(max(0.0, until - self.time))
 
     def describe(self) -> Mapping[str, object]:
-        """Return model, device, number format, versions, tier with its reason, and failures."""
+        """Return the engine's name, model, device, versions and failures."""
         import torch
         import transformers
 
@@ -273,7 +275,7 @@ class HuggingFaceEngine:
         }
 
     def _later(self, requests: Sequence[int]) -> list[int] | None:
-        """Return for each request whether its prompt is kept for later requests."""
+        """Return whether each request's prompt is kept for later."""
         if self._cache is None:
             return None
         begun = [request for request in requests if not self.answers[request]]
@@ -281,7 +283,7 @@ class HuggingFaceEngine:
         return [int(not self.answers[request] and self._cache.keeps(request)) for request in requests]
 
     def _take(self, request: int, tokens: Sequence[int]) -> int:
-        """Add tokens to a completion up to its end; return the number of tokens beyond it."""
+        """Add tokens up to the end; return how many are beyond it."""
         answer = self.answers[request]
         for at, token in enumerate(tokens, start=1):
             answer.append(token)
@@ -309,7 +311,7 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if requests of a group have different prompts."""
+    """Raise ValueError if a group's requests have different prompts."""
     first: dict[int, int] = {}
     own = problem.own_tokens.tolist()
     for index, prefix in enumerate(problem.prefix_of.tolist()):
@@ -324,7 +326,7 @@ def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
 def _within(
     kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int], device: Any
 ) -> dict[str, Any]:
-    """Return a batch's options that allocate exactly a plan's KV capacity.
+    """Return a batch's options for exactly a plan's KV capacity.
 
     On a GPU, rows of the ragged tier are contiguous if the longest request in every slot is within the
     capacity; otherwise they are in blocks. ``longest`` are the tokens of the longest request as planned, and
@@ -358,7 +360,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def facts_of_bits(model: Any, product_rows: int) -> dict[str, object]:
-    """Return what decides the bits of a repeatable run besides weights, prompts and sampling."""
+    """Return what decides a repeatable run's bits, besides its inputs."""
     import torch
 
     from ..attention.host_kernels import machine_name

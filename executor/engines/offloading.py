@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 CALM_STEPS = 256
-"""Decode steps without running out of memory before more slots are tried; doubled after each failure."""
+"""Decode steps until more slots are tried; doubled after each failure."""
 
 
 class OffloadingBatch:
@@ -81,7 +81,7 @@ class OffloadingBatch:
         later: Sequence[int] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
-        """Run prompts and let them join."""
+        """Prefill prompts and let them join."""
         tokens: list[int] = []
         while len(tokens) < len(requests):
             while self._batch.active >= self.slots:
@@ -115,7 +115,7 @@ class OffloadingBatch:
     def decode(
         self, decode_steps: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
     ) -> dict[int, list[int]]:
-        """Give each running request its tokens, all in step."""
+        """Decode all running requests in step; return their tokens."""
         if self.slots < self._most_slots and self._calm >= self._patience:
             self._calm = 0
             self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
@@ -146,7 +146,7 @@ class OffloadingBatch:
                 decode_steps = max(1, *(len(tokens) for tokens in answers.values()))
 
     def _take_turns(self, left: dict[int, int]) -> None:
-        """Move requests with tokens left to decode into the batch, as far as slots allow."""
+        """Move requests with tokens to decode into the batch."""
         for request in [request for request in self._slot_of if not left[request]]:
             # It has had its decode steps, so others take its slot, or wait until it is done.
             self._park(request)
@@ -168,7 +168,7 @@ class OffloadingBatch:
             self._suspended[request] = suspended
 
     def reload_weights(self) -> None:
-        """Compute with the model's weights as they are now."""
+        """Compute with the model's present weights."""
         self._batch.reload_weights()
 
     def let_go(self) -> None:
@@ -184,11 +184,11 @@ class OffloadingBatch:
         self._suspended.pop(request, None)
 
     def receive(self, request: int, suspended: Suspended) -> None:
-        """Add a request that was prefilled elsewhere, to continue like a restored one."""
+        """Add a request that was prefilled elsewhere."""
         self._suspended[request] = suspended
 
     def keep(self, requests: Iterable[int]) -> None:
-        """Copy the KV cache of requests to the host, as its source will be overwritten."""
+        """Copy the KV cache of requests to the host."""
         for request in requests:
             suspended = self._parked.get(request)
             if suspended is not None:
@@ -198,7 +198,7 @@ class OffloadingBatch:
                 self._parked[request] = replace(suspended, keys=keys, values=values)
 
     def resume(self, request: int) -> bool:
-        """Let a restored request join again; return whether its KV cache was still there."""
+        """Let a request join again; return whether its KV cache remained."""
         suspended = self._suspended.pop(request, None)
         if suspended is None:
             return False
@@ -230,7 +230,7 @@ class OffloadingBatch:
             answers[request] += tokens[:, slot].tolist()
 
     def _shrink(self, error: OutOfMemoryError) -> None:
-        """Continue with fewer slots: the newest requests move to the host."""
+        """Continue with fewer slots, with the newest requests on the host."""
         self.ran_out += 1
         slots = min(self.slots - 1, max(self._batch.active - 1, self.slots * 3 // 4))
         if slots < 1:
@@ -243,7 +243,7 @@ class OffloadingBatch:
         self._rebuild(slots)
 
     def _rebuild(self, slots: int) -> None:
-        """Continue with another number of slots; the oldest requests come first."""
+        """Continue with another number of slots, oldest requests first."""
         import torch
 
         for request in reversed(list(self._slot_of)):

@@ -1,4 +1,4 @@
-"""Check of a running batch against a model's own greedy completions, up to near-ties in rounding."""
+"""Check of a batch against a model's own greedy completions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
 
 _LOGIT_TIE = 1e-3
-"""Standard deviations of the logits by which rounding in float32 may move one."""
+"""Logit difference that rounding may explain, in standard deviations."""
 _MEND = "use another tier or another model, and report this one"
 
 
 def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
-    """Return how far each token of a completion is from the likeliest one after the tokens before it.
+    """Return each token's distance from the likeliest one.
 
     One plain forward call over prompt and completion, alone and without a cache, is the reference. The
     shortfall of a greedy completion is zero, or so small that rounding decides: then another computation may
@@ -33,7 +33,7 @@ def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -
 
 
 def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
-    """Return the logit of each token of a completion, the largest there, and their standard deviation."""
+    """Return each token's logit, the largest, and their deviation."""
     import torch
 
     with torch.inference_mode():
@@ -52,14 +52,14 @@ def _logits(model: Any, ids: list[int]) -> Any:
 
 
 def near_tie(model: Any) -> float:
-    """Return the shortfall up to which rounding may decide between two tokens."""
+    """Return the shortfall up to which rounding may decide."""
     import torch
 
     return float(4.0 * max(torch.finfo(dtype).eps for dtype in (model.dtype, _computed_in(model))) ** 0.5)
 
 
 def _computed_in(model: Any) -> Any:
-    """Return the number format of the logits: mixed precision stores the weights in another."""
+    """Return the number format of the logits."""
     head = model.get_output_embeddings()
     if head is None:
         return model.dtype
@@ -74,7 +74,7 @@ def _computed_in(model: Any) -> Any:
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
-    """Run a few short requests through a running batch and compare each with the model alone.
+    """Compare a few short requests in a batch with the model alone.
 
     Static rules cover known families; this check covers the others.
     """
@@ -109,7 +109,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
 
 
 def _serve(batch: RunningBatch, prompts: list[list[int]]) -> dict[int, tuple[list[int], list[float]]]:
-    """Return each request's completion and the logits of its tokens."""
+    """Return each request's completion, and the logits of its tokens."""
     served: dict[int, tuple[list[int], list[float]]] = {request: ([], []) for request in range(len(prompts))}
 
     def note(tokens: NDArray[np.int64], requests: dict[int, int]) -> None:

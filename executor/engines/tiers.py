@@ -1,4 +1,4 @@
-"""Choice of a model's KV cache layout, made once when it is loaded."""
+"""Choice of a model's KV cache layout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ TierName = Literal["auto", "window", "ragged"]
 TIER_NAMES: tuple[TierName, ...] = ("auto", "window", "ragged")
 
 _TESTED_RELEASES = range(17, 24)
-"""Minor releases of transformers 5 between the two that every family is tested on."""
+"""Minor releases of transformers 5 with tests of every family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Layout and the reason of its choice.
+    """Layout of the KV cache, and the reason of its choice.
 
     name: ``window`` or ``ragged``.
     reason: Reason of the choice.
-    check: The check that covers its completions.
+    check: Check that covers its completions.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Tier:
 
 
 def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = None) -> Tier:
-    """Return the tier that a model runs on.
+    """Choose the tier that a model runs on.
 
     Static rules refuse models that a tier is known to get wrong. A few requests run through the tier and are
     compared with the model alone in three cases: an untested family or release, a wrapped model, or a
@@ -74,7 +74,7 @@ def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
 
 
 def _known(model: Any) -> bool:
-    """Return True if the forward call is that of a tested family, and has not been replaced."""
+    """Return whether the forward call is a tested family's own."""
     inner = unwrapped(model)
     own = type(inner).__module__.startswith("transformers.models.") and "forward" not in vars(inner)
     return inner is getattr(model, "_orig_mod", model) and own and _tested(inner.config)

@@ -1,4 +1,4 @@
-"""ExeGPT's XRunner: run an execution configuration on a model, or on two copies of it."""
+"""ExeGPT's XRunner: runs of an execution configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..processes.engine_spec import EngineSpec
 
 MOST_GROWTH = 2
-"""Largest growth factor of the encoding batch within a run."""
+"""Largest growth of the encoding batch within a run."""
 
 
 def run_configuration(
@@ -44,7 +44,7 @@ def run_configuration(
     tensor_parallel: int = 1,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
-    """Serve every request without a completion in the journal, by a configuration."""
+    """Serve the unfinished requests by a configuration."""
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
     left = job.left(journal)

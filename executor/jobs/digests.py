@@ -12,14 +12,17 @@ DIGEST = "batchbound_digest"
 
 
 def completion_digest(tokens: Sequence[int], log_probabilities: Sequence[float]) -> str:
-    """Return the digest of a completion's tokens and the bits of their log-probabilities."""
+    """Return the digest of a completion's tokens and log-probabilities."""
     digest = hashlib.sha256(array("q", tokens).tobytes())
     digest.update(array("d", log_probabilities).tobytes())
     return digest.hexdigest()[:32]
 
 
 def digest_of(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return the digest of output lines, from completions' digests and failures' messages."""
+    """Return the digest of output lines.
+
+    It combines completions' digests and failures' messages.
+    """
     digest = hashlib.sha256()
     for line in lines:
         own = repr(line["error"]) if DIGEST not in line and line["error"] is not None else line[DIGEST]

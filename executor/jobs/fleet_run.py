@@ -1,4 +1,4 @@
-"""Run a plan for several replicas on Ray actors; each follows its share of the schedule."""
+"""Runs of a plan on several replicas, as Ray actors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def run_on_replicas(
     patience: float | None = None,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
-    """
-    Serve every request without a completion in the journal, on the planned replicas.
+    """Serve the unfinished requests on the planned replicas.
 
     address: Address of a running Ray cluster; None starts Ray on this machine for the run.
     patience: Seconds of silence after which a replica is dropped, if another is alive; None for never.
@@ -77,7 +76,7 @@ def run_on_replicas(
 
 
 def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
-    """Return the fleet and the schedule of the remaining requests (ascending), with the planned replicas."""
+    """Return the fleet and the schedule of the remaining requests."""
     schedules: list[Schedule | None] = []
     for k, schedule in enumerate(plan.shares.schedules):
         members = plan.shares.members(k)

@@ -1,4 +1,4 @@
-"""A resumable job on disk, from a plan's prompts to its completions."""
+"""Resumable job on disk, from prompts to completions."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ if TYPE_CHECKING:
     from ..models.sampling import TokenRule
 
 LEARNING_COSTS = ("fcfs-paced", "lpt-paced")
-"""Policies with a prefill rule that follows the costs of the run's own stages, as in a replay."""
+"""Policies with a prefill rule by the run's own costs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """
-    Outcome of a run of a plan.
+    """Outcome of a run of a plan.
 
     traces: Traces of the served requests, one for each replica; empty if all were finished before.
-    resumed: Number of requests without a trace: finished in an earlier run or before a failure, or refused.
+    resumed: Number of requests without a trace: finished before, failed, or refused.
     """
 
     traces: tuple[Trace, ...]
@@ -66,19 +65,18 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """
-    A plan with everything needed to run it.
+    """A plan with everything needed to run it.
 
     prompts: Prompts of the plan's requests, in its order.
-    pinned: Decode every completion to its planned length; else it ends at an end-of-sequence token or at
-        ``max_tokens``.
+    pinned: True to decode every completion to its planned length; else it ends at an end-of-sequence token or
+        at ``max_tokens``.
     tier: Layout of the KV cache; by default chosen when the job runs.
     kv_tokens: Tokens of KV cache to allocate on the device; None for as many as the slots need.
     policy: Key of :data:`~batchbound.heuristics.registry.POLICIES` to use instead of the plan's schedule.
-    record_failures: Write an error for a failed request and continue; else the run stops.
+    record_failures: True to write an error for a failed request and continue; else the run stops.
     refused: Error messages of refused requests, by position in the plan.
     costs_known: True if the plan's costs are of this model; else no prefill waits until costs are measured.
-    repeatable: Keep a digest of each completion's tokens and log-probabilities in its output line.
+    repeatable: True to keep a digest of each completion's tokens and log-probabilities in its output line.
     adapters: Adapters of the model, by the name in a request's ``model``; served in sequence.
     """
 
@@ -169,7 +167,7 @@ class Job:
         on_stage: Callable[[Stage, int], None] | None,
         served: int,
     ) -> Trace:
-        """Serve requests of the model itself, then those of each adapter."""
+        """Serve the model's own requests, then each adapter's."""
         records = self.prompts.records
         named = np.array([records[i].model if records[i].model in self.adapters else "" for i in left])
         traces: list[Trace] = []
@@ -190,7 +188,7 @@ class Job:
         on_stage: Callable[[Stage, int], None] | None,
         served: int,
     ) -> Trace:
-        """Serve requests, as positions in the plan, on a new engine after earlier ones."""
+        """Serve requests on a new engine after earlier ones."""
         names = self.plan.workload.ids.tolist()
         if self.policy is None:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
@@ -231,14 +229,14 @@ class Job:
             return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
 
     def _policy(self, name: str, problem: Problem, left: IntArray) -> Policy:
-        """Return a fresh policy for some of the requests, which learns their kinds as they complete."""
+        """Return a fresh policy, which learns kinds as they complete."""
         kind = kinds_of([self.prompts.records[i] for i in left.tolist()])
         if name not in LEARNING_COSTS or np.ptp(kind) == 0:
             return policy_named(name, problem)
         return by_kinds(problem, kind, self.most_tokens[left], longest_cap_first=name == "lpt-paced")
 
     def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
-        """Record an error in place of a completion, given the request's position in the plan."""
+        """Record an error in place of a completion."""
         record = self.prompts.records[index]
         journal.append(record.name, error_line(record, code, why))
 
@@ -250,17 +248,17 @@ class Job:
                 self.fail(journal, index, "invalid_request", refused[index])
 
     def left(self, journal: Journal) -> IntArray:
-        """Return the requests without a completion in the journal, as positions in the plan."""
+        """Return the requests without a completion in the journal."""
         names = self.plan.workload.ids.tolist()
         return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
-        """Write every completion in the plan's order, atomically, and delete the journal."""
+        """Write every completion atomically, and delete the journal."""
         write_completions(path, self.lines(journal))
         journal.remove()
 
     def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
-        """Yield each request's output line with all its completions, in the plan's order."""
+        """Yield each request's output line, in the plan's order."""
         for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
             records = list(answers)
             lines = [journal.finished[record.name] for record in records]
@@ -315,7 +313,6 @@ class Job:
             )
 
     def _too_long(self) -> dict[int, str]:
-        """Return error messages of requests that may exceed the model's positions."""
         # A prompt that fills all positions leaves no room for a first token.
         needed = self.prompts.lengths + np.maximum(self.most_tokens, 1)
         return {
@@ -336,7 +333,10 @@ def answer_of(
     told: Sequence[TokenLogprob] | None = None,
     name: str | None = None,
 ) -> dict[str, object]:
-    """Return the output line of a finished request; ``name`` names its adapter."""
+    """Return the output line of a finished request.
+
+    name: Name of its adapter.
+    """
     ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
     text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(
@@ -352,14 +352,17 @@ def answer_of(
 
 
 def _now() -> int:
-    """Return seconds since 1970, or SOURCE_DATE_EPOCH for outputs equal to the byte."""
+    """Return seconds since 1970, or SOURCE_DATE_EPOCH.
+
+    The latter makes outputs equal to the byte.
+    """
     return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
 
 
 def _logprobs(
     record: PromptRecord, tokens: Sequence[int], told: Sequence[TokenLogprob], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Return log-probabilities in the format of the request's endpoint."""
+    """Return log-probabilities in the endpoint's format."""
     most = record.sampling().logprobs or 0
     texts = [tokenizer.decode([token]) for token in tokens]
     likeliest = [
@@ -391,5 +394,5 @@ def _logprobs(
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:
-    """Return the path of the journal of a run that writes ``output``."""
+    """Return the path of an output's journal."""
     return Path(f"{os.fspath(output)}.journal")

@@ -1,4 +1,4 @@
-"""Journal of finished completions, each written before the run continues."""
+"""Journal of finished completions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Journal:
-    """
-    File of finished completions, one JSON line each, which survives a kill at any moment.
+    """File of finished completions, which survives a kill at any moment.
 
-    Its first line identifies the run. Each line ends in a checksum; a damaged line is dropped, and its
-    completion is generated again. As a context manager, the journal deletes a file without completions.
+    Its first line identifies the run. Each further line is JSON with a checksum; a damaged line is dropped,
+    and its completion is generated again. As a context manager, the journal deletes a file without
+    completions.
 
     path: File to create, or to continue.
     run: Everything that the completions depend on, as JSON values; another run's journal is refused.
-    sync_seconds: Seconds between syncs; a larger value is faster and loses more at a power failure.
+    sync_seconds: Seconds between syncs; larger is faster and loses more at a power failure.
     finished: Completions by request.
     dropped: Numbers of damaged lines, from one; their completions are not in ``finished``.
     ending: True if all requests were completed and the run had begun to write its other outputs.
@@ -68,7 +68,7 @@ class Journal:
             self.remove()
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
-        """Write one finished completion; an error leaves the earlier ones whole."""
+        """Write one finished completion."""
         before = self._stream.seek(0, os.SEEK_END)
         try:
             self._write(msgspec.json.encode({"id": name, "answer": answer}))
@@ -83,7 +83,10 @@ class Journal:
             self._sync()
 
     def end(self) -> None:
-        """Record that all requests are completed, so a resumed run may rewrite its outputs."""
+        """Record that all requests are completed.
+
+        A resumed run may then rewrite its outputs.
+        """
         if not self.ending:
             self._write(b'{"ending": true}')
             self.ending = True
@@ -135,7 +138,7 @@ class Journal:
         self._stream.truncate(whole)
 
     def _begin_again(self, header: Mapping[str, object], second: bytes) -> None:
-        """Start over if another run was killed before its first completion; else refuse its journal."""
+        """Start over without completions; else refuse another run's journal."""
         if not second.endswith(b"\n"):
             self._start()
             return
@@ -204,7 +207,7 @@ class Journal:
 
 
 class Finished(Mapping[str, dict[str, object]]):
-    """Completions of a journal by request, read from disk on access."""
+    """Completions of a journal by request, read from disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -229,7 +232,7 @@ class Finished(Mapping[str, dict[str, object]]):
         return len(self._at)
 
     def lines(self, names: Iterable[str]) -> Iterator[dict[str, object]]:
-        """Yield the completions of given requests, in the given order."""
+        """Yield the completions of some requests."""
         with open(self._path, "rb") as lines:
             for name in names:
                 yield self._read(lines, self._at[name])
@@ -254,7 +257,7 @@ _CHECKSUM = b', "crc32": '
 
 
 def _checked(line: bytes) -> dict[str, object] | None:
-    """Return a line's object; None if its checksum is wrong."""
+    """Return a line's object; None for a wrong checksum."""
     body, found, checksum = line.rpartition(_CHECKSUM)
     if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
         return None

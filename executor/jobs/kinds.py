@@ -1,4 +1,4 @@
-"""Kinds of requests in a batch: by system prompt, cap, prefix of the id, and first words of the text."""
+"""Kinds of requests in a batch, by their text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...data.arrays import IntArray
 from ...data.readers.openai_batch import PromptRecord
 
 LEAST_MEMBERS = 8
-"""Fewest requests of a kind; a larger value leaves more requests without a kind."""
+"""Fewest requests of a kind; larger finds fewer kinds."""
 
 MOST_KINDS = 8
-"""Most kinds of a batch; a larger value separates finer tasks, each with fewer completions."""
+"""Most kinds of a batch; more have fewer completions each."""
 
 OTHER = "other"
 
 
 def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
-    """Return the kind of each request, numbered from zero, shape (requests,).
+    """Return each request's kind, numbered from zero, shape (requests,).
 
     Requests of one kind share system prompt, cap and prefix of the id. If all requests share these, the first
     two words of the text separate kinds, or else the first word.
@@ -37,7 +37,7 @@ def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
 
 
 def _common(labels: Sequence[Hashable]) -> list[Hashable]:
-    """Return the labels, with one label for all rare ones."""
+    """Replace rare labels by a common one."""
     frequent = [label for label, count in Counter(labels).most_common(MOST_KINDS) if count >= LEAST_MEMBERS]
     return [label if label in frequent else OTHER for label in labels]
 
@@ -51,7 +51,7 @@ def _id_prefix(name: str) -> str:
 
 
 def _first_words(record: PromptRecord, words: int) -> Hashable:
-    """Return the first words of the last message or of the prompt."""
+    """Return the first words of a request's text."""
     text = record.messages[-1].content if record.messages else record.prompt
     if isinstance(text, tuple):
         return text[:words]

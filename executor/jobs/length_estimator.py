@@ -16,15 +16,14 @@ UNKNOWN = -1
 """Value for an unknown number of tokens."""
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Inverse golden ratio: the fractional parts of its multiples are spread evenly."""
+"""Inverse golden ratio, which spreads fractional parts evenly."""
 
 AS_PLANNED = 0.02
-"""Largest relative deviation of a length that counts as planned."""
+"""Largest relative difference from a planned length."""
 
 
 class Stretch:
-    """
-    Kaplan-Meier distribution of lengths, as multiples of the planned lengths.
+    """Kaplan-Meier distribution of lengths over planned lengths.
 
     Running completions are censored at their current length. Mass beyond all ended lengths lies at the
     planned length, or past it beyond the longest: twice as far if none ended, less if more did.
@@ -47,7 +46,7 @@ class Stretch:
         self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
 
     def quantile(self, share: FloatArray, reached: FloatArray) -> FloatArray:
-        """Return a quantile of lengths beyond the reached ones; 0 for a request that has not begun."""
+        """Return a quantile beyond each reached length; 0 before it begins."""
         first = np.searchsorted(self._at, reached, side="right")
         first = np.minimum(first, len(self._at) - 1)
         wanted = self._below[first] + share * (self._below[-1] - self._below[first])
@@ -57,10 +56,9 @@ class Stretch:
 
 
 class LengthEstimator:
-    """
-    Estimate of a plan's remaining work, from the lengths seen.
+    """Estimate of a plan's remaining work, from the lengths seen.
 
-    problem, schedule: Plan; requests are assumed to begin in its order.
+    Requests are assumed to begin in the schedule's order.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -95,19 +93,19 @@ class LengthEstimator:
 
     @property
     def longer(self) -> int:
-        """Running completions beyond their planned lengths."""
+        """Number of running completions beyond their planned lengths."""
         running = self._running
         return int(np.count_nonzero(self._reached(running) > self._planned[running] * (1 + AS_PLANNED)))
 
     @property
     def as_planned(self) -> bool:
-        """True if every length seen so far is the planned one."""
+        """True if every length so far is as planned."""
         known = np.flatnonzero(self._tokens > 0)
         off = np.abs(self._tokens[known] - self._planned[known])
         return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer
 
     def seconds_left(self) -> float:
-        """Estimate the model seconds of the remaining work from the lengths seen."""
+        """Estimate the model seconds of the remaining work."""
         known, running = np.flatnonzero(self._tokens > 0), self._running
         reached = np.zeros(len(self._planned))
         reached[running] = self._reached(running) / self._planned[running]
@@ -131,7 +129,6 @@ class LengthEstimator:
         return reached
 
     def _seconds(self, lengths: FloatArray) -> float:
-        """Return the model seconds of unfinished requests at given lengths, each in the next free slot."""
         cost, running, waiting = self._problem.cost, self._running, self._waiting
         held = self._problem.kv_at_start.astype(np.float64)
         decoded = np.zeros(len(held))
@@ -151,7 +148,10 @@ class LengthEstimator:
 
 
 def _decode_steps(running: FloatArray, waiting: FloatArray, slots: int) -> float:
-    """Return the decode steps until all requests end, each waiting one in the next free slot."""
+    """Return the decode steps until all requests end.
+
+    Each waiting one takes the next free slot.
+    """
     ends = sorted(running.tolist())
     last = ends[-1] if ends else 0.0
     ends = [0.0] * max(0, slots - len(ends)) + ends

@@ -9,7 +9,7 @@ from ...data.costs.reference_time import DECODE_STEPS, PROMPTS, TOKENS
 
 
 class MachineSpeed:
-    """Timer of a fixed piece of work: prefill of a few prompts and a few decode steps."""
+    """Timer of a fixed piece of work: a prefill and decode steps."""
 
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         import torch

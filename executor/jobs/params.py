@@ -1,4 +1,4 @@
-"""Parameters of a run as data: journal, watchdog, and patience with servers."""
+"""Parameters of a run: journal, watchdog and retries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _HINT = "Correct it, or leave it out for the default."
 
 
 LARGEST_REPLIES = 2**26
-"""Default for the most bytes of all replies in transit from a server."""
+"""Most bytes of all replies in transit, by default."""
 
 
 RUNNING_SHARE = 0.25
-"""Default expected share of a request's completions that run while it is in flight."""
+"""Share of a request's completions that run in flight, by default."""
 
 
 def running_of(choices: int, share: float = RUNNING_SHARE) -> int:
-    """Return the number of a request's completions that count as in flight."""
+    """Return how many completions of a request count as in flight."""
     return 1 if choices == 1 else min(choices, math.ceil(choices * share))
 
 
@@ -85,7 +85,7 @@ class Patience:
         _check(self)
 
     def wait(self, failures: int, rng: random.Random) -> float:
-        """Return the seconds to wait after ``failures`` failures in a row (at least one)."""
+        """Return the seconds to wait after some failures in a row."""
         whole = min(self.longest_backoff_seconds, self.backoff_seconds * 2.0 ** min(failures - 1, 30))
         return whole * (0.5 + 0.5 * rng.random())
 
@@ -156,8 +156,7 @@ class RunParams:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> RunParams:
-        """
-        Return the parameters of the table ``[run]`` of a TOML file; the others keep their defaults.
+        """Read the table ``[run]`` of a TOML file.
 
         Raises
         ------
@@ -185,7 +184,7 @@ def _names(kind: type) -> str:
 
 
 def _check(params: Any) -> None:
-    """Raise ValueError unless whole numbers are at least one and others finite and positive."""
+    """Raise ValueError for numbers out of range."""
     for each in fields(params):
         value = getattr(params, each.name)
         if is_dataclass(value):

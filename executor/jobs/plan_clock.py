@@ -1,4 +1,4 @@
-"""Progress of a run in its plan, and prediction of its end."""
+"""Progress of a run in its plan."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from ...heuristics.simulate import remaining_schedule
 from .length_estimator import LengthEstimator
 
 EACH = 1e-4
-"""Seconds between two forecasts for each request; a larger value costs less time and reacts later."""
+"""Seconds between forecasts, for each request; larger reacts later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """
-    Progress of a run.
+    """Progress of a run.
 
     done, planned: Planned seconds done, including an earlier interrupted run, and of the whole plan.
     slowdown: Measured seconds per planned second in this run.
@@ -46,11 +45,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """
-    Callbacks of a run.
+    """Callbacks of a run.
 
-    on_stage: Called after each stage with its record and the number of requests finished so far.
-    on_begin: Called with the next requests to prefill, as positions in the plan.
+    on_stage: Function to call after each stage with it and the number of finished requests.
+    on_begin: Function to call with the next requests to prefill.
     """
 
     on_stage: Callable[[Stage, int], None]
@@ -62,8 +60,7 @@ class Follower:
 
 
 class PlanClock:
-    """
-    Clock of planned seconds, driven by the stages and finished requests of a run.
+    """Clock of planned seconds, driven by a run's stages.
 
     Between two planned ends of requests it follows the cost model. When a run finishes requests early, it
     moves to the point where the plan would have finished as many. If lengths differ from the plan, the
@@ -71,8 +68,8 @@ class PlanClock:
 
     left: Requests that this run serves, ascending; an earlier run completed the others.
     bound: Proven bound of the whole plan in model seconds, or None.
-    ended: Function that returns the requests ended since its last call, as positions in the plan, with their
-        tokens or UNKNOWN. It may name a request one stage late.
+    ended: Function that returns the newly ended requests with their tokens or UNKNOWN. It may name a request
+        one stage late.
     """
 
     def __init__(
@@ -104,7 +101,7 @@ class PlanClock:
         return Standing(self._before, self._planned, 1.0, self._rest, None)
 
     def begun(self, requests: npt.ArrayLike) -> None:
-        """Note the next requests to prefill, as positions in the plan."""
+        """Note the next requests to prefill."""
         self._lengths.begun([self._position[int(request)] for request in np.asarray(requests)])
 
     def after(self, stage: Stage, finished: int) -> Standing:
@@ -135,7 +132,6 @@ class PlanClock:
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 
     def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
-        """Return the progress of a run whose lengths differ from the plan."""
         left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
         if longer and stage.end:
@@ -143,7 +139,7 @@ class PlanClock:
         return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
 
     def _learn(self, stage: Stage, slowdown: float) -> None:
-        """Note ended requests and the stage; update the forecast if it is due."""
+        """Note ended requests; update the forecast if it is due."""
         for request, tokens in self._ended():
             self._lengths.ended(self._position[request], tokens)
         if not self._lengths.as_planned and stage.start >= self._due:

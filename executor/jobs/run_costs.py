@@ -1,4 +1,4 @@
-"""Costs of a run's own stages, for the prefill rule while it runs."""
+"""Costs of a run's own stages, for its prefill rule."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ...data.trace import Stage
 
 @dataclass(slots=True)
 class RunCosts:
-    """
-    Cost model of a run, fitted to its own stages while it runs.
+    """Cost model of a run, fitted to its stages as it runs.
 
     stated: Costs to use before enough stages ran. With None opening a stage is free, so no prefill waits.
-    least_stages: Prefill stages before the first fit; a larger value waits for a better fit.
-    most_stages: Number of latest prefill stages in a fit; a larger value smooths noise and reacts later.
-    growth: Share of new prefill stages that triggers a fit; a larger value saves time.
-    least_base: Least fixed share of the longest decode step; a larger value waits less for prefill.
+    least_stages: Prefill stages before the first fit; larger waits for a better fit.
+    most_stages: Number of latest prefill stages in a fit; larger smooths noise and reacts later.
+    growth: Share of new prefill stages that triggers a fit; larger saves time.
+    least_base: Least fixed share of the longest decode step; larger waits less for prefill.
     """
 
     stated: CostModel | None
@@ -52,7 +51,7 @@ class RunCosts:
         return self._now
 
     def _fit(self) -> CostModel:
-        """Fit robust lines to the medians of the stages seen."""
+        """Fit robust lines to the medians of the stages."""
         # The first stage is the largest, so it separates the cost of a token from that of a stage. It also
         # warms the engine up; a stage then seems cheaper to open than it is, and prefill waits less.
         tokens, seconds = np.array([self._prefills[0], *self._prefills[1:][-self.most_stages :]]).T
@@ -64,7 +63,7 @@ class RunCosts:
 
 
 def _line(sizes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
-    """Return non-negative base and slope from the distance-weighted median slope of all pairs."""
+    """Fit a non-negative line by the weighted median of slopes."""
     first, second = np.triu_indices(len(sizes), 1)
     apart = sizes[first] != sizes[second]
     if not apart.any():

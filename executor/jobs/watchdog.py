@@ -1,4 +1,4 @@
-"""Watchdog of a run, for device calls that hang without an error."""
+"""Watchdog for device calls that hang without an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Self
 
 
 class Watchdog:
-    """
-    Watchdog that calls ``on_stall`` once after too many seconds without a sign of life.
+    """Watchdog that calls ``on_stall`` after a long silence, once.
 
     The call comes from another thread. The main thread may hang in a device call that no exception reaches,
     so ``on_stall`` should end the process.

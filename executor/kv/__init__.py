@@ -1,1 +1,1 @@
-"""The KV cache of a running batch: layouts, attention, captured decode steps."""
+"""KV cache of a running batch: layouts and captured decode steps."""

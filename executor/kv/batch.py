@@ -1,5 +1,4 @@
-"""
-A running batch of slots on a transformers model, whatever the layout of its KV cache.
+"""Running batch of slots on a transformers model.
 
 This module needs torch and transformers when it is imported.
 """
@@ -24,10 +23,9 @@ from .store import KeyValueStore, Suspended
 
 
 class RunningBatch(ABC):
-    """
-    A batch of slots that decode together, each joined and left by requests at any time.
+    """Batch of slots that decode together, whatever the KV layout.
 
-    A slot is the caller's name for a place in the batch; a row is where its KV cache lies. Rows are always
+    A slot is the caller's name for a place in the batch; a row is the place of its KV cache. Rows are always
     packed, so a decode step computes exactly the occupied slots.
     """
 
@@ -56,7 +54,7 @@ class RunningBatch(ABC):
     @classmethod
     @abstractmethod
     def check(cls, config: Any) -> None:
-        """Raise :class:`~.families.UnsupportedModelError` where this layout would give wrong completions."""
+        """Raise :class:`~.families.UnsupportedModelError` if this layout would be wrong."""
 
     @abstractmethod
     def _make_store(self, capacity: int) -> KeyValueStore:
@@ -66,15 +64,18 @@ class RunningBatch(ABC):
     def _insert(
         self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Prefill prompts into rows; yield the indices and logits of those that each call completes."""
+        """Prefill prompts; yield indices and logits of completed ones."""
 
     @abstractmethod
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Run one token of every row, each of shape (rows,), and return the logits."""
+        """Run one token of every row; return the logits.
+
+        Shapes: tokens, positions (rows,).
+        """
 
     @abstractmethod
     def _changed(self) -> None:
-        """Take note that rows were added, moved or dropped."""
+        """Note that rows were added, moved or dropped."""
 
     def _decoding(self) -> AbstractContextManager[None]:
         return self._decoder.decoding()
@@ -96,17 +97,16 @@ class RunningBatch(ABC):
 
     @property
     def padding_read(self) -> float:
-        """
-        Columns that attention read in all decode steps so far and did not need, averaged over the layers.
+        """Columns that attention read without need, averaged over the layers.
 
-        A row needs the tokens that it holds, its new one among them; in a layer with a sliding window, at
-        most those of the window.
+        A row needs the tokens that it holds with its new one; in a layer with a sliding window, at most those
+        of the window.
         """
         return self._padding_columns / self._layers_of.total()
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """Logits of the latest greedy call's tokens, shape (decode steps, slots)."""
+        """Logits of the latest greedy call, shape (decode steps, slots)."""
         scores, slots = self._scores
         answer = np.full((len(scores), self.slots), np.nan)
         answer[:, slots] = scores.double().cpu().numpy()
@@ -123,7 +123,7 @@ class RunningBatch(ABC):
         later: Sequence[int] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
-        """Run prompts and let them join the batch: all of them, or on an error none."""
+        """Prefill prompts and let them join; on an error none does."""
         self._check_prefill(slots, prompts)
         if not slots:
             return []
@@ -164,8 +164,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def decode(self, decode_steps: int = 1, *, until: frozenset[int] = frozenset()) -> NDArray[np.int64]:
-        """
-        Give one token to every occupied slot, ``decode_steps`` times, and read the tokens back once.
+        """Decode some steps and read the tokens back once.
 
         Shapes: returned (decode steps run, slots).
         """
@@ -186,14 +185,13 @@ class RunningBatch(ABC):
         return self._read_back(history[:done], scores[:done])
 
     def warm_up(self) -> None:  # noqa: B027
-        """Do what is done once, before anything is timed: by default nothing."""
+        """Prepare before anything is timed; by default do nothing."""
 
     @torch.inference_mode()
     def allocate(self) -> None:
-        """
-        Allocate the buffers before anything is timed, for a prompt of one token that leaves at once.
+        """Allocate the buffers before anything is timed.
 
-        What a machine takes to hand out memory would else be counted as the first stage's.
+        Otherwise the first stage would include the allocation.
         """
         rows = [self._take_row(0)]
         try:
@@ -207,16 +205,16 @@ class RunningBatch(ABC):
             self._changed()
 
     def reload_weights(self) -> None:
-        """Compute with the model's weights as they are now; the KV cache stays as it is."""
+        """Compute with the model's present weights and the old KV cache."""
         self._decoder.reload_weights()
 
     def forget_prompts(self) -> None:
-        """Let go of prompts that are kept."""
+        """Drop kept prompts."""
         self._kept.clear()
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        """Free a slot: its request is done or evicted."""
+        """Free the slot of a finished or evicted request."""
         self._check_occupied(slot)
         row = self._row_of_slot.pop(slot)
         self._slot_of_row[row] = None
@@ -224,7 +222,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def take(self, slot: int) -> Suspended:
-        """Free a slot and keep its request on the host, to continue later without a new prefill."""
+        """Free a slot, and keep its request on the host."""
         self._check_occupied(slot)
         row = self._row_of_slot[slot]
         layers = [(_to_host(keys), _to_host(values)) for keys, values in self._store.read_row(row)]
@@ -234,7 +232,7 @@ class RunningBatch(ABC):
 
     @torch.inference_mode()
     def insert(self, slot: int, request: Suspended) -> None:
-        """Embed a request's KV cache in a free slot: the coming decode step continues with it."""
+        """Insert a request's KV cache into a free slot."""
         self._check_free(slot)
         row = self._take_row(slot)
         try:
@@ -249,7 +247,7 @@ class RunningBatch(ABC):
     def _first_logits(
         self, rows: Sequence[int], prompts: Sequence[Sequence[int]], later: Sequence[int] | None
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Fill rows with prompts; yield the indices and logits of those that each call completes."""
+        """Fill rows with prompts; yield completed ones' indices and logits."""
         self.prefilled = sum(len(prompt) for prompt in prompts)
         if later is None:
             yield from self._insert(rows, prompts)
@@ -284,7 +282,7 @@ class RunningBatch(ABC):
             yield filled, logits[of]
 
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
-        """Run as many decode steps as there is room for in the results; yield how many are done."""
+        """Run decode steps while results have room; yield their number."""
         tokens, positions, streams, emitted = self._state[:, : self._store.rows].unbind()
         ends = torch.tensor(sorted(until), device=tokens.device)
         with self._decoding():
@@ -300,7 +298,7 @@ class RunningBatch(ABC):
                     return
 
     def _count_read(self, columns: Mapping[int | None, int]) -> None:
-        """Take note of what attention reads in a decode step, before its tokens count as held."""
+        """Count the columns that attention reads in a decode step."""
         held = [self._store.tokens_of(row) + 1 for row in range(self._store.rows)]
         for window, read in columns.items():
             self._padding_columns += self._layers_of[window] * (read - needed_columns(held, window))
@@ -326,7 +324,7 @@ class RunningBatch(ABC):
                 raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
 
     def _raise_out_of_memory(self, error: BaseException) -> None:
-        """Raise that memory ran out before any decode step, if that is what an error says."""
+        """Raise OutOfMemoryError if that is what an error means."""
         if out_of_memory(error):
             raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
 
@@ -352,7 +350,7 @@ class RunningBatch(ABC):
         return row
 
     def _pack(self) -> None:
-        """Fill the rows that were freed from the last ones, so that the rows in use come first."""
+        """Move the last rows into freed ones."""
         slots = self._slot_of_row
         if None not in slots:
             return
@@ -370,15 +368,14 @@ class RunningBatch(ABC):
 
 
 def needed_columns(held: Sequence[int], window: int | None) -> int:
-    """Return the columns that rows need to read in a decode step."""
+    """Return the columns that rows must read in a decode step."""
     return sum(held) if window is None else sum(min(tokens, window) for tokens in held)
 
 
 def score(sampler: TokenRule, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """
-    Return what is finite only if each row's logits are sound: NaN is the largest to both of these.
+    """Return a finite number per row only for sound logits.
 
-    Shapes: returned (rows,).
+    NaN is the largest for both functions used. Shape: returned (rows,).
     """
     if sampler.greedy:
         return logits.gather(-1, chosen[:, None])[:, 0]
@@ -386,7 +383,7 @@ def score(sampler: TokenRule, logits: torch.Tensor, chosen: torch.Tensor) -> tor
 
 
 def _only(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return logits by which any rule chooses a row's token, where that is not negative."""
+    """Return logits that force each row's token, if it is not negative."""
     other = torch.arange(logits.shape[-1], device=logits.device)[None] != tokens[:, None]
     return logits.masked_fill(other & (tokens[:, None] >= 0), -torch.inf)
 

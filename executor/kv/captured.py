@@ -1,9 +1,8 @@
-"""
-Whole decode steps on the device, captured once for a number of rows and replayed without the host.
+"""Decode steps captured on the device and replayed.
 
-A decode step is the model's forward call, the choice of a token, and the update in place of what the next
-decode step needs: tokens, positions, counts, and a ring of results that is read back once per burst. Python
-runs while a decode step is captured and never again, so a decode step depends on tensors alone.
+A decode step is the model's forward call, the choice of a token, and the update in place of tokens,
+positions, counts and a ring of results. The ring is read back once per burst. Python runs while a decode step
+is captured and never again, so a decode step depends on tensors alone.
 
 This module needs torch and transformers when it is imported.
 """
@@ -26,26 +25,26 @@ DecodeStep = Callable[[], Any]
 """Runs a decode step."""
 
 Capture = Callable[[DecodeStep], DecodeStep]
-"""Runs a decode step as often as it needs to, and returns what runs it again on the same tensors."""
+"""Function that captures a decode step and returns its replay."""
 
 MOST_STEPS = 256
-"""Decode steps that keep their results on the device until they are read back."""
+"""Decode steps that keep their results on the device."""
 
 LAG = 2
-"""Decode steps launched before the host looks for an end; more hide longer launches and copies."""
+"""Decode steps launched before the host looks for an end."""
 
 _ENDS = 64
 """Room for tokens that end a call."""
 
 _MOST_CASES = 64
-"""Captures in a process for which decode steps are compiled; later ones run as they are."""
+"""Captures of a process whose steps are compiled."""
 
 _WARM_UPS = 2
-"""Decode steps run before the capture: libraries allocate their workspaces in the first."""
+"""Decode steps before the capture, for the libraries' workspaces."""
 
 
 def cuda_graph(step: DecodeStep) -> DecodeStep:
-    """Return what replays a decode step, captured in a CUDA graph."""
+    """Capture a decode step in a CUDA graph."""
     stream, outside = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
@@ -72,7 +71,7 @@ def cuda_graph(step: DecodeStep) -> DecodeStep:
 
 
 def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
-    """Return a capture that compiles the whole decode step first, its small operations fused."""
+    """Return a capture that compiles the decode step first."""
 
     def compile_and_capture(step: DecodeStep) -> DecodeStep:
         compiled_step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
@@ -88,8 +87,7 @@ def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any]
 
 
 class CapturedSteps:
-    """
-    Decode steps over padded slots for the whole, a half and a quarter of the slots.
+    """Captured steps for all, half and a quarter of the slots.
 
     Shapes: state (4, slots).
     """
@@ -127,8 +125,7 @@ class CapturedSteps:
         self._copied: list[Any] = [torch.Event(device) for _ in range(MOST_STEPS)] if on_gpu else []
 
     def run(self, decode_steps: int, until: frozenset[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Run decode steps over the rows in use.
+        """Run decode steps over the rows in use.
 
         Shapes: returned (decode steps, rows).
         """
@@ -149,7 +146,7 @@ class CapturedSteps:
         return self._tokens[:done, :rows], self._scores[:done, :rows]
 
     def _launch(self, replay: DecodeStep, decode_steps: int, until: frozenset[int]) -> int:
-        """Launch decode steps, ahead of what is known about them; return how many ran."""
+        """Launch decode steps ahead of their results; return how many ran."""
         if not until:
             for _ in range(decode_steps):
                 replay()

@@ -1,5 +1,4 @@
-"""
-Prompts that are computed once for all requests that begin with them, now or later.
+"""Prompts that are computed once for several requests.
 
 This module needs torch when it is imported.
 """
@@ -16,8 +15,7 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPrompt:
-    """
-    The KV cache and logits of a prompt that was computed before.
+    """KV cache and logits of a computed prompt.
 
     layers: KV cache of each layer, each of shape (key-value heads, tokens, head size).
     logits: Logits of the token that follows, shape (1, vocabulary).
@@ -28,7 +26,7 @@ class KeptPrompt:
 
 
 class KeptPrompts:
-    """Kept prompts that later requests begin with; the caller chooses them."""
+    """Kept prompts, which the caller chooses."""
 
     def __init__(self) -> None:
         self._kept: dict[Prompt, KeptPrompt] = {}
@@ -39,7 +37,7 @@ class KeptPrompts:
         return sum(len(prompt) for prompt in self._kept)
 
     def get(self, prompt: Prompt) -> KeptPrompt | None:
-        """Return what is kept of a prompt."""
+        """Return a kept prompt, or None."""
         return self._kept.get(prompt)
 
     def keep(
@@ -50,9 +48,9 @@ class KeptPrompts:
         self._kept[prompt] = KeptPrompt(copies, logits.clone())
 
     def drop(self, prompt: Prompt) -> None:
-        """Let go of a prompt: no request to come begins with it."""
+        """Drop a prompt that no further request begins with."""
         self._kept.pop(prompt, None)
 
     def clear(self) -> None:
-        """Let go of all, as memory is needed."""
+        """Drop all prompts."""
         self._kept.clear()

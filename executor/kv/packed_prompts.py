@@ -1,5 +1,4 @@
-"""
-Prompts packed one after the other into a forward call, and how each attends to itself alone.
+"""Prompts packed into forward calls.
 
 This module needs torch and transformers when it is imported.
 """
@@ -36,7 +35,10 @@ def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, i
 
 
 class PackedAttention:
-    """Lets each packed prompt attend to itself, and to what earlier calls stored of it."""
+    """Attention of each packed prompt to itself alone.
+
+    It includes the tokens that earlier calls stored.
+    """
 
     def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
         self._decoder, self._store = decoder, store
@@ -48,7 +50,7 @@ class PackedAttention:
         self._begins = _flash_begins(self._store.segments, self._decoder)
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
-        """Return the output of a layer, shape (1, tokens, heads, head size)."""
+        """Return a layer's output, shape (1, tokens, heads, head size)."""
         if self._begins is None or not self._flash.get(window, True):
             return self._attend_each(call, window)
         if window not in self._flash:
@@ -83,7 +85,7 @@ class PackedAttention:
         return output
 
     def _flash_attend(self, call: AttentionCall, begins: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Attend by torch's flash attention for packed sequences, in float16 or bfloat16 on CUDA."""
+        """Attend by torch's flash attention for packed sequences."""
         longest = max(part.tokens for part in self._store.segments)
         output: torch.Tensor = torch.ops.aten._flash_attention_forward(
             *(states[0].transpose(0, 1) for states in (call.query, call.key, call.value)),
@@ -102,7 +104,7 @@ class PackedAttention:
 
 
 def _flash_begins(segments: Sequence[Segment], decoder: Decoder) -> torch.Tensor | None:
-    """Return where each packed prompt begins, if flash attention takes them all in one call."""
+    """Return the prompts' beginnings if flash attention takes them all."""
     if decoder.device.type != "cuda" or decoder.dtype.itemsize != 2 or any(part.offset for part in segments):
         return None
     begins = [part.begin for part in segments] + [segments[-1].begin + segments[-1].tokens]

@@ -1,8 +1,7 @@
-"""
-KV cache in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
+"""KV cache in blocks of one pool.
 
-Blocks of a row may lie anywhere (PagedAttention, Kwon et al. 2023); attention reads a copy of the columns it
-needs, a layer and a group of rows at a time.
+Rows take blocks as they grow, which may lie anywhere (PagedAttention, Kwon et al. 2023). Attention reads a
+copy of the columns it needs, a layer and a group of rows at a time.
 
 This module needs torch and transformers when it is imported.
 """
@@ -18,14 +17,14 @@ from .slot_store import KeyValueSlots, SlotLayer
 from .store import untouched_zeros
 
 BLOCK = 16
-"""Tokens of a block of a pool with a capacity; smaller ones waste less of it."""
+"""Tokens of a block with a capacity; smaller wastes less."""
 
 _LARGE_BLOCK = 64
-"""Tokens of a block of a pool that grows; larger ones are read faster."""
+"""Tokens of a block of a growing pool; larger reads faster."""
 
 
 class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
-    """One layer's KV cache, each of shape (tokens of the pool, key-value heads, head size)."""
+    """One layer's KV cache, shape (tokens of the pool, heads, head size)."""
 
     place: PagedSlots
 
@@ -38,7 +37,7 @@ class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
 
 
 class PagedSlots(KeyValueSlots):
-    """The KV cache of all layers in blocks."""
+    """KV cache of all layers in blocks."""
 
     _layer_class = PagedLayer
 
@@ -70,21 +69,24 @@ class PagedSlots(KeyValueSlots):
 
     @property
     def table(self) -> torch.Tensor:
-        """The blocks of each row, shape (slots, blocks)."""
+        """Blocks of each row, shape (slots, blocks)."""
         return self._table
 
     def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Say where the coming tokens go; ``positions`` is read again in every decode step."""
+        """Set the places of the coming tokens.
+
+        ``positions`` is read again in every decode step.
+        """
         super().begin_steps(positions, rows)
         self._places = {}
 
     def end_steps(self, decode_steps: int = 1) -> None:
-        """Count the tokens of a decode step as held; where the next ones go is looked up again."""
+        """Count a decode step's tokens as held."""
         self.lengths = [tokens + decode_steps for tokens in self.lengths]
         self._targets, self._places = {}, {}
 
     def targets(self, heads: int) -> torch.Tensor:
-        """Return where the coming keys, values go: index over (tokens of the pool, heads) flattened."""
+        """Return the places of coming keys and values, flattened."""
         if heads not in self._targets:
             places = (
                 self._table[self._rows, self._positions // self.block] * self.block
@@ -111,7 +113,7 @@ class PagedSlots(KeyValueSlots):
             self._table[places[:, 0], places[:, 1]] = places[:, 2]
 
     def reserve_steps(self, decode_steps: int) -> int:
-        """Take the blocks that all rows in use need for decode steps."""
+        """Take the blocks for some decode steps of all rows."""
         decode_steps = super().reserve_steps(decode_steps)
         rows = range(self.rows)
         while decode_steps > 1 and sum(self._lacking(rows, self._after(decode_steps))) > len(self._free):
@@ -123,14 +125,14 @@ class PagedSlots(KeyValueSlots):
         return [tokens + decode_steps for tokens in self.lengths]
 
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the blocks that each row has to take to hold a number of tokens."""
+        """Return the blocks that each row lacks for some tokens."""
         return [
             max(0, -(-held // self.block) - len(self._blocks_of[row]))
             for row, held in zip(rows, tokens, strict=True)
         ]
 
     def make_room(self, tokens: int) -> None:
-        """Make room in the table for a row of that many tokens, and in a pool that grows."""
+        """Make room for a row of some tokens."""
         if tokens <= self.columns:
             return
         before = self.columns
@@ -169,7 +171,7 @@ class PagedSlots(KeyValueSlots):
         self.blocks = blocks
 
     def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
-        """Return a copy of some columns of some rows, shape (rows, heads, columns, head size)."""
+        """Copy some columns of some rows, (rows, heads, columns, head size)."""
         key = (first, last, begin, end)
         if key not in self._places:
             columns = torch.arange(begin, end, device=buffer.device)
@@ -179,24 +181,24 @@ class PagedSlots(KeyValueSlots):
         return rows.view(last - first, end - begin, *buffer.shape[1:]).transpose(1, 2)
 
     def append_row(self) -> None:
-        """Take one more row into use; it holds nothing."""
+        """Add an empty row."""
         super().append_row()
         self._blocks_of.append([])
 
     def drop_row(self) -> None:
-        """Put the last row out of use."""
+        """Remove the last row."""
         super().drop_row()
         self._blocks_of.pop()
         self._table[self.rows].fill_(self.blocks)
 
     def move_row(self, source: int, target: int) -> None:
-        """Let a row, which has been wiped, have the blocks of another."""
+        """Give a wiped row the blocks of another."""
         self.lengths[target] = self.lengths[source]
         self._blocks_of[target], self._blocks_of[source] = self._blocks_of[source], []
         self._table[target] = self._table[source]
 
     def wipe_row(self, row: int) -> None:
-        """Set what a row holds to zero, and give its blocks back."""
+        """Zero a row's contents, and free its blocks."""
         blocks, self._blocks_of[row] = self._blocks_of[row], []
         if blocks:
             freed = torch.tensor(blocks, device=self._table.device)
@@ -208,7 +210,7 @@ class PagedSlots(KeyValueSlots):
         self.lengths[row] = 0
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return copies of a row's KV cache, each of shape (heads, tokens, head size)."""
+        """Copy a row's KV cache, each of shape (heads, tokens, head size)."""
         self._places = {}
         tokens = self.lengths[row]
         copies = []
@@ -218,7 +220,7 @@ class PagedSlots(KeyValueSlots):
         return copies
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Write every layer's KV cache, (heads, tokens, head size), into a row."""
         tokens = layers[0][0].shape[1]
         self.reserve([row], [tokens])
         columns = torch.arange(tokens, device=self._table.device)

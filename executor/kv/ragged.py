@@ -1,5 +1,4 @@
-"""
-The ragged tier: fixed slots, packed prompts, and attention that reads only what a row holds.
+"""Ragged tier: fixed slots, packed prompts, attention to held columns.
 
 Attention is a function of our own, which transformers' layers call in place of theirs
 (``AttentionInterface.register``); there is no mask tensor for the model to build or to expand.
@@ -31,18 +30,17 @@ _LOG = logging.getLogger(__name__)
 _NAME = "batchbound_ragged"
 _CAPTURED_NAME = "batchbound_ragged_captured"
 _PREFILL_TOKENS = 4_096
-"""Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
+"""Prompt tokens of one forward call; longer prompts are split."""
 
 _SPARE_STEPS = 16
-"""Decode steps that are run to be captured, beyond those that are asked for."""
+"""Decode steps to capture, beyond those requested."""
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
-"""Arguments of layers to their attention function that this one ignores."""
+"""Arguments of layers that our attention function ignores."""
 
 
 class RaggedBatch(RunningBatch):
-    """
-    A running batch in fixed slots; rows are read to their own lengths.
+    """Running batch in fixed slots, each read to its own length.
 
     Parameters are those of :class:`~.batch.RunningBatch`.
     """
@@ -73,7 +71,7 @@ class RaggedBatch(RunningBatch):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Refuse models that compute part of their attention outside a registered function."""
+        """Refuse models with attention outside a registered function."""
         check_ragged(config)
 
     def _make_store(self, capacity: int) -> KeyValueSlots:
@@ -134,11 +132,11 @@ class RaggedBatch(RunningBatch):
 
     @property
     def kernel(self) -> str | None:
-        """Key of the attention kernel of captured decode steps; None before the first."""
+        """Key of the captured steps' attention kernel, or None."""
         return self._kernel
 
     def warm_up(self) -> None:
-        """Choose the kernel and capture the decode steps, on prompts of one token."""
+        """Choose the kernel and capture the decode steps."""
         if self._capture is None:
             return
         for active in (self.slots, -(-self.slots // 2), -(-self.slots // 4)):
@@ -198,7 +196,7 @@ class RaggedBatch(RunningBatch):
         return self._captured
 
     def _count_captured(self, captured: CapturedSteps, decode_steps: int) -> None:
-        """Take note of what captured decode steps read."""
+        """Count the columns that captured decode steps read."""
         store, size = self._store, captured.size
         if self._kernel != "masked sdpa":
             # Rows are read to their lengths; one that only fills the captured size up reads its one column.
@@ -211,7 +209,7 @@ class RaggedBatch(RunningBatch):
                 self._padding_columns += layers * (size * store.columns - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
-        """Attend in a captured decode step: lengths are read from the device."""
+        """Attend in a captured step, with lengths from the device."""
         assert self._captured is not None
         assert self._kernel is not None
         window = self._store.attending.window
@@ -263,7 +261,7 @@ class RaggedBatch(RunningBatch):
         return self._groups.attend(call, window)
 
     def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
-        """Refuse to compute another attention than the layer asks for: its completions would be wrong."""
+        """Refuse arguments that would need another kind of attention."""
         reason = next((name for name in _UNHEARD if arguments.get(name) is not None), None)
         if mask is not None:
             reason = "a mask of the model's own"

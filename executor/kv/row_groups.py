@@ -1,5 +1,4 @@
-"""
-Which rows of a ragged batch share a call of the attention kernel: padding against calls.
+"""Groups of rows that share a call of the attention kernel.
 
 This module needs torch and transformers when it is imported.
 """
@@ -19,18 +18,17 @@ from ..attention.functions import AttentionCall, aligned
 from .slot_store import KeyValueSlots, SlotMasks
 
 _SEARCH_CALLS = 0.25
-"""Cost of the search for shared calls, in calls of the attention kernel a row and decode step."""
+"""Cost of the search for groups, in calls per row and step."""
 _MOST_KEPT = 8
-"""Changes of the rows that groups may outlast: rows might share calls better since, however well they do."""
+"""Changes of the rows that groups may outlast."""
 
 Group = tuple[int, int, int, int, torch.Tensor | None]
-"""First row and row past the last, first column and column past the last, and what hides some of them."""
+"""First and last row, first and last column (exclusive), and mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrangement:
-    """
-    A grouping of rows, and its cost since.
+    """Grouping of rows, and its cost since.
 
     bounds: First row of each group, then the number of rows.
     excess: Cost of calls and padding, in tokens per token held.
@@ -45,7 +43,7 @@ class _Arrangement:
 
 
 class RowGroups:
-    """Neighbouring rows that attend in one call, padded to the longest of them."""
+    """Neighbouring rows that attend in one call, with padding."""
 
     def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
         self._decoder, self._store = decoder, store
@@ -53,8 +51,7 @@ class RowGroups:
         self._groups: dict[int | None, list[Group]] = {}
 
     def arrange(self) -> None:
-        """
-        Choose the groups for the rows as they are now.
+        """Choose the groups for the present rows.
 
         Those chosen before stay until they have cost more than a search would: most changes concern few rows.
         """
@@ -85,7 +82,7 @@ class RowGroups:
             self._arranged[window] = _Arrangement(bounds, excess)
 
     def _call_tokens(self) -> float:
-        """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
+        """Estimate a call's fixed cost, in columns."""
         if self._decoder.device.type != "cpu":
             # One masked call for all rows: launches would outweigh any padding.
             return float("inf")
@@ -97,7 +94,7 @@ class RowGroups:
         return 15e-6 * 10e9 / size
 
     def cut(self, masks: SlotMasks) -> None:
-        """Cut the masks of the coming decode step to the rows and columns of each group."""
+        """Cut the masks to each group's rows and columns."""
         self._groups = {}
         for window, arranged in self._arranged.items():
             mask, groups = masks.of(window), []
@@ -111,14 +108,14 @@ class RowGroups:
             self._groups[window] = groups
 
     def columns_read(self) -> dict[int | None, int]:
-        """Return the columns that the coming decode step's calls read, over all rows, for each window."""
+        """Return the columns that a decode step reads, by window."""
         return {
             window: sum((last - first) * (end - begin) for first, last, begin, end, _ in groups)
             for window, groups in self._groups.items()
         }
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
-        """Return the output of a layer for one token a row, shape (rows, 1, heads, head size)."""
+        """Return a layer's output, shape (rows, 1, heads, head size)."""
         rows, heads, _, size = call.query.shape
         query = call.query.reshape(rows, call.key.shape[1], -1, size)
         attend = torch.nn.functional.scaled_dot_product_attention
@@ -137,12 +134,11 @@ class RowGroups:
 
 
 def _cost(lengths: Sequence[int], call_tokens: float, bounds: Sequence[int]) -> float:
-    """Return what calls on such groups cost in a decode step, in tokens."""
     return sum(call_tokens + (last - first) * max(lengths[first:last]) for first, last in pairwise(bounds))
 
 
 def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
-    """Split rows into runs of neighbours so that padding and calls together cost least."""
+    """Split rows into groups of least cost in padding and calls."""
     rows = len(lengths)
     reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
     # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.

@@ -1,7 +1,6 @@
-"""
-KV cache in fixed slots: each row begins at column 0 and has a length of its own.
+"""KV cache in fixed slots; each row begins at column 0.
 
-Nothing is ever moved but the rows themselves, and only what a row holds has to be read.
+Only rows are ever moved, and only held columns have to be read.
 
 This module needs torch and transformers when it is imported.
 """
@@ -20,10 +19,9 @@ from .store import KeyValueStore, StoreLayer, zeros
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """
-    A run of prompt tokens in a forward call, and where their KV cache goes.
+    """Prompt tokens in a forward call, and their place.
 
-    offset: The column of its first token: tokens of the same prompt that earlier calls stored.
+    offset: Column of its first token: tokens of the same prompt that earlier calls stored.
     begin: Index of the first token in the input of the call.
     """
 
@@ -34,8 +32,7 @@ class Segment:
 
 
 class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
-    """
-    One layer's KV cache, each of shape (slots, key-value heads, columns, head size).
+    """One layer's KV cache, shape (slots, heads, columns, head size).
 
     Parameters are those of :class:`~.store.StoreLayer`.
     """
@@ -46,10 +43,10 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Store keys, values (rows, heads, tokens, head size), and return those to attend to.
+        """Store keys and values; return those to attend to.
 
         While the store has segments these are the prompts' own, else views of all columns of the rows in use.
+        Shapes: (rows, heads, tokens, head size).
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -70,7 +67,7 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
         return self._seen(keys, rows), self._seen(values, rows)
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return what a decode step's attention function is given of a buffer."""
+        """Return the view of a buffer for a decode step."""
         return buffer[:rows]
 
     def get_seq_length(self) -> int:
@@ -79,7 +76,7 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
 
 
 class KeyValueSlots(KeyValueStore):
-    """The KV cache of all layers."""
+    """KV cache of all layers."""
 
     _layer_class: ClassVar[type[SlotLayer]] = SlotLayer
 
@@ -113,7 +110,7 @@ class KeyValueSlots(KeyValueStore):
 
     @property
     def width(self) -> int:
-        """Columns that hold the longest row and its coming token."""
+        """Columns of the longest row and its coming token."""
         return max(self.lengths, default=0) + 1
 
     @property
@@ -122,11 +119,7 @@ class KeyValueSlots(KeyValueStore):
         return Rows(self._positions)
 
     def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """
-        Say where the coming tokens go; those of the decode steps after it go to the columns that follow.
-
-        Shapes: positions (tokens,).
-        """
+        """Set the places of the coming tokens, shape (tokens,)."""
         self._rows = torch.arange(len(positions), device=positions.device) if rows is None else rows
         self._positions = positions
         # Anew rather than cleared: a compiled decode step would be one for what they held before.
@@ -139,41 +132,36 @@ class KeyValueSlots(KeyValueStore):
             target += decode_steps
 
     def targets(self, heads: int) -> torch.Tensor:
-        """
-        Return where the coming keys, values go.
-
-        Shapes: returned (tokens * heads,).
-        """
+        """Return the places of coming keys and values, shape (tokens * heads,)."""
         if heads not in self._targets:
             planes = self._rows[:, None] * heads + torch.arange(heads, device=self._rows.device)
             self._targets[heads] = (planes * self.columns + self._positions[:, None]).reshape(-1)
         return self._targets[heads]
 
     def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """See to it that each row can hold a number of tokens."""
+        """Make room for some tokens in each row."""
         self.make_room(max(tokens))
 
     def reserve_steps(self, decode_steps: int) -> int:
-        """See to it that all rows in use can grow by decode steps."""
+        """Make room for some decode steps in all rows."""
         longest = max(self.lengths)
         self.make_room(longest + 1)
         return min(decode_steps, self.columns - longest)
 
     @property
     def table(self) -> torch.Tensor | None:
-        """The blocks of each row, where rows lie in blocks."""
+        """Blocks of each row, or None."""
         return None
 
     def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
-        """
-        Return some columns of some rows.
+        """Return some columns of some rows.
 
         Shapes: returned (rows, heads, columns, head size).
         """
         return buffer[first:last, :, begin:end]
 
     def make_room(self, tokens: int) -> None:
-        """See to it that rows can hold that many tokens."""
+        """Make room for rows of some tokens."""
         if tokens <= self.columns:
             return
         columns = tokens + max(64, tokens // 4)
@@ -190,35 +178,34 @@ class KeyValueSlots(KeyValueStore):
         self.columns = columns
 
     def tokens_of(self, row: int) -> int:
-        """Return the tokens a row holds."""
+        """Return the tokens of a row."""
         return self.lengths[row]
 
     def append_row(self) -> None:
-        """Take one more row into use; it holds nothing."""
+        """Add an empty row."""
         self.lengths.append(0)
 
     def drop_row(self) -> None:
-        """Put the last row out of use."""
+        """Remove the last row."""
         self.lengths.pop()
 
     def move_row(self, source: int, target: int) -> None:
-        """Copy a row over another, which has been wiped."""
+        """Copy a row over another, which was wiped."""
         tokens = self.lengths[target] = self.lengths[source]
         torch._foreach_copy_(self._row(target, tokens), self._row(source, tokens))
 
     def wipe_row(self, row: int) -> None:
-        """Set what a row holds to zero."""
+        """Zero a row's contents."""
         held = self._row(row, self.lengths[row])
         if held:
             torch._foreach_zero_(held)
         self.lengths[row] = 0
 
     def _row(self, row: int, tokens: int) -> list[torch.Tensor]:
-        """
-        Return views of a row's KV cache in all layers, of as many columns as it holds at least.
+        """Return views of a row's KV cache in all layers.
 
-        On a GPU of all columns: what lies in one piece takes a launch for all layers, and the views are kept,
-        as making them takes longer than the launch.
+        They have at least the columns that the row holds, on a GPU all columns: contiguous memory takes one
+        launch for all layers. The views are kept, as making them takes longer than the launch.
         """
         layers = [layer for layer in self._slot_layers if layer.is_initialized]
         if not layers or not _takes_launches(layers[0].buffers[0]):
@@ -231,7 +218,7 @@ class KeyValueSlots(KeyValueStore):
         return self._views[row]
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, (heads, tokens, head size)."""
         tokens = self.lengths[row]
         views = []
         for layer in self._slot_layers:
@@ -240,7 +227,7 @@ class KeyValueSlots(KeyValueStore):
         return views
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Write every layer's KV cache, (heads, tokens, head size), into a row."""
         tokens = layers[0][0].shape[1]
         self.make_room(tokens + 1)
         for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
@@ -256,7 +243,10 @@ def _takes_launches(buffer: torch.Tensor) -> bool:
 
 
 class SlotMasks:
-    """Masks of the columns that a row does not hold, kept up to date by one write per decode step."""
+    """Masks of columns that rows do not hold.
+
+    A decode step updates them by one write.
+    """
 
     def __init__(
         self,
@@ -278,11 +268,7 @@ class SlotMasks:
         self._coming: dict[int | None, torch.Tensor] = {}
 
     def reset(self, positions: torch.Tensor) -> None:
-        """
-        Rebuild the masks for rows that hold that many tokens each.
-
-        Shapes: positions (rows,).
-        """
+        """Rebuild the masks for rows of some tokens, shape (rows,)."""
         columns = torch.arange(self.columns, device=positions.device)[None, :]
         for window, mask in self._masks.items():
             visible = columns < positions[:, None]
@@ -295,7 +281,7 @@ class SlotMasks:
             self._coming[window] = rows * mask.shape[1] + positions + self._front[window]
 
     def advance(self) -> None:
-        """Show each row the column of its coming token, and hide the one that its window leaves behind."""
+        """Show each row's coming column, and hide the one behind its window."""
         for window, mask in self._masks.items():
             flat, at = mask.view(-1), self._coming[window]
             flat.index_fill_(0, at, 0)
@@ -304,5 +290,5 @@ class SlotMasks:
             at += 1
 
     def of(self, window: int | None) -> torch.Tensor:
-        """Return the mask of layers that attend to that many of the latest tokens, shape (slots, columns)."""
+        """Return the mask of a window's layers, shape (slots, columns)."""
         return self._masks[window][:, self._front[window] :]

@@ -1,5 +1,4 @@
-"""
-Interface of a running batch to its KV cache, whatever the layout.
+"""Interface of a running batch to its KV cache.
 
 This module needs torch and transformers when it is imported.
 """
@@ -21,11 +20,10 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspended:
-    """
-    A suspended request in host memory, from which it resumes exactly.
+    """Suspended request in host memory, from which it resumes exactly.
 
     keys, values: One array per layer, shape (key-value heads, tokens, head size), in host memory.
-    state: Its next input token, its position, its random stream and the tokens emitted; int64, shape (4,).
+    state: Next input token, position, random stream and number of emitted tokens; int64, shape (4,).
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -50,10 +48,10 @@ class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-ca
 
     @abstractmethod
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        """Return a buffer for keys or values like ``states``."""
+        pass
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers in the type and on the device of the first keys, values."""
+        """Allocate the buffers like the first keys and values."""
         self.keys, self.values = self._allocated(key_states), self._allocated(value_states)
         self.is_initialized = True
 
@@ -65,7 +63,7 @@ class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-ca
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
+        """Return the columns that new tokens see, and their offset."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
@@ -74,7 +72,7 @@ class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-ca
 
 
 class KeyValueStore(Cache):
-    """Rows of KV cache, one request each; the rows in use come first."""
+    """Rows of KV cache, one request each."""
 
     @property
     @abstractmethod
@@ -83,28 +81,27 @@ class KeyValueStore(Cache):
 
     @abstractmethod
     def tokens_of(self, row: int) -> int:
-        """Return the tokens a row holds."""
+        """Return the tokens of a row."""
 
     @abstractmethod
     def append_row(self) -> None:
-        """Take one more row into use; it holds nothing."""
+        """Add an empty row."""
 
     @abstractmethod
     def drop_row(self) -> None:
-        """Put the last row out of use."""
+        """Remove the last row."""
 
     @abstractmethod
     def move_row(self, source: int, target: int) -> None:
-        """Put a row in the place of another, which has been wiped; the source is to be wiped then."""
+        """Move a row over another, which was wiped."""
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy a row over another, which has been wiped; each continues by itself."""
+        """Copy a row over another, which was wiped."""
         self.write_row(target, self.read_row(source))
 
     @abstractmethod
     def wipe_row(self, row: int) -> None:
-        """
-        Set what a row holds to zero.
+        """Zero a row's contents.
 
         Masked columns still enter the weighted sum, with weight zero: what a request leaves behind must be
         finite, or 0 * NaN spoils the row's next request.
@@ -112,16 +109,15 @@ class KeyValueStore(Cache):
 
     @abstractmethod
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, (heads, tokens, head size)."""
 
     @abstractmethod
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Write every layer's KV cache, (heads, tokens, head size), into a row."""
 
 
 def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """
-    Allocate zeros, (rows, heads, columns, head size), for keys or values (any, heads, any, head size).
+    """Allocate zeros, shape (rows, heads, columns, head size).
 
     Zeros, because a masked column still enters the weighted sum: 0 * NaN is NaN.
     """
@@ -129,7 +125,7 @@ def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros; in host memory, pages that are never written to take none."""
+    """Return zeros whose unwritten pages take no host memory."""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,5 +1,4 @@
-"""
-The KV cache of a running padded batch, end-aligned in one preallocated buffer per layer.
+"""KV cache of a padded batch, end-aligned in one buffer per layer.
 
 BATON's vector embedding (Section IV): a request is prefilled apart and its KV cache is embedded into the
 running batch so that all rows end at the same column; rows shorter than the longest are padded in front.
@@ -20,7 +19,7 @@ from .store import KeyValueStore, StoreLayer, zeros
 
 
 class Frame:
-    """Places of the rows in the buffers; layers with the same window share one."""
+    """Places of the rows in the buffers of a window size."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -39,12 +38,12 @@ class Frame:
         return self.end - self.low
 
     def release_front(self) -> None:
-        """Release the padding that all rows have in common: no copy, the view only starts later."""
+        """Release the common padding by moving the view's start."""
         self.low = min(self.starts, default=self.end)
 
 
 class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
-    """One layer's KV cache, each of shape (slots, key-value heads, columns, head size)."""
+    """One layer's KV cache, shape (slots, heads, columns, head size)."""
 
     def __init__(self, frame: Frame, slots: int, sliding_window: int | None) -> None:
         super().__init__(frame, sliding_window)
@@ -56,10 +55,10 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Store keys, values (rows, heads, tokens, head size), and return those to attend to.
+        """Store keys and values; return those to attend to.
 
         While the frame is inserting these are the right-padded prompts' own, else a view of the window.
+        Shapes: (rows, heads, tokens, head size).
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -84,18 +83,18 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
         return 0 if self.place.inserting else self.place.width
 
     def move_row(self, source: int, target: int) -> None:
-        """Copy the used columns of a row over those of another."""
+        """Copy a row's used columns over another's."""
         used = slice(self.place.low, self.place.end)
         for buffer in self._buffers():
             buffer[target, :, used] = buffer[source, :, used]
 
     def wipe_row(self, row: int) -> None:
-        """Set what a row holds to zero."""
+        """Zero a row's contents."""
         for buffer in self._buffers():
             buffer[row, :, self.place.starts[row] : self.place.end] = 0
 
     def shift(self, rows: int, end: int) -> None:
-        """Move the used columns so that they end at ``end``, within the buffers."""
+        """Move the used columns so that they end at ``end``."""
         first, last = self.place.low, self.place.end
         start = end - (last - first)
         for buffer in self._buffers():
@@ -107,7 +106,7 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
             buffer[:rows, :, vacated] = 0
 
     def grown(self, rows: int, end: int, columns: int) -> list[torch.Tensor]:
-        """Return wider buffers with the used columns ending at ``end``."""
+        """Return wider buffers, with the used columns ending at ``end``."""
         first, last = self.place.low, self.place.end
         wider = []
         for buffer in self._buffers():
@@ -121,7 +120,7 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
 
 
 class KeyValueWindow(KeyValueStore):
-    """The KV cache of all layers, and the masks that go with them."""
+    """KV cache of all layers, with its masks."""
 
     def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.frame = Frame(columns)
@@ -134,19 +133,19 @@ class KeyValueWindow(KeyValueStore):
         return len(self.frame.starts)
 
     def tokens_of(self, row: int) -> int:
-        """Return the tokens a row holds."""
+        """Return the tokens of a row."""
         return self.frame.end - self.frame.starts[row]
 
     def append_row(self) -> None:
-        """Take one more row into use; it holds nothing."""
+        """Add an empty row."""
         self.frame.starts.append(self.frame.end)
 
     def drop_row(self) -> None:
-        """Put the last row out of use."""
+        """Remove the last row."""
         self.frame.starts.pop()
 
     def make_room_before(self, tokens: int) -> None:
-        """See to it that a prompt of that many tokens fits in before the end column."""
+        """Make room for a prompt before the end column."""
         frame = self.frame
         if all(start == frame.end for start in frame.starts):
             # Nothing is held: begin again.
@@ -156,7 +155,7 @@ class KeyValueWindow(KeyValueStore):
             self._shift(tokens)
 
     def make_room_after(self) -> bool:
-        """See to it that the end column exists."""
+        """Make room for the end column."""
         frame = self.frame
         if frame.end < frame.columns:
             return False
@@ -171,13 +170,13 @@ class KeyValueWindow(KeyValueStore):
             layer.move_row(source, target)
 
     def wipe_row(self, row: int) -> None:
-        """Set what a row holds to zero."""
+        """Zero a row's contents."""
         for layer in self._window_layers:
             layer.wipe_row(row)
         self.frame.starts[row] = self.frame.end
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return views of a row's KV cache, each of shape (heads, tokens, head size)."""
+        """Return views of a row's KV cache, (heads, tokens, head size)."""
         start, end = self.frame.starts[row], self.frame.end
         views = []
         for layer in self._window_layers:
@@ -186,7 +185,7 @@ class KeyValueWindow(KeyValueStore):
         return views
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Embed the KV cache of every layer, each of shape (heads, tokens, head size), in a row."""
+        """Write every layer's KV cache, (heads, tokens, head size), into a row."""
         tokens = layers[0][0].shape[1]
         self.make_room_before(tokens)
         start, end = self.frame.end - tokens, self.frame.end
@@ -199,8 +198,7 @@ class KeyValueWindow(KeyValueStore):
         self.frame.low = min(self.frame.low, start)
 
     def visible(self, device: torch.device) -> torch.Tensor:
-        """
-        Return which columns hold a token of their row or will hold one.
+        """Return the columns that hold a token of their row, or will.
 
         Shapes: returned (rows, columns).
         """

@@ -1,5 +1,4 @@
-"""
-The window tier: BATON's end-aligned padded batch, which runs every supported model.
+"""Window tier: BATON's padded batch, for every supported model.
 
 This module needs torch and transformers when it is imported.
 """
@@ -18,15 +17,15 @@ from .batch import RunningBatch
 from .window import KeyValueWindow
 
 _PREFILL_TOKENS = 16_384
-"""Padded tokens of one forward call over prompts: bounds the activations."""
+"""Padded prompt tokens of one forward call."""
 
 
 class WindowBatch(RunningBatch):
-    """
-    A running batch with rows that end at the same column, shorter ones padded in front.
+    """Running batch whose rows end at the same column.
 
-    Index distance equals position distance, which sliding windows, ALiBi and index-based biases rely on.
-    Parameters are those of :class:`~.batch.RunningBatch`; the buffers are somewhat wider than ``capacity``.
+    Shorter rows are padded in front. Index distance equals position distance, which sliding windows, ALiBi
+    and index-based biases rely on. Parameters are those of :class:`~.batch.RunningBatch`; the buffers are
+    somewhat wider than ``capacity``.
     """
 
     tier: ClassVar[str] = "window"
@@ -79,7 +78,7 @@ class WindowBatch(RunningBatch):
         return logits
 
     def _padding(self) -> torch.Tensor:
-        """Return what hides padding, shape (rows, columns); good until rows change or shift."""
+        """Return the mask of the padding, shape (rows, columns)."""
         visible = self._store.visible(self._decoder.device)
         if self._decoder.padding_mask:
             return visible.long()
@@ -97,12 +96,12 @@ class WindowBatch(RunningBatch):
 
 
 def columns_for(capacity: int) -> int:
-    """Return the columns allocated where the longest request is expected to hold that many tokens."""
+    """Return the columns to allocate for a longest request."""
     return capacity + max(64, capacity // 4)
 
 
 def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to attention scores to hide columns."""
+    """Return the mask to add to attention scores."""
     scores = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return scores.masked_fill_(~visible, torch.finfo(dtype).min)
 
@@ -110,11 +109,9 @@ def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def padded_prompts(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """
-    Lay prompts out side by side, given the token ids of each.
+    """Pad prompts to one length, given their token ids.
 
-    Padded on the right: real tokens never see what follows them, so plain causal attention is right.
-
+    Padding is on the right: real tokens never see what follows them, so plain causal attention is right.
     Shapes: returned (prompts, longest prompt).
     """
     lengths = [len(prompt) for prompt in prompts]
@@ -128,7 +125,7 @@ def padded_prompts(
 def length_groups(
     lengths: Sequence[int], call_tokens: float, most_tokens: int = _PREFILL_TOKENS
 ) -> list[list[int]]:
-    """Split prompts into forward calls so that padding and calls together cost least."""
+    """Split prompts into calls of least cost in padding and calls."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # cheapest[j] is the least cost of the first j prompts: a group is padded to its first, longest prompt.
     cheapest = [0.0] + [float("inf")] * len(order)

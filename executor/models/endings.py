@@ -18,7 +18,7 @@ class Ending:
 
     tokens: Tokens that end it; they are part of its tokens but not of its text.
     stop: Texts that end it, in any tokens.
-    include_stop: The text includes the stop.
+    include_stop: True if the text includes the stop.
     min_tokens: Least length in tokens.
     """
 
@@ -39,7 +39,7 @@ class Ending:
         )
 
     def ended(self, tokens: Sequence[int], decode: Decode) -> bool:
-        """Return True if the last token ends the completion; none before it did."""
+        """Return whether the last token ends the completion."""
         if len(tokens) <= self.min_tokens and self.min_tokens:
             return False
         if tokens[-1] in self.tokens:
@@ -47,7 +47,7 @@ class Ending:
         return bool(self.stop) and self._stop_at(tokens, decode) is not None
 
     def text(self, tokens: Sequence[int], decode: Decode) -> tuple[str, Literal["stop", "length"]]:
-        """Return the text of a finished completion, and the reason of its end."""
+        """Return a completion's text, and the reason of its end."""
         if not self.ended(tokens, decode):
             return decode(tokens), "length"
         if tokens[-1] in self.tokens:
@@ -57,7 +57,7 @@ class Ending:
         return decode(tokens)[: found[1] if self.include_stop else found[0]], "stop"
 
     def _stop_at(self, tokens: Sequence[int], decode: Decode) -> tuple[int, int] | None:
-        """Return begin and end of the first stop text that the last token completes."""
+        """Return begin and end of a newly completed stop text."""
         longest = max(len(text) for text in self.stop)
         count = longest + 8
         # Decoding the whole text for every token is slow; its end is enough to rule out a stop.

@@ -1,4 +1,4 @@
-"""Choice of the transformers models that the window can run, from their configuration."""
+"""Families of transformers models that the window tier can run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...data.files.disk import InputError
 _ENCODER_DECODER_MEND = "use a decoder-only causal language model"
 _PLAIN_CACHE_MEND = "use a model with a plain KV cache in every layer, such as Llama, Qwen, Mistral or Gemma"
 _OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
-"""Families that number positions or shape masks past ``position_ids`` and ``attention_mask``."""
+"""Families with positions or masks beyond the usual arguments."""
 _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
-"""Decoders with an unused ``is_decoder`` switch in their configuration, like that of encoders."""
+"""Decoders with an unused ``is_decoder`` switch."""
 
 _SINKS = frozenset({"gpt_oss"})
 _WINDOW_MEND = "use --tier window"
 
 
 class UnsupportedModelError(InputError):
-    """Model with completions that the window would get wrong."""
+    """Error of a model that the window tier would get wrong."""
 
     def __init__(self, model_type: str, reason: str, hint: str) -> None:
         super().__init__(f"a model of type {model_type!r} cannot be run: {reason}; {hint}")
@@ -30,7 +30,7 @@ class UnsupportedModelError(InputError):
 
 
 def check_supported(config: Any) -> None:
-    """Refuse a model that the window cannot run, before its weights are loaded."""
+    """Refuse a model that the window tier cannot run."""
     for rule in _RULES:
         refusal = rule(config)
         if refusal is not None:
@@ -38,7 +38,7 @@ def check_supported(config: Any) -> None:
 
 
 def check_ragged(config: Any) -> None:
-    """Refuse a model that the ragged tier cannot run, as it has more to attention than its function."""
+    """Refuse a model that the ragged tier cannot run."""
     check_supported(config)
     reason = None
     if not getattr(_model_class(config), "_supports_attention_backend", False):
@@ -63,7 +63,7 @@ def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
 
 
 def needs_padding_mask(config: Any) -> bool:
-    """Return True if the model derives its position bias from a two-dimensional padding mask."""
+    """Return whether position biases come from the padding mask."""
     return config.model_type == "bloom" or (config.model_type == "falcon" and bool(config.alibi))
 
 
@@ -150,7 +150,7 @@ _RULES: tuple[Callable[[Any], Refusal | None], ...] = (
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
-    """Yield the RoPE types of a flat dictionary or of one per layer kind."""
+    """Yield the RoPE types of a flat or nested dictionary."""
     if isinstance(parameters, dict):
         rope_type = parameters.get("rope_type", parameters.get("type"))
         if isinstance(rope_type, str):

@@ -1,4 +1,4 @@
-"""Failures of a device while a batch runs, by kind, so that the run can continue or stop cleanly."""
+"""Failures of a device while a batch runs, by kind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...data.files.disk import InputError
 _LOG = logging.getLogger(__name__)
 
 MOST_FAILURES = 16
-"""Consecutive failures of requests without a completion after which the run stops."""
+"""Failures in a row, without a completion, that stop a run."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Out of memory; the batch is as after the last whole decode step.
+    """Error of a full memory, after the last whole decode step.
 
     Shapes: tokens (decode steps, slots).
     """
@@ -28,7 +28,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 class NotFiniteError(RuntimeError):
-    """A model gave logits that are NaN or infinite."""
+    """Error of logits that are NaN or infinite."""
 
     def __init__(self, slot: int, step: int) -> None:
         super().__init__(f"the logits of slot {slot} are not finite after {step} decode steps")
@@ -41,7 +41,7 @@ class RunStoppedError(RuntimeError):
 
 
 class RequestFailedError(RunStoppedError):
-    """Error of a single request, without which the others can be served."""
+    """Error of a single request; the others can be served."""
 
     def __init__(self, name: str, reason: str) -> None:
         # Exceptions are pickled by their arguments, so both are arguments.
@@ -53,11 +53,11 @@ class RequestFailedError(RunStoppedError):
 
 
 class TerminatedError(KeyboardInterrupt):
-    """Request of the system to end the process."""
+    """Error of SIGTERM, which ends the process."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out."""
+    """Return whether an error means a full memory."""
     import torch
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -70,8 +70,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def device_failures() -> Iterator[None]:
-    """
-    Turn the errors of a device, and those of a model's code, into :class:`RunStoppedError`.
+    """Turn errors of a device or a model into :class:`RunStoppedError`.
 
     After an error of the device every further call on it fails, so nothing can continue in this process.
     """
@@ -91,7 +90,7 @@ def device_failures() -> Iterator[None]:
 
 
 def available_bytes() -> int:
-    """Return the bytes of host memory still available to this process, within its own limit."""
+    """Return the host memory available to this process, in bytes."""
     import resource
 
     free, (limit, _) = _available(), resource.getrlimit(resource.RLIMIT_AS)
@@ -117,6 +116,6 @@ def _available() -> int:
 
 
 class Alert(str):
-    """Remark that is shown even with notes off."""
+    """Remark that is shown even under --quiet."""
 
     __slots__ = ()

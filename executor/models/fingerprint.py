@@ -1,4 +1,4 @@
-"""Short fingerprint of a model or tokenizer, to detect changed files under the same name."""
+"""Fingerprint of a model or tokenizer, to detect changed files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SETTINGS = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _PIECE = 4096
 _PIECES = 16
-"""Pieces read of each tensor: a training update touches values all over it."""
+"""Pieces to read of each tensor."""
 _LONGEST_HEADER = 100 << 20
-"""Most bytes of a safetensors file's header, as in its own reader."""
+"""Most bytes of a safetensors file's header."""
 
 
 def files_fingerprint(spec: str, *, weights: bool = True) -> str:
@@ -68,7 +68,7 @@ def _pieces(path: Path, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _tensors(stream: BinaryIO) -> list[tuple[int, int]] | None:
-    """Return the range of each tensor in a safetensors file, None if its header is unreadable."""
+    """Return the range of each tensor in a safetensors file."""
     try:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:
@@ -86,7 +86,7 @@ def _read(stream: BinaryIO, at: int, count: int) -> bytes:
 
 
 def _base_of(config: Path) -> str | None:
-    """Return the model that an adapter's directory names as its base."""
+    """Return the base model that an adapter names."""
     if not config.is_file():
         return None
     try:
@@ -98,7 +98,7 @@ def _base_of(config: Path) -> str | None:
 
 
 def _hub_commit(name: str) -> str:
-    """Return the cached commit of a hub model, empty if there is none."""
+    """Return the cached commit of a hub model, or ""."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):

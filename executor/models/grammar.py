@@ -1,4 +1,4 @@
-"""Structured outputs: masks of the tokens that a JSON schema, a regex or a choice allows next."""
+"""Structured outputs: masks of the tokens allowed next."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 _JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": True}
-"""Options of JSON schemas, which limit white space, as a small model may repeat it up to its cap."""
+"""Options of JSON schemas, which limit white space."""
 
 
 def require_grammar() -> None:
-    """Raise ImportError that says how to install llguidance if it is missing."""
+    """Raise ImportError with a hint if llguidance is missing."""
     if find_spec("llguidance") is None:
         raise ImportError("structured outputs need llguidance: pip install 'batchbound[grammar]'")
 
@@ -41,7 +41,7 @@ class Grammars:
         return int(self._tokenizer.vocab_size)
 
     def matcher(self, structure: Structure) -> Any:
-        """Return a matcher at the beginning of a text; ValueError if the structure cannot be compiled."""
+        """Return a fresh matcher; raise ValueError for an impossible structure."""
         if structure not in self._compiled:
             self._compiled[structure] = self._compile(structure)
         return self._compiled[structure].deep_copy()
@@ -65,7 +65,7 @@ class Grammars:
 
 @dataclass(slots=True)
 class _Progress:
-    """Matcher of a completion, None after its end, and its number of tokens."""
+    """Matcher of a completion (None after its end), and its tokens."""
 
     matcher: Any
     tokens: int = 0
@@ -73,7 +73,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrammarMasks:
-    """Masks of a batch's requests; rows of other requests are unchanged.
+    """Masks of a batch's requests; other rows are unchanged.
 
     A request is identified by its random stream. A token that is chosen again replaces the earlier one, so
     preempted requests, and repeated decode steps, find their own state.
@@ -89,7 +89,7 @@ class GrammarMasks:
     _running: dict[int, _Progress] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return logits without the tokens that are not allowed next, shape (rows, vocabulary)."""
+        """Return logits without forbidden tokens, shape (rows, vocabulary)."""
         import torch
 
         places: list[int] = []
@@ -125,7 +125,7 @@ class GrammarMasks:
                 one.matcher = None
 
     def _at(self, stream: int, index: int) -> _Progress | None:
-        """Return a request's state before the token ``index``; None for other requests."""
+        """Return a request's state before a token, or None."""
         if stream not in self.structures:
             return None
         one = self._running.get(stream)
@@ -137,7 +137,7 @@ class GrammarMasks:
         return one
 
     def _begun(self, stream: int, index: int) -> _Progress:
-        """Return the state of a completion that begins, or continues with the tokens it has."""
+        """Return the state of a completion that begins or continues."""
         tokens = self.begun.get(stream, ())[:index]
         one = _Progress(self.grammars.matcher(self.structures[stream]), index)
         if len(tokens) < index or not one.matcher.consume_tokens(list(tokens)):
@@ -160,7 +160,6 @@ class _ByteVocabulary:
 
 
 def _guided(tokenizer: Tokenizer, ends: list[int]) -> Any:
-    """Return llguidance's view of a tokenizer."""
     from llguidance import LLTokenizer, TokenizerWrapper
     from llguidance.hf import from_tokenizer
 

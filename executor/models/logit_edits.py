@@ -1,7 +1,7 @@
-"""Edits of logits before the choice of a token: biases, penalties, forbidden words and ends, per request.
+"""Edits of logits before the choice of a token.
 
-Emitted tokens are kept on the device, by request and index. So a preempted request, or a repeated decode
-step, finds its own history independent of the rest of the batch.
+They are biases, penalties, forbidden words and ends. Emitted tokens are kept on the device, by request and
+index. So a preempted request, or a repeated decode step, finds its own history.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitEdits:
-    """Edits of a batch's requests; rows of other requests are unchanged.
+    """Edits of a batch's requests; other rows are unchanged.
 
     edits: Edits by a request's random stream, at least one.
     """
@@ -62,7 +62,10 @@ class LogitEdits:
         return LogitEdits, (self.edits,)
 
     def apply(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return the edited logits, in float32 at least, shape (rows, vocabulary); the input is unchanged."""
+        """Return the edited logits, shape (rows, vocabulary).
+
+        They are float32 at least, and the input is unchanged.
+        """
         import torch
 
         tables = self._tables(logits)
@@ -86,7 +89,7 @@ class LogitEdits:
                 tables.history[row, at] = chosen
 
     def give(self, stream: int, tokens: Sequence[int], first: int) -> None:
-        """Remember tokens of a completion that were not chosen, from index ``first`` on."""
+        """Remember given tokens of a completion from index ``first`` on."""
         import torch
 
         # Earlier tokens were noted in this mode.
@@ -105,7 +108,9 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Edits on a device, in the order of the requests' streams; the last row is for other requests.
+    """Edits on a device, by the requests' streams.
+
+    The last row is for other requests.
 
     streams: Sorted, shape (requests,).
     bias_tokens, bias: Tokens and their biases, shape (requests + 1, most biased).
@@ -184,7 +189,7 @@ class _Tables:
         )
 
     def row(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return the row of each stream; other requests get the last one."""
+        """Return each stream's row, the last one for others."""
         import torch
 
         at = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)

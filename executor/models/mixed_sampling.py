@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedSampler:
-    """Sampler for each request, with the tokens that it would choose alone.
+    """Sampler of each request, with the tokens of its rule alone.
 
     A row is identified by its random stream, so a batch keeps no more of a request than for any other
     sampler.
@@ -56,7 +56,10 @@ class MixedSampler:
             object.__setattr__(self, name, value)
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
-        """Return whether the last token ends a completion; None leaves it to the engine."""
+        """Return whether the last token ends a completion, if known.
+
+        None leaves it to the engine.
+        """
         ending = self.endings.get(request_id)
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
@@ -66,23 +69,26 @@ class MixedSampler:
         return self.grammar is not None
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
-        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory within a context.
+
+        Decode steps can then be captured.
+        """
         return nullcontext() if self.recorder is None else self.recorder.in_place(rows, decode_steps)
 
     def give(self, request_id: str, tokens: Sequence[int], first: int) -> None:
-        """Note tokens of a completion, from index ``first`` on, that were not chosen."""
+        """Note given tokens of a completion from index ``first`` on."""
         if self.edits is not None:
             self.edits.give(self.stream(request_id), tokens, first)
 
     def stream(self, request_id: str) -> int:
-        """Return the random stream of one request, as its own sampler does.
+        """Return a request's random stream, as its own sampler does.
 
         A request without a sampler, such as an engine's warm-up, has a stream with arbitrary rules.
         """
         return self.samplers.get(request_id, Sampler()).stream(request_id)
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Choose one token per row, as :meth:`~.sampling.Sampler.choose` does for one sampler."""
+        """Choose one token per row, by each request's sampler."""
         rules = self._on_device.get(logits.device)
         if rules is None:
             rules = self._on_device[logits.device] = _Rules.of(self, logits)
@@ -112,7 +118,7 @@ def _no_text(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rules:
-    """Rules of the requests on a device, in the order of their streams.
+    """Rules of the requests on a device, by their streams.
 
     streams, temperature, top_k, top_p, min_p: One per request; 0 of ``top_k`` and ``min_p`` and infinity of
     ``top_p`` keep all tokens.
@@ -160,7 +166,10 @@ class _Rules:
         )
 
     def weights(self, logits: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's temperature, shape (rows,), and its tokens' weights; greedy rows have all."""
+        """Return each row's temperature and its tokens' weights.
+
+        Greedy rows have all tokens.
+        """
         import torch
 
         # Rows without a request have some other stream; their tokens are never read.

@@ -1,4 +1,4 @@
-"""Prompts of a job as token ids, from a batch file or random for a job of lengths."""
+"""Prompts of a job as token ids."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ class Prompts:
 
     @classmethod
     def encode(cls, records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Prompts:
-        """Return the prompts of ``records`` in this tokenizer's tokens."""
+        """Return the prompts of some records, tokenized."""
         return cls(tuple(records), tuple(encoded(records, tokenizer)))
 
     @classmethod
     def random(cls, workload: Workload, vocabulary: int, seed: int) -> Prompts:
-        """Return random prompts of the workload's lengths, equal for requests that share one."""
+        """Return random prompts of a workload's lengths.
+
+        Requests that share a prompt get the same.
+        """
         rng = np.random.default_rng(seed)
         drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
         first: dict[int, tuple[int, ...]] = {}
@@ -65,7 +68,7 @@ class Prompts:
 def encoded(
     records: Sequence[PromptRecord], tokenizer: Tokenizer, path: str | os.PathLike[str] | None = None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the token ids of each record's prompt; errors name the file ``path``."""
+    """Yield each record's token ids; errors name the file ``path``."""
     for record in records:
         if record.url == CHAT:
             try:
@@ -85,7 +88,7 @@ def encoded(
 
 
 def ignored_fields(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> list[str]:
-    """Return a sentence for each field of the records that the chat template ignores.
+    """Return a sentence for each field that the chat template ignores.
 
     A message field is checked once per role, in the first conversation that has it: its text with the field
     is compared with the text without.
@@ -109,7 +112,10 @@ def ignored_fields(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> lis
 
 
 def _stated(record: PromptRecord) -> Iterator[tuple[str, str]]:
-    """Yield each field that a chat states, with the role of its message; "" for the template's options."""
+    """Yield the fields of a chat with their message's role.
+
+    The role is "" for the template's options.
+    """
     for message in record.messages:
         yield from ((message.role, name) for name in message.fields)
     yield from (("", name) for name in record.template if name not in _OWN_OPTIONS)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens chosen, kept on the device until a completion is finished."""
+"""Log-probabilities of chosen tokens, kept on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of a chosen token, and of the likeliest tokens in descending order."""
+    """Log-probability of a chosen token, and of the likeliest ones."""
 
     value: float
     likeliest: tuple[tuple[int, float], ...]
@@ -60,7 +60,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorder:
-    """Recorder of the log-probability of every token chosen for some requests.
+    """Recorder of chosen tokens' log-probabilities.
 
     Entries are kept by request and index: a token chosen again after a preemption counts once.
 
@@ -119,7 +119,10 @@ class Recorder:
 
     @contextmanager
     def in_place(self, rows: int, decode_steps: int) -> Iterator[None]:
-        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory within a context.
+
+        Decode steps can then be captured.
+        """
         if not self._ring:
             # A prefill has stored some before.
             held, device = self._shape[0]
@@ -136,7 +139,7 @@ class Recorder:
     def _told(
         mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return scores of every token, and a function from some scores to log-probabilities."""
+        """Return every token's score, and their normalisation."""
         import torch
 
         if mode == "processed":
@@ -151,7 +154,7 @@ class Recorder:
     def read(
         self, stream: int, tokens: int, first: int = 0, given: Sequence[range] = ()
     ) -> tuple[TokenLogprob, ...]:
-        """Return and forget the entries of a completion's tokens; tokens that were given are certain."""
+        """Return and forget a completion's entries; given tokens are certain."""
         self._read_back()
         of_request = self._read.pop(stream) if tokens > first else {}
         for index in (index for part in given for index in part):

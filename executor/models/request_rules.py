@@ -1,4 +1,4 @@
-"""One token rule for a batch, from the sampling of its requests."""
+"""One token rule for a batch, from its requests' sampling."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rules_of(
 
 
 _WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-"""Defaults of transformers for a model whose settings enable sampling."""
+"""Defaults of transformers for a model that samples."""
 
 _UNSET = (None,)
 _NO_SIZE = (None, 0)
@@ -96,7 +96,7 @@ NOT_SERVED: Mapping[str, tuple[object, ...]] = {
     "typical_p": _NO_SHARE,
     "watermarking_config": _UNSET,
 }
-"""Unsupported generation settings that change tokens, with values that have no effect."""
+"""Unsupported generation settings, with values that have no effect."""
 
 _CACHE = "cache_implementation"
 """KV cache setting; the quantized cache changes tokens."""
@@ -112,7 +112,10 @@ def declared_sampling(model: Any) -> dict[str, Any]:
 
 
 def served_settings(settings: Any) -> dict[str, Any]:
-    """Return fields of Sampling for generation settings; ValueError for a setting that is not served."""
+    """Return sampling fields for generation settings.
+
+    Raises ValueError for a setting that is not served.
+    """
     plain = Sampling()
     asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
     wrong = [name for name, off in NOT_SERVED.items() if asked[name] not in (*off, [])]
@@ -132,7 +135,7 @@ def served_settings(settings: Any) -> dict[str, Any]:
 
 
 def sampler_of(sampling: Sampling) -> Sampler:
-    """Return the sampler of one request, without settings that a greedy one ignores."""
+    """Return a request's sampler."""
     if sampling.greedy:
         return Sampler()
     return Sampler(
@@ -145,7 +148,7 @@ def sampler_of(sampling: Sampling) -> Sampler:
 
 
 def word_tokens(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the tokens of a text at the beginning, and after a space if they differ.
+    """Return a text's tokens at the beginning and after a space.
 
     If a space is a token of its own, the text alone is enough. vLLM reads ``bad_words`` so.
     """
@@ -159,7 +162,10 @@ _IN_NO_VOCABULARY = "\N{EGYPTIAN HIEROGLYPH A001}\N{EGYPTIAN HIEROGLYPH B001}"
 
 
 def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
-    """Return the tokens of stop texts that are one special token each, as decoded text omits them."""
+    """Return the tokens of stop texts that are special tokens.
+
+    Decoded text omits them.
+    """
     written = [tokenizer.tokens_of(text) for text in texts if text.strip()]
     single = [ids for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)]
     # Words outside a vocabulary also map to a special token, which is not the text's own.
@@ -167,7 +173,7 @@ def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -
 
 
 def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary: int) -> list[Sampling]:
-    """Return requests' sampling, with stop texts that are one special token as end tokens."""
+    """Return requests' sampling, with special stop texts as end tokens."""
     ended = {}
     for one in dict.fromkeys(asked):
         check_tokens(one, vocabulary)
@@ -177,7 +183,7 @@ def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary:
 
 
 def check_tokens(sampling: Sampling, vocabulary: int) -> None:
-    """Raise ValueError, starting with the field's name, for a token that a model does not have."""
+    """Raise ValueError for a token that a model lacks."""
     biased = tuple(token for token, _ in sampling.logit_bias)
     for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)

@@ -1,4 +1,4 @@
-"""Choice of the next token: greedy, or drawn reproducibly for each request on its own."""
+"""Choice of the next token, reproducible for each request."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
 
 LEAST_TEMPERATURE = 1e-30
-"""Smallest divisor of logits: a smaller one overflows; the likeliest token has all weight long before."""
+"""Smallest divisor of logits; smaller overflows."""
 
 STEP = 2.0**-52
 """Distance between the uniform numbers that tokens are drawn by."""
 
 _BLOCK = 256
-"""Block of tokens with weights summed in their own type; larger is faster and less exact."""
+"""Tokens summed in the weights' type; larger is less exact."""
 
 _LIKELIEST = 256
-"""Tokens among which a CPU looks for the mass of ``top_p`` before it sorts the vocabulary."""
+"""Tokens that a CPU searches for ``top_p`` before it sorts all."""
 
 
 class TokenRule(Protocol):
-    """Rule by which a batch chooses tokens; :class:`Sampler` is one."""
+    """Rule by which a batch chooses tokens."""
 
     @property
     def greedy(self) -> bool:
@@ -38,33 +38,32 @@ class TokenRule(Protocol):
 
     @property
     def on_host(self) -> bool:
-        """True if the host takes part in every choice, so that decode steps cannot be captured."""
+        """True if the host takes part, which prevents capture."""
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
-        """Keep entries in fixed device memory meanwhile, so that decode steps can be captured."""
+        """Keep entries in fixed device memory within a context."""
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that may end a completion besides the engine's end tokens."""
+        """Further tokens that may end a completion."""
 
     @property
     def watches_text(self) -> bool:
-        """True if a text may end a completion, so that every token is checked."""
+        """True if every token is checked for the end of a text."""
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
-        """Return whether the last token ends a completion; None leaves it to the engine."""
+        """Return whether the last token ends a completion, if known."""
 
     def stream(self, request_id: str) -> int:
-        """Name the random stream of one request."""
+        """Return the random stream of a request."""
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Choose one token per row, without leaving the device."""
+        """Choose one token per row on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """
-    Rule that turns logits into tokens, equal for every request of a batch.
+    """Rule that is equal for every request of a batch.
 
     The draw of a token depends only on the seed, the request and the token's index, never on other requests
     in the batch. So a resumed, re-planned or preempted run gives the same completions.
@@ -120,13 +119,12 @@ class Sampler:
         """Return None: the engine decides."""
 
     def stream(self, request_id: str) -> int:
-        """Name the random stream of one request."""
+        """Return the random stream of a request."""
         digest = hashlib.blake2b(f"{self.seed}:{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """
-        Choose one token per row, without leaving the device.
+        """Choose one token per row on the device.
 
         Shapes: logits (rows, vocabulary), streams (rows,), indices (rows,), returned (rows,).
         """
@@ -148,16 +146,17 @@ class Sampler:
 
 
 def computable(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in the type in which tokens are weighed: float32, or float64 if they are."""
+    """Return logits as float32, or float64 if they are."""
     import torch
 
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """Return probabilities with all but the likeliest tokens set to zero, shape (rows, vocabulary).
+    """Keep the likeliest tokens up to a total probability.
 
-    ``share`` is the probability that the kept tokens reach, infinite for all: one number, or shape (rows, 1).
+    Others become zero, shape (rows, vocabulary). ``share`` is one number, or shape (rows, 1); infinite keeps
+    all.
     """
     import torch
 
@@ -178,12 +177,15 @@ def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Ten
 
 
 def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """Set weights below ``share``, a number or shape (rows, 1), of their row's largest to zero."""
+    """Set weights below a share of their row's largest to zero.
+
+    ``share`` is a number or shape (rows, 1).
+    """
     return weights.masked_fill(weights < share * weights.amax(dim=-1, keepdim=True), 0.0)
 
 
 def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Draw a token per row by its weight, from :meth:`Sampler.choose`'s streams and indices; shape (rows,).
+    """Draw a token per row by its weight, shape (rows,).
 
     Inverse transform in vocabulary order: the first token with a cumulated weight above a uniform number
     times the total. Blocks of 256 tokens are summed in the type of the weights; block sums, and the weights
@@ -211,7 +213,7 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
 
 
 def _uniform_whole(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Hash (stream, index) to a whole number below 2**52, shape (rows,): SplitMix64 (Steele et al., 2014)."""
+    """Hash (stream, index) below 2**52 by SplitMix64, shape (rows,)."""
     import torch
 
     state = torch.add(streams, indices, alpha=_GOLDEN) + _GOLDEN

@@ -1,4 +1,4 @@
-"""Sources of a model: a hub name, a directory, or a tiny random model."""
+"""Sources of a model: hub name, directory, or tiny random model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .faults import available_bytes
 from .tiny import SPELLER, speller_weights, tiny_config, tiny_settings
 
 LoadFormat = Literal["auto", "partial", "dummy"]
-"""``auto`` reads all weights, ``partial`` draws missing ones at random, ``dummy`` draws all."""
+"""Weights: ``auto`` reads all, ``partial`` draws missing ones, ``dummy`` draws all."""
 
 _FORMAT_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models loaded without a stated number format: a batch may choose their arithmetic."""
+"""Models without a stated number format."""
 
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
-"""Names in configurations for the most tokens a model can attend to."""
+"""Names of position limits in configurations."""
 
 
 class ModelLoadError(InputError):
@@ -35,7 +35,10 @@ class ModelLoadError(InputError):
 
 
 def require_engine(*, weights: bool = True) -> None:
-    """Check that torch and transformers can be imported; without weights, transformers will do."""
+    """Raise an error if torch or transformers cannot be imported.
+
+    Without weights, transformers will do.
+    """
     if sys.flags.optimize >= 2:
         raise ImportError(
             "running a model needs transformers, which does not work without docstrings: leave out -OO, or"
@@ -56,7 +59,7 @@ def require_engine(*, weights: bool = True) -> None:
 
 
 def load_config(spec: str) -> Any:
-    """Read the transformers configuration of a model that the window supports, without its weights."""
+    """Read a supported model's configuration, without its weights."""
     require_engine(weights=False)
     if spec.startswith("tiny:"):
         config = tiny_config(_tiny_family(spec)[0])
@@ -73,14 +76,13 @@ def load_config(spec: str) -> Any:
 
 
 def position_limit(config: Any) -> int | None:
-    """Return the position limit of a configuration, None without one."""
+    """Return a configuration's position limit, or None."""
     text = config.get_text_config()
     return _first_limit(getattr(text, name, None) for name in _LIMITS)
 
 
 def positions_of(spec: str) -> int | None:
-    """
-    Return the position limit of a model, None without one.
+    """Return a model's position limit, or None.
 
     It avoids importing torch, which takes seconds, if the directory's config.json suffices.
     """
@@ -94,7 +96,7 @@ def positions_of(spec: str) -> int | None:
 
 
 def _plainly_stated(spec: str) -> int | None:
-    """Return the limit in a directory's config.json if its family needs no further check; else None."""
+    """Return the limit in config.json for plain families, else None."""
     file = Path(spec) / "config.json"
     if not file.is_file():
         return None
@@ -111,7 +113,7 @@ def _plainly_stated(spec: str) -> int | None:
 
 
 _PLAIN_FAMILIES = ("llama", "qwen2", "qwen3")
-"""Families that are supported with every configuration."""
+"""Families that are supported in every configuration."""
 
 
 def _first_limit(values: Iterable[object]) -> int | None:
@@ -126,7 +128,7 @@ def load_model(
     device: str = "auto",
     seed: int = 0,
 ) -> Any:
-    """Load or build a causal language model of transformers, in evaluation mode."""
+    """Load or build a causal language model for evaluation."""
     require_engine()
     config = load_config(spec)
     import torch
@@ -157,14 +159,14 @@ def load_model(
 
 
 def take_open_format(model: Any) -> bool:
-    """Return once whether a model still has the number format of its checkpoint, unstated by the user."""
+    """Return once whether a model's number format is open."""
     found = model in _FORMAT_OPEN
     _FORMAT_OPEN.discard(model)
     return found
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
-    """Refuse a model with weights larger than memory, before the system ends the process."""
+    """Refuse a model with weights larger than memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -181,7 +183,10 @@ def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
 
 
 def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
-    """Return a model with the weights of its checkpoint; missing ones are drawn only on request."""
+    """Return a model with its checkpoint's weights.
+
+    Missing ones are drawn only on request.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -204,7 +209,7 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
 
 
 def take_generation_settings(model: Any, spec: str) -> None:
-    """Give a model built without its checkpoint the generation settings of that folder."""
+    """Give a model the generation settings of its folder."""
     from transformers import GenerationConfig
 
     if spec.startswith("tiny:") or (
@@ -220,8 +225,7 @@ def take_generation_settings(model: Any, spec: str) -> None:
 
 
 def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
-    """
-    Build a causal language model of transformers with seeded random weights, on the CPU.
+    """Build a model with seeded random weights, on the CPU.
 
     The weights are wide enough for varied greedy tokens. With small initial weights as for training, a random
     model tends to repeat one token, which makes comparisons of tokens meaningless.
@@ -240,7 +244,7 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
 
 
 def dtype_of(config: Any, dtype: str) -> Any:
-    """Return the number format of a name; with ``auto`` that of a configuration, or float32."""
+    """Return a number format by name; ``auto`` takes the configuration's."""
     import torch
 
     return (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
@@ -258,7 +262,7 @@ def _tiny_family(spec: str) -> tuple[str, int | None]:
 
 
 def _check_directory(spec: str, needed: str) -> None:
-    """Refuse a directory without a model and a missing path; accept a hub name."""
+    """Refuse a path without a model; accept a hub name."""
     path = Path(spec)
     if path.is_dir() and not (path / needed).is_file():
         if (path / "adapter_config.json").is_file():
@@ -269,7 +273,7 @@ def _check_directory(spec: str, needed: str) -> None:
 
 
 def refuse_missing(spec: str) -> None:
-    """Refuse a path to a missing directory without asking the hub."""
+    """Refuse a missing directory without asking the hub."""
     path = Path(spec)
     if not path.exists() and (path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1):
         raise ModelLoadError(spec, "there is no such directory", "check the path")

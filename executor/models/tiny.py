@@ -1,4 +1,4 @@
-"""Tiny random models of many families and one trained model, for tests and demos."""
+"""Tiny models for tests and demos, random or trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...data.files.disk import InputError
 
 _POSITIONS = 512
 _VOCABULARY = 288
-"""The byte tokenizer's 256 bytes and its special tokens, with room to spare."""
+"""Tokens of the byte tokenizer, with room to spare."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": _VOCABULARY,
@@ -140,11 +140,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_COMMON, **_MIXED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }
-"""transformers model type and tiny configuration of each family."""
+"""transformers model type and configuration of each family."""
 
 
 def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
-    """Return the transformers model type and the tiny settings of a family."""
+    """Return a family's model type and settings."""
     if family == SPELLER:
         return "llama", _SPELLER
     if family not in FAMILIES:
@@ -156,7 +156,7 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
 
 
 def tiny_config(family: str) -> Any:
-    """Return a transformers configuration of a family: two layers, some hundred thousand weights."""
+    """Return a family's configuration: two layers, few weights."""
     model_type, settings = tiny_settings(family)
     from transformers import AutoConfig
 
@@ -165,7 +165,7 @@ def tiny_config(family: str) -> Any:
 
 
 SPELLER = "speller"
-"""The trained tiny model, which spells, counts and reverses in ``batchbound demo``."""
+"""Trained tiny model, which spells, counts and reverses."""
 
 _SPELLER: dict[str, Any] = {
     **_COMMON,
@@ -177,7 +177,7 @@ _SPELLER: dict[str, Any] = {
 
 
 def speller_weights() -> dict[str, Any]:
-    """Return the weights of ``tiny:speller``, as ``benchmarks/train_speller.py`` wrote them."""
+    """Return the weights that ``benchmarks/train_speller.py`` wrote."""
     from safetensors.torch import load_file
 
     return load_file(Path(__file__).parent / "speller.safetensors")

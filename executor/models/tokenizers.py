@@ -19,11 +19,11 @@ _BYTES = 256
 _SPECIALS = ("<bos>", "<eos>", "<pad>")
 
 Message = Mapping[str, Any]
-"""A chat message: ``role``, ``content``, and any other field that a chat template may read."""
+"""Chat message: ``role``, ``content``, and further fields."""
 
 
 class TemplateError(ValueError):
-    """Error for a conversation that a chat template refuses, for example for its system message."""
+    """Error of a conversation that a chat template refuses."""
 
 
 class Tokenizer(Protocol):
@@ -48,8 +48,7 @@ class Tokenizer(Protocol):
         """Return the token ids of a piece of text, without special tokens."""
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """
-        Return the token ids of a conversation, at least one.
+        """Return a conversation's token ids, by the chat template.
 
         ``options`` go to the chat template, ``tools`` among them. TemplateError if it refuses the
         conversation, another ValueError if there is no template that takes options.
@@ -63,7 +62,10 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte, ids 0 to 255, then three special tokens; for models without a tokenizer."""
+    """Tokenizer of UTF-8 bytes, for models without one.
+
+    Ids 0 to 255 are bytes; three special tokens follow.
+    """
 
     name = "bytes"
     vocab_size = _BYTES + len(_SPECIALS)
@@ -79,7 +81,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Return the tokens of the conversation written as lines."""
+        """Return the tokens of the conversation, written as lines."""
         return self.encode(self.chat_text(messages, **options))
 
     def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
@@ -87,7 +89,7 @@ class ByteTokenizer:
         return plain_chat(messages, _plain_options(options, self.name))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the bytes in ``ids``, with replacement characters for invalid UTF-8."""
+        """Return the text of bytes; invalid ones are replaced."""
         return bytes(token for token in ids if token < _BYTES).decode(errors="replace")
 
 
@@ -112,7 +114,7 @@ class HubTokenizer:
         return bool(getattr(self._tokenizer, "is_fast", False))
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of ``text``, with the special tokens that the model expects around a prompt."""
+        """Return a prompt's tokens, with special tokens around it."""
         ids = [int(token) for token in self._tokenizer(text)["input_ids"]]
         if ids:
             return ids
@@ -124,7 +126,7 @@ class HubTokenizer:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Return the tokens of the conversation by the tokenizer's chat template, or written as lines."""
+        """Return a conversation's tokens, by its chat template or as lines."""
         text = self.chat_text(messages, **options)
         if not self._tokenizer.chat_template:
             return self.encode(text)
@@ -132,7 +134,7 @@ class HubTokenizer:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def chat_text(self, messages: Sequence[Message], **options: Any) -> str:
-        """Return the text that the chat template makes of a conversation, or the conversation as lines."""
+        """Return a conversation's text, by its chat template or as lines."""
         if not self._tokenizer.chat_template:
             return plain_chat(messages, _plain_options(options, self.name))
         if not self._takes_parts:
@@ -183,15 +185,14 @@ class HubTokenizer:
 
 
 def joined_parts(content: Any) -> Any:
-    """Return a content's text parts as one text, joined by line breaks; any other content as it is."""
+    """Join a content's text parts by line breaks."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return "\n".join(str(part["text"]) for part in content)
     return content
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """
-    Yield a conversation in the forms that chat templates expect, the usual one first.
+    """Yield a conversation in the forms that chat templates expect.
 
     Arguments of tool calls are objects, as transformers documents them, or the JSON text that the API has;
     the content of a message that only calls tools is null or empty.
@@ -225,7 +226,10 @@ def _parsed_call(call: Any) -> Any:
 
 
 def _plain_options(options: Mapping[str, Any], name: str) -> str:
-    """Return the ending of a conversation without a template; ValueError if an option needs a template."""
+    """Return the ending of a conversation without a template.
+
+    Raises ValueError if an option needs a template.
+    """
     stated = sorted(set(options) - {"add_generation_prompt", "continue_final_message"})
     if stated:
         raise ValueError(f"the tokenizer {name!r} has no chat template that takes {', '.join(stated)}")
@@ -235,8 +239,7 @@ def _plain_options(options: Mapping[str, Any], name: str) -> str:
 
 
 def plain_chat(messages: Sequence[Message], ending: str = "prompt") -> str:
-    """
-    Return a conversation as lines ``role: content``, for models without a chat template.
+    """Return a conversation as lines ``role: content``.
 
     ``ending`` is ``prompt`` for a last line ``assistant:``, ``continue`` to leave the last line open, or
     empty. TemplateError if a message has no text.
@@ -252,7 +255,7 @@ def plain_chat(messages: Sequence[Message], ending: str = "prompt") -> str:
 
 
 def tokenizer_like(given: Any) -> Tokenizer:
-    """Return a tokenizer as a run needs it: itself, or around one of transformers' own."""
+    """Return a tokenizer for a run, wrapped if needed."""
     if hasattr(given, "encode_chat"):
         own: Tokenizer = given
         return own
@@ -262,7 +265,7 @@ def tokenizer_like(given: Any) -> Tokenizer:
 
 
 def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens that end a completion: the tokenizer's, and the model's generation settings'."""
+    """Return the tokens that end a completion, by tokenizer and model."""
     settings = getattr(unwrapped(model), "generation_config", None)
     declared = getattr(settings, "eos_token_id", None)
     own = [] if declared is None else np.ravel(declared).tolist()
@@ -295,7 +298,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def _auto_class(path: Path) -> Any:
-    """Return the class that loads a tokenizer; AutoTokenizer imports torch, which takes seconds."""
+    """Return the class that loads a tokenizer without torch if possible."""
     settings, file = path / "tokenizer_config.json", path / "tokenizer.json"
     if settings.is_file() and file.is_file():
         stated = json.loads(settings.read_text(encoding="utf-8"))
@@ -327,7 +330,7 @@ def _only_gpt2_files(path: Path) -> bool:
 
 
 def _declared_eos(path: Path) -> list[int]:
-    """Return the end tokens that a model directory's generation_config.json names: often several."""
+    """Return the end tokens in generation_config.json."""
     file = path / "generation_config.json"
     if not file.is_file():
         return []

@@ -1,6 +1,7 @@
-"""Models as trainers hold them (wrapped, compiled, in training mode), and which of these rollouts accept.
+"""Models in the state in which trainers hold them.
 
-Calling these functions needs torch, and never PEFT or DeepSpeed.
+They may be wrapped, compiled, or in training mode. Calling these functions needs torch, and never PEFT or
+DeepSpeed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SHARDED = {
 """Base classes of sharded modules, and the library that shards them."""
 
 _TURN = threading.RLock()
-"""Lock held while a model runs, as it changes state of the model and of transformers."""
+"""Lock held while a model runs, as it changes state."""
 
 _OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
 _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
@@ -27,7 +28,7 @@ _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
 
 @contextmanager
 def restoring(restore: Callable[[], None]) -> Iterator[None]:
-    """Restore something after a block, once more where an interrupt comes while it is being restored."""
+    """Restore something after a block, even after an interrupt."""
     try:
         try:
             yield
@@ -39,7 +40,7 @@ def restoring(restore: Callable[[], None]) -> Iterator[None]:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside wrappers that do not change its forward call.
+    """Return the transformers model inside transparent wrappers.
 
     These are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters within the
     layers. Active adapters count, compiled code does not.
@@ -54,12 +55,12 @@ def unwrapped(model: Any) -> Any:
 
 
 class Evaluation:
-    """Contexts in which a model runs as in inference; each restores its state.
+    """Contexts in which a model runs as in inference.
 
-    Dropout is off, and so is gradient checkpointing, which would drop the KV cache. Code compiled by
-    ``model.compile()`` is set aside, as it was compiled for other calls. Modules are switched one by one,
-    since training may have frozen some. The model's GPU becomes the current one, as streams, graphs and
-    kernels need that. Threads take turns, whichever models they run.
+    Each restores its state. Dropout is off, and so is gradient checkpointing, which would drop the KV cache.
+    Code compiled by ``model.compile()`` is set aside, as it was compiled for other calls. Modules are
+    switched one by one, since training may have frozen some. The model's GPU becomes the current one, as
+    streams, graphs and kernels need that. Threads take turns, whichever models they run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -70,7 +71,7 @@ class Evaluation:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return the context in which the model runs so."""
+        """Return a context in which the model runs as in inference."""
         self._refuse_autocast()
         with _TURN, self._as_for_inference():
             yield
@@ -123,7 +124,7 @@ class Evaluation:
 
 
 def _within(model: Any) -> Any | None:
-    """Return the content of a wrapper, None for a model that is none."""
+    """Return a wrapper's content, or None."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if "OptimizedModule" in kinds:
         return model._orig_mod

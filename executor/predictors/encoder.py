@@ -1,4 +1,4 @@
-"""MICO's length predictor: an encoder fine-tuned to tell ranges of completion lengths apart."""
+"""MICO's length predictor: a fine-tuned encoder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ DISTILBERT = "distilbert-base-uncased"
 """The paper's base model (section 4.1.1)."""
 
 LONGEST_PROMPT = 512
-"""Tokens of a prompt that are read, at most."""
+"""Most tokens of a prompt that are read."""
 
 _BATCH = 32
-"""Prompts of a training step, the paper's."""
+"""Prompts of a training step, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderPredictor:
-    r"""
-    A classifier of prompts into N ranges of completion length (section 3.2).
+    r"""Classifier of prompts into ranges of completion length (section 3.2).
 
     Label :math:`\lfloor l / (l_{max} / N) \rfloor`; a length is predicted as the middle of the likeliest
     range, and its interval by the classifier's probabilities.
@@ -52,7 +51,10 @@ class EncoderPredictor:
         learning_rate: float = 5e-5,
         seed: int = 0,
     ) -> Self:
-        """Return the classifier fine-tuned as the paper does: transformers' Trainer, AdamW, linear decay."""
+        """Fine-tune a classifier as the paper does.
+
+        It uses transformers' Trainer, AdamW and linear decay.
+        """
         _need_transformers()
         if find_spec("accelerate") is None:
             raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")
@@ -109,7 +111,7 @@ class EncoderPredictor:
         return fitted
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the middle of each prompt's likeliest range, and its interval."""
+        """Return the middle of each likeliest range, with its interval."""
         chances = self.probabilities(prompts)
         width = self.longest / self.buckets
         below = np.cumsum(chances, axis=1)
@@ -119,7 +121,7 @@ class EncoderPredictor:
         return Predicted.of(middle, low * width, (np.minimum(high, self.buckets - 1) + 1) * width)
 
     def probabilities(self, prompts: Sequence[str]) -> FloatArray:
-        """Return the probability of each range for each prompt, shape (prompts, ranges)."""
+        """Return each range's probability, shape (prompts, ranges)."""
         import torch
 
         rows = []

@@ -1,4 +1,4 @@
-"""Predictors of a completion's length from its prompt, by how they learn."""
+"""Predictors of completion lengths from prompts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from .levels import LEVELS
 
 
 class LengthPredictor(Protocol):
-    """Says how long completions will be."""
+    """Predictor of completion lengths."""
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the predicted length of the completion to each prompt, with its interval, tokens."""
+        """Return each prompt's predicted length and interval, in tokens."""
         ...
 
     def save(self, folder: Path) -> dict[str, object]:
-        """Write what does not fit into JSON to a folder that exists, and return the rest."""
+        """Write large parts to an existing folder; return the rest."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantPredictor:
-    """
-    The same for every prompt: what should be beaten.
+    """Predictor with one length for all prompts, as a baseline.
 
     low, tokens, high: Quantiles of the lengths learnt from, tokens.
     """
@@ -64,12 +63,11 @@ class ConstantPredictor:
 
 @dataclass(frozen=True, slots=True)
 class GroupMeanPredictor:
-    """
-    The mean of earlier completions to the same prompt; lengths of completions to one prompt correlate.
+    """Mean of earlier completions of the same prompt.
 
     means: Tokens by prompt.
     spread: Quantiles of a length over its group's mean of the other completions.
-    otherwise: For prompts that were never completed.
+    otherwise: Predictor for new prompts.
     """
 
     means: dict[str, float]
@@ -93,7 +91,7 @@ class GroupMeanPredictor:
         return cls(means, (low, high), ConstantPredictor.learnt(examples))
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return each prompt's own mean, or the constant."""
+        """Return each prompt's mean, or the constant."""
         rest = self.otherwise.predict(prompts)
         mean = np.array([self.means.get(prompt, np.nan) for prompt in prompts])
         known = np.isfinite(mean)
@@ -140,7 +138,7 @@ def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None
 
 
 def load_predictor(method: str, folder: Path, fields: Any) -> LengthPredictor:
-    """Return a predictor that its ``save`` wrote."""
+    """Load a predictor that its ``save`` wrote."""
     if method == "encoder":
         from .encoder import EncoderPredictor
 

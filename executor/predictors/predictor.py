@@ -1,4 +1,4 @@
-"""A length predictor with its measured error: trained, refreshed, saved and loaded."""
+"""Length predictor with its measured error."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from .levels import HELD_OUT
 PREDICTOR_VERSION = 3
 
 _SHOWN = ("predictor.json", "errors.csv")
-"""Files to be found in a predictor's folder itself."""
+"""Files in a predictor's folder itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedPredictor:
-    """
-    A predictor with the error it was measured to have.
+    """Predictor with its measured error.
 
     method: One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
-    predictor: Says the lengths.
     quality: Quality on prompts that were not used for learning.
-    predicted, actual: The measured pairs behind it, tokens, shape (held-out requests,).
+    predicted, actual: Measured pairs, tokens, shape (held-out requests,).
     examples: Examples to learn from and to measure on.
     """
 
@@ -47,8 +45,7 @@ class TrainedPredictor:
 
     @classmethod
     def train(cls, method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> Self:
-        """
-        Return a predictor learnt from a part of the prompts and measured on the others.
+        """Learn from a part of the prompts, and measure on the others.
 
         ``group-mean`` needs to have seen the prompt, so it is measured on held-out completions instead.
         """
@@ -69,15 +66,15 @@ class TrainedPredictor:
         return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
 
     def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
-        """Return the predictor learnt from new and old completions, measured again."""
+        """Learn from new and old completions, and measure again."""
         encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
         return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """
-        Write the predictor to a folder, with its error, and ``errors.csv`` for ``plan --length-error``.
+        """Write the predictor to a folder.
 
-        One that stands there is replaced whole: killed at any moment, this leaves either.
+        ``errors.csv`` is for ``plan --length-error``. An earlier predictor is replaced whole, even by a
+        killed process.
         """
         with new_version(path, _SHOWN) as folder:
             self._write(folder)

@@ -1,4 +1,4 @@
-"""Quantile regression of a completion's length on cheap features of its prompt."""
+"""Quantile regression of lengths on features of the prompt."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
 _FILE = "model.skops"
 
 _TRUSTED = ["sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"]
-"""Types that skops does not know to be harmless and that a fitted predictor holds."""
+"""Harmless types of a fitted predictor that skops does not know."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantilePredictor:
-    """
-    Quantile regression on cheap features of the prompt, its interval widened until held-out completions fit.
+    """Quantile regression with a calibrated interval.
 
     words: Turns prompts into weighted word counts.
     mean: Ridge regression of the logarithm of the length on them.
-    quantiles: Gradient-boosted trees for the low, middle and high quantile, on a prompt's counts and that
-        mean.
+    quantiles: Gradient-boosted trees for three quantiles, on a prompt's counts and that mean.
     widening: Logarithm by which the interval is widened at both ends (conformalized quantile regression,
         Romano, Patterson and Candes 2019).
     """
@@ -42,7 +40,7 @@ class QuantilePredictor:
 
     @classmethod
     def learnt(cls, examples: Examples, seed: int = 0) -> Self:
-        """Return the predictor fitted to the examples; the same for the same seed."""
+        """Fit a predictor to the examples, reproducibly by the seed."""
         _need_scikit_learn()
         from sklearn.ensemble import HistGradientBoostingRegressor
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -80,7 +78,7 @@ class QuantilePredictor:
         return cls(words, mean, fitted.quantiles, widening)
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the middle quantile of each completion's length and the widened interval, tokens."""
+        """Return the median length and the widened interval, tokens."""
         low, middle, high = self._logs(prompts)
         # A widening beyond all numbers gives infinite lengths, which are cut to the longest there can be.
         with np.errstate(over="ignore"):
@@ -92,7 +90,7 @@ class QuantilePredictor:
         return [tree.predict(features) for tree in self.quantiles]
 
     def save(self, folder: Path) -> dict[str, object]:
-        """Write the fitted models as arrays and JSON (skops' format): reading them runs no code."""
+        """Write the models as arrays and JSON, which run no code."""
         import skops.io
 
         models = {"words": self.words, "mean": self.mean, "quantiles": list(self.quantiles)}
@@ -101,7 +99,7 @@ class QuantilePredictor:
 
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
-        """Return the predictor that :meth:`save` wrote; nothing in the folder is run."""
+        """Load the predictor that :meth:`save` wrote, running none of its code."""
         _need_scikit_learn()
         import skops.io
         from sklearn.ensemble import HistGradientBoostingRegressor
@@ -126,7 +124,7 @@ class QuantilePredictor:
 
 
 def _check_nodes(regressor: Any, features: int) -> None:
-    """Refuse trees with nodes that point outside: scikit-learn does not check them."""
+    """Refuse trees whose nodes point outside."""
     for (predictor,) in regressor._predictors:
         nodes = predictor.nodes
         inner = nodes[nodes["is_leaf"] == 0]
@@ -142,7 +140,7 @@ def _check_nodes(regressor: Any, features: int) -> None:
 
 
 def prompt_features(prompts: Sequence[str]) -> FloatArray:
-    """Return what is counted in each prompt: characters, words, numbers, ..., shape (prompts, features)."""
+    """Count features of each prompt, shape (prompts, features)."""
     rows = []
     for prompt in prompts:
         words = prompt.split()

@@ -1,1 +1,1 @@
-"""Engines in other processes: Ray replicas, tensor parallel peers, encode and decode workers."""
+"""Engines in other processes: replicas, peers and workers."""

@@ -1,4 +1,4 @@
-"""Process that encodes prompts for another one that decodes (ExeGPT's WAA)."""
+"""Process that encodes prompts for a decoding one (ExeGPT's WAA)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from .handover import Layout
 
 _PATIENCE = 5.0
-"""Seconds for a worker to end by itself before it is killed."""
+"""Seconds for a worker to end by itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """Encoded batch.
 
-    requests: Their positions in the workload.
-    suspended: Their KV cache: views of shared memory, valid until the batch is released.
+    requests: Positions in the workload.
+    suspended: KV cache: views of shared memory, valid until the batch is released.
     begun, ended: Start of its encoding and end of its packing, on the system's monotonic clock, seconds.
-    cpu_seconds: CPU time of the worker's process on it.
+    cpu_seconds: CPU time of the worker's process.
     block: Its block of shared memory.
     """
 
@@ -45,7 +45,7 @@ class Encoded:
 
 
 class EncodeWorker:
-    """A process with a copy of the model that encodes the batches it is sent, in order."""
+    """Process with a copy of the model that encodes batches."""
 
     def __init__(self, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
         context = get_context("spawn")
@@ -84,7 +84,7 @@ class EncodeWorker:
         self._under_way.append(tuple(requests))
 
     def receive(self, *, wait: bool) -> list[Encoded]:
-        """Return the batches that are ready; with ``wait`` at least one, if any is running."""
+        """Return the finished batches; with ``wait`` at least one."""
         from .handover import unpack
 
         ready: list[Encoded] = []
@@ -130,7 +130,7 @@ class EncodeWorker:
 
 
 def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
-    """Encode until the connection closes; the worker's main function."""
+    """Encode until the connection closes, as the worker."""
     from ..engines.tiers import choose_tier
     from .handover import Blocks, Layout
 

@@ -1,4 +1,4 @@
-"""Engine that a process of its own loads."""
+"""Specification of an engine for another process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..models.sampling import Sampler, TokenRule
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Engine that each replica loads.
+    """Specification of an engine.
 
     model, load_format, dtype, device, seed: As for :func:`~batchbound.executor.models.source.load_model`;
     ``seed`` also seeds sampling.
@@ -31,7 +31,7 @@ class EngineSpec:
     threads: int | None = 1
 
     def load(self) -> Any:
-        """Return the model, and set torch's threads: the process must belong to this engine."""
+        """Load the model, and set torch's threads for this process."""
         import torch
 
         from ..models.source import load_model

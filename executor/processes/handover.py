@@ -1,4 +1,4 @@
-"""KV cache on its way from the encoding to the decoding process, in host memory.
+"""KV cache in host memory between two processes.
 
 Importing this module needs torch.
 """
@@ -32,7 +32,7 @@ class Layout:
 class Blocks:
     """Memory shared with another process, in reusable blocks.
 
-    Sharing a fresh block and touching it for the first time takes longer than copying into it.
+    A fresh block takes longer to share than to fill.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Blocks:
         self._free: list[int] = []
 
     def pack(self, requests: Sequence[Suspended]) -> tuple[int, torch.Tensor | None]:
-        """Copy the KV cache of requests (at least one) into a free block."""
+        """Copy the KV cache of requests into a free block."""
         pairs = (zip(each.keys, each.values, strict=True) for each in requests)
         parts = [part.reshape(-1) for each in pairs for pair in each for part in pair]
         size = sum(map(len, parts))
@@ -73,7 +73,7 @@ class Blocks:
 def unpack(
     layout: Layout, tokens: Sequence[int], states: Sequence[Sequence[int]], block: torch.Tensor
 ) -> list[Suspended]:
-    """Return requests as views of the block that holds their KV cache."""
+    """Return requests as views of their block."""
     shapes = [
         (heads, count, size)
         for count in tokens

@@ -1,4 +1,4 @@
-"""A job on several replicas, each a Ray actor with an engine of its own."""
+"""Job on several replicas, each a Ray actor."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LOG = logging.getLogger(__name__)
 
 
 LAST_WORD = 10.0
-"""Seconds for a replica to reply; a dead one is detected at once."""
+"""Seconds for a replica to reply."""
 
 
 class FleetLostError(RunStoppedError):
-    """Every replica is lost; completions before that were delivered."""
+    """Error of a fleet without replicas; completions were delivered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class FleetOutcome:
 
     traces: One per replica, also of a dead one: all stages it reported, and the requests it finished.
     lost: Replicas that died, failed or hung before all was completed, and why.
-    moved: Requests served by another replica than they were dispatched to.
+    moved: Requests served by another replica than planned.
     """
 
     traces: tuple[Trace, ...]
@@ -51,7 +51,7 @@ class FleetOutcome:
 class Listener:
     """Callbacks on a fleet's events other than completions.
 
-    on_stage: Called with the replica and the record of each stage.
+    on_stage: Called with the replica and each stage.
     on_failure: Called once with each request on which the model fails, and why; the others are served. None
         stops at the first.
     """
@@ -97,7 +97,7 @@ class _Log:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM: Ray installs one that aborts."""
+    """Keep this process's handler of SIGTERM, as Ray's aborts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -109,7 +109,10 @@ def _own_sigterm() -> Iterator[None]:
 
 
 class RayFleet:
-    """Replicas on a local Ray or a cluster, each an actor with its own engine and GPU, if any."""
+    """Replicas on a local Ray or a cluster.
+
+    Each is an actor with its own engine and GPU, if any.
+    """
 
     def __init__(
         self, spec: EngineSpec, replicas: int, address: str | None = None, patience: float | None = None
@@ -158,7 +161,7 @@ class RayFleet:
         policy: FleetPolicy | None = None,
         listener: Listener | None = None,
     ) -> FleetOutcome:
-        """Serve every request of a fleet by its schedule, and return the run.
+        """Serve every request of a fleet by its schedule.
 
         Each replica follows the policy, or else replays its own schedule and repairs it where lengths differ.
         A replica without requests takes those of a dead one, then half of those that wait at the one with
@@ -175,7 +178,7 @@ class RayFleet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """Rules of a job: schedules or policy, which replica takes from which, and timeouts."""
+    """Rules of a job: schedules or policy, exchange, and timeouts."""
 
     schedule: FleetSchedule
     policy: FleetPolicy | None
@@ -239,7 +242,7 @@ class _Serving:
         return FleetOutcome(traces, self._lost, self._moved)
 
     def _ask_the_idle(self) -> None:
-        """Count dead replicas without open reports as lost: no stream reports their death."""
+        """Count dead replicas without open reports as lost."""
         import ray
 
         asked = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
@@ -251,7 +254,7 @@ class _Serving:
                 self._count_as_lost(asked[reply], _why(error))
 
     def _give_up_the_hung(self) -> None:
-        """Count silent replicas as lost, so that the others serve their requests."""
+        """Count silent replicas as lost."""
         import ray
 
         patience, now = self._way.patience, time.monotonic()
@@ -267,7 +270,7 @@ class _Serving:
             self._lose(k, f"no report for {patience:g} s")
 
     def _follow(self, stream: Any) -> None:
-        """Take the next report of a replica: events, its end, its death, or an error in it."""
+        """Handle a replica's next report."""
         import ray
 
         k = self._streams[stream]
@@ -294,7 +297,7 @@ class _Serving:
                 self._lose(k, _why(error.cause))
 
     def _fail(self, k: int, error: RequestFailedError) -> None:
-        """Leave out a request on which the model fails, as it would fail on every replica."""
+        """Leave out a request on which the model fails."""
         self._failures += 1
         if self._told.on_failure is None or self._failures == MOST_FAILURES:
             raise RunStoppedError(str(error)) from None
@@ -312,7 +315,7 @@ class _Serving:
         self._start(k)
 
     def _give_back_unsure(self, k: int) -> None:
-        """Serve elsewhere the requests of a replica with an open reply to a release."""
+        """Serve elsewhere the requests of an unclear release."""
         if k in self._unsure:
             self._unsure.discard(k)
             self._orphans |= self._held[k]
@@ -356,7 +359,7 @@ class _Serving:
                 self._start(other)
 
     def _start(self, k: int) -> None:
-        """Give an idle replica its share, requests of a dead one, or half of another's."""
+        """Give an idle replica a share of requests."""
         if k in self._lost:
             return
         planned, self._planned[k] = self._planned[k], None
@@ -408,7 +411,7 @@ class _Serving:
 
 
 def _why(error: BaseException) -> str:
-    """Return in a line why a replica is lost: the last line of Ray's wrapped error."""
+    """Return why a replica is lost, in a line."""
     lines = str(error).strip().splitlines()
     told = lines[-1].strip() if lines else ""
     return f"{type(error).__name__}: {told}" if told else type(error).__name__

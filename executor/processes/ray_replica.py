@@ -1,4 +1,4 @@
-"""One replica of a fleet: the actor that holds an engine and serves shares of a job one after another."""
+"""One replica of a fleet: an actor with an engine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .engine_spec import EngineSpec
 
 _LOG = logging.getLogger(__name__)
 _QUIET = 0.05
-"""Seconds of events sent to the driver together; larger sends less often."""
+"""Seconds of events that are sent together."""
 
 
 class ReplicaActor:
-    """The actor: a loaded model that serves shares of a job one after another."""
+    """Actor with a loaded model that serves shares of a job."""
 
     def __init__(self, spec: EngineSpec) -> None:
         import torch
@@ -70,10 +70,11 @@ class ReplicaActor:
         most: IntArray,
         following: FleetPolicy | None = None,
     ) -> Any:
-        """Yield lists of events: ``("engine", description)``, ``("stage", ...)`` and ``("completion", ...)``.
+        """Yield lists of events.
 
-        A stage has the requests it prefilled and their slots. A completion has its tokens and its end in
-        seconds since this replica first served.
+        They are ``("engine", description)``, ``("stage", ...)`` and ``("completion", ...)``. A stage has the
+        requests it prefilled and their slots. A completion has its tokens and its end in seconds since this
+        replica first served.
         """
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         policy = Releasing(problem, planned, requests, following)
@@ -146,16 +147,16 @@ class ReplicaActor:
 
 
 def _is_last(event: tuple[Any, ...] | None) -> bool:
-    """Return True if this event is the last: the end, or an error."""
+    """Return whether this event is the last."""
     return event is None or event[0] == "error"
 
 
 class AllReleasedError(Exception):
-    """No request runs, and all waiting ones are served elsewhere."""
+    """Error of a policy with no requests left."""
 
 
 class Releasing:
-    """Policy with waiting requests that another thread may take away."""
+    """Policy whose waiting requests another thread may take."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Releasing:
         self._step = Step()
 
     def __call__(self, state: State) -> Step:
-        """Return the policy's next step over the requests that are left."""
+        """Return the policy's next step for the requests left."""
         with self._lock:
             state.waiting[self._gone] = False
             if not state.waiting.any() and not state.running.size:
@@ -187,11 +188,11 @@ class Releasing:
             return step
 
     def prefilled(self) -> tuple[list[int], list[int]]:
-        """Return the job's requests of the latest prefill stage, and their slots."""
+        """Return the requests of the latest prefill stage, with slots."""
         return [self.requests[i] for i in self._step.prefill], list(self._step.slots)
 
     def release(self) -> list[int]:
-        """Give up half of the requests not begun, every other one by length, and return them."""
+        """Give up half of the waiting requests, and return them."""
         with self._lock:
             waiting = np.flatnonzero(~self._begun & ~self._gone)
             longest = waiting[np.argsort(-self._decode_steps[waiting], kind="stable")]

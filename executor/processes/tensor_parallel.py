@@ -1,4 +1,7 @@
-"""Layers of a model shared among processes, through transformers' tensor parallelism."""
+"""Layers of a model shared among processes.
+
+It uses transformers' tensor parallelism.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ..models.families import UnsupportedModelError
 
 
 def share_layers(model: Any, degree: int) -> Any:
-    """Return a loaded model with every layer shared by ``degree`` processes, including this one.
+    """Share every layer of a model among ``degree`` processes.
 
     Each process loads the whole model on its device, calls this, and then makes the same calls with the same
     inputs; all get the same logits. ``torchrun`` starts the processes: they find each other by its
@@ -26,7 +29,7 @@ def share_layers(model: Any, degree: int) -> Any:
 
 
 def untie(model: Any) -> None:
-    """Copy the weights that a model's output layer shares with the embedding.
+    """Copy the weights that output layer and embedding share.
 
     transformers shares layers by the names of their weights, and finds a tied weight only once.
     """
@@ -38,7 +41,7 @@ def untie(model: Any) -> None:
 
 
 def check_shared(config: Any, degree: int) -> None:
-    """Raise, as :func:`share_layers` does, if ``degree`` processes cannot share the model's layers."""
+    """Raise an error if ``degree`` processes cannot share the layers."""
     text = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedModelError(

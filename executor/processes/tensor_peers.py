@@ -1,4 +1,4 @@
-"""Peer processes that run a configuration in step with this one, each with its share of every layer."""
+"""Peer processes that share a model's layers with this one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ..models.faults import RunStoppedError
 from .engine_spec import EngineSpec
 
 _PATIENCE = 5.0
-"""Seconds for a process to end by itself before it is killed."""
+"""Seconds for a process to end by itself."""
 
 _LONGEST_LOAD = timedelta(hours=2)
-"""Longest wait for another process to load its model."""
+"""Longest time for another process to load its model."""
 
 
 class TensorPeers:
-    """Peer processes that make the same calls as this one, so that they can share the model's layers.
+    """Peer processes that make the same calls as this one.
 
     While it is open, :func:`~.tensor_parallel.share_layers` finds them.
     """
@@ -126,7 +126,7 @@ class TensorPeers:
 
 
 def _place(rank: int, degree: int) -> dict[str, str]:
-    """Return a process's environment as `torchrun` would set it, over loopback."""
+    """Return a process's environment, as `torchrun` would set it."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": degree, "LOCAL_WORLD_SIZE": degree}
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return {name: str(value) for name, value in numbers.items()} | {
@@ -136,7 +136,7 @@ def _place(rank: int, degree: int) -> dict[str, str]:
 
 
 def _meet(folder: str, rank: int, degree: int, device: str) -> None:
-    """Join the process group, of members that meet through a file in a folder."""
+    """Join the process group through a file in a folder."""
     import torch
 
     on_cuda = device.startswith("cuda")
@@ -159,7 +159,7 @@ def _device(spec: EngineSpec, rank: int) -> str:
 def _follow(
     connection: Connection, place: dict[str, str], spec: EngineSpec, degree: int, work: tuple[Any, ...]
 ) -> None:
-    """Repeat the first process's calls; the peer's main function."""
+    """Repeat the first process's calls, as a peer."""
     os.environ.update(place)
     import torch
 

@@ -1,4 +1,4 @@
-"""WAA's decoding engine: batches that another process encoded join its running batch."""
+"""WAA's decoding engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .encode_worker import Encoded, EncodeWorker
 
 
 class DecodeEngine(HuggingFaceEngine):
-    """Engine that decodes a running batch and takes prefilled requests from the other worker.
+    """Engine that decodes, and takes prefilled requests from another worker.
 
     It is also its policy's :class:`~batchbound.heuristics.exegpt.workload_aware.Encoding`.
     """
@@ -45,7 +45,7 @@ class DecodeEngine(HuggingFaceEngine):
         self._worker.send(requests, names, [self._prompts[request] for request in requests])
 
     def encoded(self, *, wait: bool) -> list[list[int]]:
-        """Return the batches encoded since the last call; they stay in shared memory until prefilled."""
+        """Return the newly encoded batches, in shared memory until prefilled."""
         batches, begun = [], self.time
         ready = self._worker.receive(wait=wait)
         if wait:
@@ -59,7 +59,7 @@ class DecodeEngine(HuggingFaceEngine):
         return batches
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Add requests that the other worker has encoded; prefill or resume the others here."""
+        """Add encoded requests; prefill or resume the others here."""
         joining = {request: self._arrived.pop(request) for request in requests if request in self._arrived}
         for request, (batch, place) in joining.items():
             suspended = batch.suspended[place]

@@ -1,1 +1,1 @@
-"""Measurement of a model on this machine, and the simulator's error against measured runs."""
+"""Measurement of a model, and the simulator's error."""

@@ -19,14 +19,14 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _PROFILE_ONLY = ("date", "lengths")
 """Keys of a profile's versions that do not describe the engine."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
-"""Tokens of the prefill stages that, with the batches, define a cost model."""
+"""Tokens of the prefill stages that define a cost model."""
 _BEND_GAIN = 0.03
-"""Least relative reduction of the error that justifies a bend."""
+"""Least relative reduction of the error for a bend."""
 _FOLDS = 5
 _CHANGE_GAIN = 0.03
-"""Least relative reduction of the error at left-out bursts that justifies a cost of batch changes."""
+"""Least relative reduction of left-out errors for a change's cost."""
 _OUTLIER = 2.0
-"""Residuals beyond this many typical ones weigh less in the fit."""
+"""Residuals beyond this many typical ones weigh less."""
 
 
 def calibrate(
@@ -38,7 +38,7 @@ def calibrate(
     prompt_grid: Sequence[int] = (),
     held_out: Callable[[CostModel], Sequence[Stage]] | None = None,
 ) -> CalibratedCost:
-    """Return the cost model fitted to measured stages, with its error and their ranges."""
+    """Fit a cost model to measured stages, with error and range."""
     cost = fit_cost(stages)
     error = fit_error(cost, stages)
     beyond = None if held_out is None else fit_error(cost, held_out(cost))
@@ -46,7 +46,7 @@ def calibrate(
 
 
 def fit_cost(stages: Sequence[Stage]) -> CostModel:
-    """Return the cost model fitted by robust least squares of relative errors, without negative terms.
+    """Fit a cost model by robust relative least squares.
 
     KV cache of a decode step counts as the engine reads it, padding included. Cross-validation decides about
     a cost of batch changes: every fifth burst is left out in turn, and the term stays if it improves their
@@ -83,7 +83,7 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
 
 
 def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
-    """Return the cost model nearest to a one-device layer profile, and its error."""
+    """Fit a cost model to a one-device layer profile."""
     cost, layers = LayerCost(profile), profile.shape.layers
     stages = []
     for batch in _BATCHES:
@@ -133,7 +133,7 @@ def _require_two_sizes(sizes: set[int], what: str, of: str) -> None:
 
 
 def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
-    """Return the coefficients of ``max(floor, base + per_token * tokens)``, its base possibly below zero."""
+    """Fit ``max(floor, base + per_token * tokens)``; the base may be negative."""
     sizes = np.unique(tokens)
     best, least = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
     # A line needs at least two sizes above the floor.
@@ -167,7 +167,7 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
 
 
 def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArray) -> FloatArray:
-    """Return the coefficients of a decode step's seconds; the last, of a batch change, may be 0."""
+    """Fit the coefficients of a decode step's seconds."""
     plain = np.append(_fit(columns, seconds, decode_steps), 0.0)
     if len(np.unique(decode_steps)) < 2 or len(decode_steps) < 2 * _FOLDS:
         return plain
@@ -180,7 +180,7 @@ def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArr
 
 
 def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> float:
-    """Return the mean relative error at left-out rows, in turn."""
+    """Return the mean relative error at left-out rows."""
     fold = np.arange(len(seconds)) % _FOLDS
     error = np.zeros(len(seconds))
     for left in range(_FOLDS):
@@ -193,7 +193,7 @@ def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
 def _fit(
     columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None, free: int = 0
 ) -> FloatArray:
-    """Return the coefficients of least relative Huber loss; all but the first ``free`` are non-negative."""
+    """Fit coefficients; those after the first ``free`` are non-negative."""
     from scipy.optimize import lsq_linear
 
     lowest = np.where(np.arange(columns.shape[1]) < free, -np.inf, 0.0)

@@ -1,4 +1,4 @@
-"""Estimated seconds of a job at rates fitted to its own times."""
+"""Estimated seconds of a job at fitted rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SecondsEstimate:
     fit: Seconds of an iteration.
     measured, simulated: Makespan of the job, and of its simulation at the fitted rates.
     least: Least seconds of every order if the rates are true, all requests there at the start.
-    orders: Simulated runs by the order of the requests, all there at the start.
+    orders: Simulated runs by order, all requests there at the start.
     """
 
     fit: IterationFit
@@ -35,11 +35,12 @@ class SecondsEstimate:
 def estimate_seconds(
     job: TimedJob, limits: EngineLimits, proven: EngineLimits, orders: Mapping[str, IntArray]
 ) -> SecondsEstimate | None:
-    """Return the seconds of a job's orders at fitted rates, or None if it is too large to simulate.
+    """Estimate the seconds of a job's orders at fitted rates.
 
     An iteration costs an affine function of its work. So every order costs at least the sum over kinds of
     work of each non-negative rate times the least work of its kind. ``proven`` holds the limits known for
-    sure, for that bound; ``orders`` are positions of the rows.
+    sure, for that bound; ``orders`` are positions of the rows. The result is None for a job too large to
+    simulate.
     """
     fit = fit_iterations(job, limits)
     if fit is None:
@@ -52,7 +53,7 @@ def estimate_seconds(
 
 
 def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
-    """Return rates at which every order takes at least the sum of its least work.
+    """Return rates that bound every order from below.
 
     An evicted request computes its newest token within a chunk of all its ``m`` tokens, instead of a decode
     that reads ``m``. So a decode and its read may cost no more than a chunk of ``m`` tokens. ``put_back`` is
@@ -67,7 +68,10 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
 def simulated_orders(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, PricedRun]:
-    """Return the runs of orders at one second an iteration; empty for a job too large to simulate."""
+    """Simulate orders at one second an iteration.
+
+    The result is empty for a job too large to simulate.
+    """
     if not simulable(sequences, limits) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)

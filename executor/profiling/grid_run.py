@@ -1,4 +1,4 @@
-"""Measurement of an engine's prefill stages and decode steps on a small grid."""
+"""Measurement of prefill stages and decode steps on a grid."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...heuristics.engine import Engine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _SPREAD = 0.5
-"""Largest distance of a point's prompts from their mean, as a share of it."""
+"""Largest relative distance of a point's prompts from their mean."""
 _BURSTS = (1, 2, 4)
-"""Decode steps of the later bursts of a point; a request leaves before each."""
+"""Decode steps of later bursts; a request leaves before each."""
 _JOB_ANSWER = 24
 """Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
@@ -35,7 +35,7 @@ def profile(
     kv_capacity: int | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> list[Stage]:
-    """Return the median prefill stage and decode stages at every point of a grid.
+    """Measure the median stages at every point of a grid.
 
     At a point, as many requests as slots are prefilled in one stage, of lengths spread around their mean, and
     decoded together, as in a run. Decode steps are timed from the first after the prefill. Then requests
@@ -70,7 +70,7 @@ def profile(
 
 
 def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:
-    """Return a job unlike any grid point: prompts and completions of all lengths, slots refilled."""
+    """Return a job with prompts and completions of all lengths."""
     rng, count = np.random.default_rng(seed), 3 * slots
     prompts = np.exp(rng.uniform(np.log(min(8, longest)), np.log(longest), count)).astype(np.int64)
     answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_STEPS)
@@ -79,7 +79,7 @@ def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Probl
 
 
 def grid(most: int, *, least: int = 1, points: int = 6) -> list[int]:
-    """Return at most ``points`` whole numbers from ``least`` to ``most``, evenly spaced by ratio."""
+    """Return whole numbers from ``least`` to ``most``, spaced by ratio."""
     ratio = most / least
     return sorted({round(least * ratio ** (step / (points - 1))) for step in range(points)})
 

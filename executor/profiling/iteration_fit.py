@@ -1,4 +1,4 @@
-"""Fit of a server's seconds per iteration from the times of its requests."""
+"""Fit of a server's seconds per iteration."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..serving.release import engine_of, fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
 
 _FITTED = ("iterations", "decodes", "prompt_tokens", "kv_tokens")
-"""Kinds of work in the fit; draws and pairs cannot be separated from outside."""
+"""Kinds of work in the fit; others cannot be separated."""
 
 _COLUMNS = [[field.name for field in fields(Work)].index(name) for name in _FITTED]
 
 _DRAWN = [field.name for field in fields(Work)].index("drawn")
 
 _PASSES = 5
-"""Passes of simulation and fit, as the batches of iterations depend on the seconds."""
+"""Passes of simulation and fit, which depend on each other."""
 
 _MOST_MARKS = 1500
 _PARTS = 6
 
 LEAST_MARKS = 24
-"""First and last tokens below which only one rate is fitted."""
+"""First and last tokens below which one rate is fitted."""
 
 LARGEST_ERROR = 0.2
-"""Relative error of a fit beyond which iterations do not have a linear cost."""
+"""Relative error beyond which costs are not linear."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,12 +75,12 @@ class IterationFit:
 
     @property
     def is_linear(self) -> bool:
-        """True if the iterations fit a linear cost, or the fit has no error."""
+        """True if the iterations fit a linear cost."""
         return self.error is None or self.error <= LARGEST_ERROR
 
 
 def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = None) -> tuple[Minorant, float]:
-    """Return the non-negative rates of least absolute error, by a linear program.
+    """Fit non-negative rates by least absolute error.
 
     The error is absolute and not squared: on a shared machine some iterations take ten times as long.
 
@@ -122,7 +122,7 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
 
 
 def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
-    """Fit the seconds of an iteration from the times of a server's requests.
+    """Fit an iteration's seconds to the times of requests.
 
     The batches of iterations are simulated as vLLM schedules them, at the rates found so far. Each first and
     last token is a mark on two clocks: the measured seconds, and the simulated work done by then. The rates
@@ -145,7 +145,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
 
 
 def fit_log(log: IterationLog) -> IterationFit:
-    """Fit the seconds of an iteration from a server's own log."""
+    """Fit an iteration's seconds to a server's own log."""
     work = np.zeros((len(log), len(fields(Work))))
     work[:, :3] = np.stack((np.ones(len(log)), log.decodes, log.chunk_tokens), axis=1)
     at = np.unique(np.linspace(0, len(log) - 1, min(len(log), _MOST_MARKS)).astype(np.int64))
@@ -154,7 +154,7 @@ def fit_log(log: IterationLog) -> IterationFit:
 
 
 def _error(work: FloatArray, seconds: FloatArray) -> float | None:
-    """Return the mean relative error of each part under the rates of the others."""
+    """Return each part's mean relative error under the others' rates."""
     if len(seconds) < LEAST_MARKS:
         return None
     missed = []
@@ -178,7 +178,7 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
 class PricedRun:
     """Simulated job.
 
-    run: The device's run.
+    run: Run of the device.
     work: Work of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
     """
 
@@ -195,7 +195,7 @@ class PricedRun:
 def replay_at(
     job: TimedJob, limits: EngineLimits, rates: Minorant, order: Sequence[int] | IntArray | None = None
 ) -> PricedRun:
-    """Return the simulation of a job at some rates."""
+    """Simulate a job at some rates."""
     sequences = job.sequences
     if order is None:
         sent = np.maximum.accumulate((job.start - job.start.min())[job.request])
@@ -210,7 +210,7 @@ def replay_at(
 
 
 class PricedDevice:
-    """Device with seconds from the price of an iteration's work."""
+    """Device that prices an iteration's work."""
 
     def __init__(self, rates: Minorant) -> None:
         self._rates = rates
@@ -220,7 +220,7 @@ class PricedDevice:
         return self._rates.seconds(_done(work))
 
     def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
-        """Return the seconds of iterations without prompts, as :class:`.IterationPrices` says."""
+        """Return the seconds of iterations without prompts."""
         rates = self._rates
         seconds: FloatArray = (
             rates.iterations + (rates.decodes + rates.drawn) * decodes + rates.kv_tokens * held
@@ -228,7 +228,7 @@ class PricedDevice:
         return seconds
 
     def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-        """Return the seconds of an iteration with prompts, as :class:`.IterationPrices` says."""
+        """Return the seconds of an iteration with prompts."""
         tokens = sum(new for new, _ in chunks)
         pairs = sum(new * (before + new / 2) for new, before in chunks)
         return self._rates.seconds(Work(1, decodes, tokens, drawn, held, pairs))
@@ -260,7 +260,7 @@ def _done(work: DeviceBatch) -> Work:
 
 
 def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
-    """Return the marks of a job's clock in order, shape (marks, 6)."""
+    """Return the marks of a job's clock, shape (marks, 6)."""
     run, ends = priced.run, priced.run.start + priced.run.seconds
     begins = np.flatnonzero(np.append(True, np.diff(job.request) > 0))
     marks = [(np.maximum.reduceat(run.finished, begins), job.last)]

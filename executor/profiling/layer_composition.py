@@ -1,4 +1,4 @@
-"""Layer profile composed from measurements at the points of a grid."""
+"""Layer profile composed from measurements on a grid."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Point = tuple[int, int]
 """Number of requests, and their mean tokens."""
 
 REFERENCE = f"reference: {WORK}"
-"""Field of a measurement: the seconds of that work just before it."""
+"""Field of a measurement: seconds of the fixed work before it."""
 
 _LINE = np.array([[0.0], [1e6]])
-"""Numbers of requests: a line through these is exact everywhere."""
+"""Numbers of requests whose line is exact everywhere."""
 
 
 def at(batch: int, length: int, what: str, number: int) -> str:
-    """Return the name of a measurement at a point, in one of the passes."""
+    """Return the name of a measurement at a point."""
     return f"{batch} x {length} tokens, {what}, pass {number}"
 
 
@@ -39,8 +39,7 @@ class Measurements:
     """Measurements from which a profile is composed.
 
     points: Measured points of the grid.
-    joining: Points of :attr:`~.profile_grid.Grid.joining` measured with an encoding worker; empty without
-        one.
+    joining: Points of :attr:`~.profile_grid.Grid.joining` measured with an encoding worker, if any.
     grid: The grid.
     found: All measurements.
     """
@@ -55,7 +54,7 @@ class Measurements:
         return [_number(self.found[at(*point, what, number)][kind]) for number in range(self.grid.repeats)]
 
     def calls(self, kind: str) -> FloatArray:
-        """Return a measured value of the calls at every point, shape (points, passes)."""
+        """Return a measured value of all calls, shape (points, passes)."""
         return np.array([self.passes(point, "calls", kind) for point in self.points])
 
     @property
@@ -65,17 +64,17 @@ class Measurements:
 
     @property
     def begun_with(self) -> FloatArray:
-        """Mean prompt tokens with which the points begin to decode, shape (points,)."""
+        """Mean prompt tokens of the points, shape (points,)."""
         return np.array([fmean(decoding(length, batch)) for batch, length in self.points])
 
     @property
     def held(self) -> FloatArray:
-        """Mean tokens a request holds in the decode steps timed together, shape (points,)."""
+        """Mean tokens of a request in the timed steps, shape (points,)."""
         return self.begun_with + STEPS_BEFORE + (self.grid.decode_steps + 1) / 2
 
 
 def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
-    """Return the profile that composes to the measured seconds of every point.
+    """Compose a profile with the measured seconds of every point.
 
     They are the median of its passes, which is robust to a busy moment, scaled to the mean over all points: a
     run has busy moments, too.
@@ -99,7 +98,7 @@ def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
 
 
 def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operation]:
-    """Return the operations of encoding or decoding: layers without attention, attention, and the rest."""
+    """Return the operations of encoding or decoding."""
     batches, points = measured.batches, measured.points
     repeats = measured.calls(kind)
     seconds = _typical(repeats)
@@ -127,7 +126,7 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 
 
 def _between(measured: Measurements) -> list[Operation]:
-    """Return the operations between stages: batch change, leaving request, loop, storing a completion."""
+    """Return the operations between stages."""
     found = measured.found
     large = [point for point in measured.points if "leave" in found[at(*point, "calls", 0)]]
     left = [each for point in large for each in measured.passes(point, "calls", "leave")]
@@ -149,7 +148,7 @@ def _between(measured: Measurements) -> list[Operation]:
 
 
 def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
-    """Return the extra seconds of a first call, and of decode steps after an encoding."""
+    """Return the extra seconds after an encoding."""
     batches, lengths = BESIDE + measured.batches, measured.begun_with
     parts = {"start": 1, "warming": WARMING_STEPS - 1, "warm": WARM_STEPS}
     beyond, held = {}, 0
@@ -173,7 +172,7 @@ def _so_far(shape: ModelShape, operations: Sequence[Operation]) -> LayerCost:
 
 
 def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
-    """Return the slow-down of a decode call in a job, compared with calls in a row."""
+    """Return the slow-down of a decode call in a job."""
     profile, jobs = cost.profile, job_points(measured.points)
     change, leaving = _changing(profile)
 
@@ -197,20 +196,20 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
 
 
 def _changing(profile: LayerProfile) -> tuple[Surface, float]:
-    """Return the seconds of a batch change, and of each request that leaves."""
+    """Return the seconds of a batch change, and of each leaving request."""
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     leaving = float(own["leave"].seconds[-1]) / float(_LINE[-1, 0])
     return Surface(own["change"].points, own["change"].seconds), leaving
 
 
 def _typical(repeats: FloatArray) -> FloatArray:
-    """Return each point's median over passes, scaled so that the sum is that of the means."""
+    """Return each point's median, scaled to the sum of means."""
     medians, means = np.median(repeats, axis=1), np.mean(repeats, axis=1)
     return np.asarray(medians * (means.sum() / medians.sum() if medians.any() else 1.0))
 
 
 def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
-    """Return the extra operations of two workers, one encoding and one decoding."""
+    """Return the extra operations of two workers."""
     cost, layers = LayerCost(profile), profile.shape.layers
     change, leaving = _changing(profile)
     alone = profile.operation("loop")
@@ -247,7 +246,7 @@ def _of_two(profile: LayerProfile, measured: Measurements) -> list[Operation]:
 
 
 def _crowding(measured: Measurements) -> tuple[FloatArray, FloatArray]:
-    """Return batches, and the share by which another worker's encoding slows their decode steps."""
+    """Return batches, and their slow-down by another worker."""
     slowed: dict[int, list[float]] = {}
     for point in measured.points:
         alone, beside = (measured.passes(point, "beside encoding", kind) for kind in ("alone", "beside"))

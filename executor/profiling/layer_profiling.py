@@ -1,4 +1,4 @@
-"""Layer by layer profile of a model as the engine runs it (ExeGPT's XProfiler, section 3)."""
+"""Layer profile of a model as the engine runs it (ExeGPT's XProfiler)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _REQUESTS_PER_SLOT = 6
-"""Requests per slot of the job that measures overheads between stages."""
+"""Requests per slot of the job that measures overheads."""
 _NEVER = frozenset({-1})
-"""End token that no completion has: the engine looks for it, and decodes to the full length."""
+"""End token of no completion, so that all have full length."""
 _EARLY = ((1, 0),) * (WARMING_STEPS + WARM_STEPS)
 _SINGLE = ((1, 1),) * BESIDE
 _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
-"""Decode calls after an encoding, and after a long one: steps of each, and requests done in its last."""
+"""Decode calls after an encoding: steps, and requests done."""
 
 EngineFor = Callable[[Problem], HuggingFaceEngine]
 _Task = Callable[[], dict[str, float]]
@@ -59,7 +59,7 @@ class ProfiledModel:
 
     model: Loaded.
     tier: Layout of its KV cache.
-    pinned: Measure as for runs at pinned lengths, which read tokens back only when a request is done.
+    pinned: True to measure as for runs at pinned lengths, which read tokens back only when a request is done.
     clock: Seconds from any origin.
     """
 
@@ -98,7 +98,7 @@ def profile_layers(
     keep: Callable[[Sequence[int]], None] | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
-    """Profile the layers of a model on the engine, point by point.
+    """Profile the layers of a model on the engine.
 
     Every point runs through the engine's own prefill and decode calls, on buffers that were used before, with
     lengths spread as in a running batch. So the engine's additions to the model (padding, masks, storing,
@@ -147,7 +147,7 @@ def profile_layers(
 
 
 def _within_positions(model: Any, grid: Grid, *, paired: bool) -> tuple[list[Point], list[Point]]:
-    """Return the points within a model's positions, and the joining points of two workers."""
+    """Return the points within a model's positions."""
     from ..models.source import position_limit
 
     limit = position_limit(model.config) or 2**31
@@ -170,7 +170,7 @@ def _tasks(
     keep: Callable[[Sequence[int]], None] | None,
     number: int,
 ) -> dict[str, _Task]:
-    """Return the measurements of one pass on one engine, by name."""
+    """Return the measurements of one pass on one engine."""
     from .layer_shares import LayerShares
 
     shares = LayerShares(profiled.model, profiled.clock)
@@ -193,7 +193,7 @@ def _paired_tasks(
     joining: Sequence[Point],
     number: int,
 ) -> dict[str, _Task]:
-    """Return the measurements of one pass on two workers, by name."""
+    """Return the measurements of one pass on two workers."""
     tasks: dict[str, _Task] = {}
     for point in points:
         crowd = partial(_crowd, engine_for, pair, point, decode_steps)
@@ -209,7 +209,6 @@ def _measure(
     measured: Journal,
     on_point: Callable[[int, int], None] | None,
 ) -> None:
-    """Run the tasks that the journal lacks."""
     total = sum(len(tasks) for tasks in passes)
     # Each pass has an order of its own. A machine's speed changes within seconds, and measurements in a row
     # would all see the same speed.
@@ -226,9 +225,9 @@ def _measure(
 def _used_engine(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, leaving: Sequence[int] = ()
 ) -> HuggingFaceEngine:
-    """Return an engine with buffers that a first batch has used and left.
+    """Return an engine with used buffers.
 
-    The requests to measure come after those of that batch: a batch to encode, done after a decode step; a
+    The requests to measure come after those of a first batch: a batch to encode, done after a decode step; a
     batch to decode, with requests that run for more than ``decode_steps`` steps unless in ``leaving``; and
     :data:`BESIDE` further requests. ``leaving`` has the decode steps after which requests are done: first the
     further ones, then those of the batch.
@@ -247,7 +246,7 @@ def _used_engine(
 
 
 def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) -> dict[str, float]:
-    """Return the seconds of an encoding, of a decode step, and of a call's fixed cost.
+    """Return the seconds of an encoding, a decode step and a call.
 
     After some slower decode steps that follow the encoding, a call of many steps is timed. Calls of one step
     are timed before and after it, with as many more and as many fewer requests. In the last step of each one
@@ -288,7 +287,7 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
 def _shares(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, shares: LayerShares
 ) -> dict[str, float]:
-    """Return the layers' share of an encoding and of a decode step, and attention's share in it."""
+    """Return the shares of layers and of attention."""
     engine = _used_engine(engine_for, batch, length, decode_steps)
     found: dict[str, float] = {}
     with shares:
@@ -322,7 +321,7 @@ def _job(
     seed: int,
     keep: Callable[[Sequence[int]], None] | None,
 ) -> dict[str, float]:
-    """Return the overhead between two stages of a job, in loop and policy, and of storing completions.
+    """Return the overheads of a job between its stages.
 
     It also returns the seconds of decode calls in the steady state, with their work: calls, decode steps,
     mean requests and tokens of each, requests done, and encodings among them.

@@ -1,4 +1,4 @@
-"""Shares of a forward call spent in layers, and in their attention.
+"""Shares of a forward call in layers and attention.
 
 Importing this module needs torch.
 """
@@ -15,7 +15,7 @@ _ATTENTION = ("attn", "attention")
 
 
 class LayerShares:
-    """Context that times the layers of a model, and the attention in them.
+    """Context that times a model's layers and their attention.
 
     Attention is all of an attention module except its projections: positions, storing and reading KV cache,
     scores and weighted sums. This part depends on the tokens held.
@@ -47,7 +47,7 @@ class LayerShares:
         self._handles.clear()
 
     def take(self) -> tuple[float, float]:
-        """Return the seconds of all layers, and of the attention in them, since the last call."""
+        """Return the seconds of layers and attention since the last call."""
         if self._cuda:
             torch.cuda.synchronize()
         sums = {}
@@ -95,5 +95,4 @@ def _attention_of(layer: Any) -> Any:
 
 
 def _projects(module: Any) -> bool:
-    """Return True if a module multiplies by a weight matrix of its own."""
     return any(weight.dim() == 2 for weight in module.parameters(recurse=False))

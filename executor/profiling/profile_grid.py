@@ -1,4 +1,4 @@
-"""The points at which a model is profiled layer by layer."""
+"""Points of a layer profile."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from ...models.exegpt.run_profile import WARMING_STEPS
 
 _DEVIATION = 0.45
-"""Deviation of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
+"""Deviation of lengths in a batch, as a share of their mean."""
 _MOST_JOINING = 8
 BESIDE = 4
-"""Further requests of a point, which leave one by one before decode steps are timed together."""
+"""Further requests of a point, which leave one by one."""
 WARM_STEPS = 3
-"""Decode steps after those slowed by an encoding, for comparison with these."""
+"""Decode steps to compare with those after an encoding."""
 STEPS_BEFORE = WARMING_STEPS + WARM_STEPS + BESIDE
 """Decode steps of a point before those timed together."""
 _FEWEST_IN_JOB = 4
 _MORE_STEPS = 2 * WARMING_STEPS + 12
-"""Decode steps that a point may run beyond the timed ones."""
+"""Decode steps of a point beyond the timed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +54,32 @@ class Grid:
 
     @property
     def joining(self) -> list[tuple[int, int]]:
-        """Prompts that join a decode batch at a time, of each length: one, and several."""
+        """Numbers of prompts that join a decode batch, with each length."""
         several = min(_MOST_JOINING, max(self.batches))
         return [(prompts, length) for prompts in (1, several) for length in sorted(set(self.lengths))]
 
     @property
     def most_steps(self) -> int:
-        """Decode steps that a point may run."""
+        """Most decode steps of a point."""
         return self.decode_steps + _MORE_STEPS
 
     def within(self, point: tuple[int, int], limit: int) -> bool:
-        """Return True if a model with ``limit`` positions can run a point."""
+        """Return whether a model with some positions can run a point."""
         batch, length = point
         longest = max(*spread(length, batch), *decoding(length, batch))
         return longest + self.most_steps <= limit
 
     def measurements(self, *, paired: bool) -> int:
-        """Return the number of measurements, with (``paired``) or without an encoding worker."""
+        """Return the number of measurements, ``paired`` with a worker."""
         pairs = len(self.points) + len(self.joining)
         return self.repeats * (2 * len(self.points) + len(job_points(self.points)) + paired * pairs)
 
 
 def spread(length: int, batch: int) -> list[int]:
-    """Return prompt lengths of a running batch: a normal distribution's quantiles, in random order."""
+    """Return prompt lengths of a running batch.
+
+    They are a normal distribution's quantiles, in random order.
+    """
     if batch == 1:
         return [length]
     # In order, similar rows would be neighbours, and an engine that groups rows would pad less.
@@ -86,12 +89,15 @@ def spread(length: int, batch: int) -> list[int]:
 
 
 def decoding(length: int, batch: int, decode_steps: int = STEPS_BEFORE) -> list[int]:
-    """Return prompt lengths that spread a batch like a running one after some decode steps."""
+    """Return prompt lengths of a batch after some decode steps."""
     return [max(1, tokens - decode_steps) for tokens in spread(length + decode_steps, batch)]
 
 
 def job_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points of a grid at which whole jobs are timed: each batch but the smallest, one length."""
+    """Return the points for whole jobs.
+
+    They are each batch but the smallest, at one length.
+    """
     lengths, batches = (sorted({point[axis] for point in points}) for axis in (1, 0))
     return [
         (batch, lengths[len(lengths) // 2]) for batch in batches if batch >= min(_FEWEST_IN_JOB, batches[-1])

@@ -1,4 +1,4 @@
-"""The simulation of a measured run, on the times composed from a layer profile."""
+"""Simulation of a measured run by a layer profile."""
 
 from __future__ import annotations
 
@@ -36,20 +36,23 @@ class Replay:
 
 
 class ComposedDevice:
-    """Device with seconds composed from a layer profile alone."""
+    """Device with seconds from a layer profile."""
 
     def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
         self._cost, self._graphs = cost, list(graph_tokens)
 
     def run(self, work: DeviceBatch, tokens: int | None = None) -> float:
-        """Return an iteration's seconds; for ``tokens`` tokens if another replica of a group has more."""
+        """Return an iteration's seconds.
+
+        tokens: Number of tokens to price, if another replica of a group has more.
+        """
         contexts, chunks = work.held[work.decodes], _chunks(work)
         context = float(contexts.mean()) if len(contexts) else 0.0
         padded = tokens or self.padded(work)
         return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
 
     def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
-        """Return the seconds of iterations without prompts, as :class:`.IterationPrices` says."""
+        """Return the seconds of iterations without prompts."""
         if self._graphs:
             raise ValueError("what is rounded up to captured graphs is priced iteration by iteration")
         many = decodes.astype(np.float64)
@@ -58,20 +61,20 @@ class ComposedDevice:
         return seconds
 
     def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-        """Return the seconds of an iteration with prompts, as :class:`.IterationPrices` says."""
+        """Return the seconds of an iteration with prompts."""
         tokens = decodes + sum(new for new, _ in chunks)
         context = held / decodes if decodes else 0.0
         return self._cost.iteration(decodes, context, chunks, sampled=drawn, padded_tokens=tokens)
 
     def padded(self, work: DeviceBatch) -> int:
-        """Return the computed tokens, rounded up to a captured graph where there is one."""
+        """Return the tokens, rounded up to a captured graph."""
         tokens = len(work.decodes) + sum(new for new, _ in _chunks(work))
         at = bisect_left(self._graphs, tokens)
         return self._graphs[at] if at < len(self._graphs) else tokens
 
 
 class _ExpertGroup:
-    """Replicas that share their experts: each computes its own tokens and waits for all others."""
+    """Replicas that share experts, and so wait for each other."""
 
     def __init__(self, run: MeasuredRun, profile: LayerProfile, link: Link) -> None:
         rest, experts = experts_apart(with_all_reduce(profile, link, gathered=True))
@@ -80,7 +83,7 @@ class _ExpertGroup:
         self._largest = max(run.graph_tokens, default=0)
 
     def run(self, work: Sequence[DeviceBatch]) -> float:
-        """Return the seconds of an iteration at the pace of the slowest replica."""
+        """Return the seconds of the slowest replica."""
         tokens = [self._own.padded(batch) for batch in work] + [0] * (self._replicas - len(work))
         if max(tokens) <= self._largest:
             # All replay graphs of one size; idle replicas compute it, too.
@@ -100,7 +103,10 @@ def _chunks(work: DeviceBatch) -> list[tuple[int, int]]:
 
 
 def mismatches(run: MeasuredRun, profile: LayerProfile) -> list[str]:
-    """Return the differences of a profile from the run (model, device, degree), a sentence each."""
+    """Return the differences of a profile from a run.
+
+    They are in model, device and degree, a sentence each.
+    """
     found = []
     ran, measured = run.model.rpartition("/")[2], profile.shape.name.rpartition("/")[2]
     if _plain(ran) != _plain(measured):
@@ -120,10 +126,9 @@ def _plain(name: str) -> str:
 
 
 def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None) -> Replay:
-    """
-    Return the simulation of a measured run: same arrivals, same lengths, same limits.
+    """Simulate a measured run.
 
-    Requests go to replicas in turn, as they arrive.
+    Arrivals, lengths and limits are the run's. Requests go to replicas in turn, as they arrive.
     """
     experts = profile.shape.experts > 0
     if link is None and (profile.tensor_parallel > 1 or (experts and run.data_parallel > 1)):
@@ -156,7 +161,7 @@ def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None
 
 
 def replay_on(run: MeasuredRun, device: ServingDevice, requests: IntArray | None = None) -> ServingRun:
-    """Return the simulated run of a device on a measured run, or on some of its requests."""
+    """Simulate a device on a measured run's requests."""
     workload, policy, ledger = _setting(run, requests)
     return serve_on_device(workload, policy, device, ledger, ahead=run.ahead)
 

@@ -1,4 +1,4 @@
-"""Seconds that a measured run lost, by cause, against a bound that holds for every order."""
+"""Lost seconds of a measured run, by cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DECODE = "above the least cost: decodes alone"
 
 @dataclass(frozen=True, slots=True)
 class SecondsAudit:
-    """Measured makespan against a lower bound for every order, at the cost model's prices.
+    """Measured makespan against a bound at a cost model's prices.
 
     measured, simulated: Makespan of the run and of its replay at the model's prices.
     bound: Least seconds of every order at those prices, all requests there at the start.
@@ -46,10 +46,9 @@ class SecondsAudit:
 
 
 def audit_seconds(run: MeasuredRun, cost: LayerCost, kinds: Collection[str] = KINDS) -> SecondsAudit:
-    """
-    Return what a measured run lost; the bound on iterations is of some kinds.
+    """Split a measured run's loss by cause.
 
-    Prompts are taken to share no prefix.
+    Prompts are taken to share no prefix. The bound on iterations uses certificates of some kinds.
     """
     workload = run.workload
     limits = EngineLimits(run.sequences, run.batched_tokens, run.kv_capacity, run.block_tokens)
@@ -83,7 +82,7 @@ def waited(seconds: float, worked: float) -> float:
 
 
 def needed_work(sequences: Sequences, limits: EngineLimits) -> Work:
-    """Return the least work of every order: each token once, in the fewest iterations."""
+    """Return the least work of every order."""
     prompt, output, cached = (
         column.astype(float) for column in (sequences.prompt, sequences.output, sequences.cached)
     )
@@ -125,7 +124,7 @@ class _Record:
 
     @property
     def rows(self) -> FloatArray:
-        """Work, seconds and seconds of padding of each iteration, shape (iterations, 8)."""
+        """Work, seconds and padding of each iteration, shape (iterations, 8)."""
         return np.array(self._rows, dtype=np.float64)
 
 

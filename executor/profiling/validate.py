@@ -17,7 +17,7 @@ from .replay import replay_run
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Metric of a run, measured and simulated, in the unit of its name."""
+    """Metric of a run, measured and simulated."""
 
     measured: float
     simulated: float
@@ -50,7 +50,7 @@ class Validation:
 
 
 def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None) -> Validation:
-    """Return the error of a measured run's simulation (see :func:`replay_run`)."""
+    """Compare a measured run with its simulation (:func:`replay_run`)."""
     simulated = replay_run(run, profile, link)
     measured = (run.first_token, run.finished)
     return _compare(
@@ -62,7 +62,7 @@ def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = No
 
 
 def validate_trace(trace: Trace, cost: CostModel) -> Validation:
-    """Return the error of a trace of our own against the same stages at a cost model's times."""
+    """Compare our trace with its stages at a cost model's times."""
     simulated = retime(trace, cost)
     return _compare(
         trace.queued,
@@ -73,7 +73,7 @@ def validate_trace(trace: Trace, cost: CostModel) -> Validation:
 
 
 def retime(trace: Trace, cost: CostModel) -> Trace:
-    """Return a trace with a cost model's seconds, in the same order with the same pauses."""
+    """Return a trace with a cost model's seconds."""
     stages, measured, modelled = [], [0.0], [0.0]
     clock = end = 0.0
     for stage in trace.stages:

@@ -1,4 +1,4 @@
-"""Two timed workers of a model: one encodes, and engines decode meanwhile (ExeGPT's WAA)."""
+"""Two timed workers of a model: one encodes, one decodes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _LEAD = 2
 """Batches encoded ahead."""
 FEWEST_STEPS = 5
-"""Least decode steps for a comparison with and without another worker."""
+"""Least decode steps for a comparison."""
 _BATCHES = 24
 """Batches that join in a timed job."""
 _STAY = 4
 """Decode steps of those requests."""
 MOST_STEPS = 2 * _BATCHES
-"""Decode steps of the other requests, which are there from the start."""
+"""Decode steps of the requests that are there from the start."""
 
 
 class WorkerPair:
-    """The encoding worker, started on first use, and the measurements with it."""
+    """Encoding worker, started on first use, and measurements with it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkerPair:
             self._worker.close()
 
     def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
-        """Return the costs of encoded prompts that join a running batch, from a job of both workers."""
+        """Return the costs of encoded prompts that join a batch."""
         stay = max(1, min(_STAY, running // prompts))
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
@@ -95,7 +95,7 @@ class WorkerPair:
         }
 
     def crowd(self, engine: HuggingFaceEngine, length: int, decode_steps: int) -> dict[str, float]:
-        """Return the seconds of a decode step, ``alone`` and ``beside`` an encoding worker."""
+        """Return the seconds of a step ``alone`` and ``beside`` a worker."""
         worker = self._started()
         prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
         names = [""] * len(prompts)

@@ -1,4 +1,4 @@
-"""An audit as one page for a browser: losses by cause, and running requests over time."""
+"""Audit as one page for a browser."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """
-    A measured quantity, its lower bound, and the difference by cause.
+    """Measured quantity, its lower bound, and the difference by cause.
 
     unit: ``iterations`` or ``seconds``.
     measured, bound: Measured quantity and its lower bound.
@@ -74,8 +73,7 @@ def save_audit_page(
     *,
     clock: str,
 ) -> None:
-    """
-    Write an audit as one self-contained HTML file, atomically.
+    """Write an audit as one HTML file.
 
     ``clock``: unit of the runs' clock, ``iterations`` or ``seconds``.
     """
@@ -100,7 +98,7 @@ def save_audit_page(
 
 
 def _waterfall(losses: Losses) -> str:
-    """Draw a waterfall of bars from the bound to the measured quantity."""
+    """Draw a waterfall from the bound to the measured quantity."""
     steps, at = [(losses.label, 0.0, losses.bound)], losses.bound
     for name, value in losses.parts.items():
         steps.append((name, at, at + value))
@@ -148,7 +146,7 @@ def _lines(runs: Sequence[Occupancy]) -> str:
 
 
 def _thinned(run: Occupancy) -> tuple[FloatArray, FloatArray]:
-    """Return ends and requests of stretches, averaged over neighbours if there are many."""
+    """Return stretches' ends and requests, averaged if there are many."""
     if len(run.at) <= _MOST_POINTS:
         return run.at, run.requests
     parts = np.array_split(np.arange(len(run.at)), _MOST_POINTS)

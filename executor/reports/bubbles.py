@@ -13,12 +13,12 @@ from ...data.trace import Trace
 
 
 def slot_seconds(trace: Trace) -> dict[str, float]:
-    """
-    Return the slot-seconds of a run by cause; they add up to slots x makespan.
+    """Return the slot-seconds of a run by cause.
 
-    An occupied slot decodes, is prefilled, is stalled by the prefill of others, or idles between two stages
-    (the program's own time). A free slot waits for a prefill while a request waits, idles while none has
-    arrived, and belongs to the tail once no request is left to start. See ``docs/metrics.md``.
+    They add up to slots x makespan. An occupied slot decodes, is prefilled, is stalled by the prefill of
+    others, or idles between two stages (the program's own time). A free slot waits for a prefill while a
+    request waits, idles while none has arrived, and belongs to the tail once no request is left to start. See
+    ``docs/metrics.md``.
     """
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     if not trace.makespan:
@@ -46,8 +46,7 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
 
 
 def occupied_slots(trace: Trace) -> IntArray:
-    """
-    Return the slots that hold a request during each stage, shape (stages,).
+    """Return the occupied slots during each stage, shape (stages,).
 
     It counts backwards from the active slots of decode steps, so it is also right with evictions.
     """
@@ -81,14 +80,14 @@ class IdleCauses:
     causes: tuple[str, ...]
 
     def seconds_before(self, cause: str) -> Callable[[FloatArray], FloatArray]:
-        """Return the function that gives the seconds before a time during which ``cause`` held."""
+        """Return a function of the seconds during which ``cause`` held."""
         holds = np.array([each == cause for each in self.causes], dtype=np.float64)
         total = np.concatenate(([0.0], np.cumsum(np.diff(self.times) * holds)))
         return lambda time: np.interp(time, self.times, total)
 
 
 def idle_causes(trace: Trace) -> IdleCauses:
-    """Return the cause of free slots: waiting requests, a later arrival, or no request left to start."""
+    """Return the cause of free slots over time."""
     start, end = stage_edges(trace)
     served = trace.stage_of >= 0
     left = start[trace.stage_of[served]]
@@ -103,7 +102,7 @@ def idle_causes(trace: Trace) -> IdleCauses:
 
 
 def stage_edges(trace: Trace) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds at which each stage starts and ends, shape (stages,)."""
+    """Return each stage's start and end, shape (stages,)."""
     start = np.array([stage.start for stage in trace.stages])
     end = np.array([stage.end for stage in trace.stages])
     return start, end

@@ -49,21 +49,20 @@ WORDS: Final = {
     NO_ARRIVAL: "idle, none has arrived",
     BETWEEN: "between stages",
 }
-"""Legend texts for the uses of a slot's time."""
+"""Legend texts for the uses of slots."""
 _LABELLED: Final = 80
-"""Most requests for names in their bars."""
+"""Most requests with names in their bars."""
 _OUTLINED: Final = 200
-"""Most requests for drawing every prefill at least a line wide."""
+"""Most requests with every prefill at least a line wide."""
 _HATCHED: Final = 500
-"""Above this many idle times of one cause the hatch is left out: at that size it is noise, and slow."""
+"""Idle times of a cause above which hatches are left out."""
 _VECTOR: Final = 1500
-"""Most requests with separate bars in an SVG; more become one image, which browsers can open."""
+"""Most requests with separate bars in an SVG."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """
-    Run in the picture.
+    """Run in the picture.
 
     title: Title of the panel, "Plan" or "Run".
     trace: Trace of the run in model seconds, or of the simulation of a schedule.
@@ -78,7 +77,7 @@ class Panel:
 
     @classmethod
     def of(cls, title: str, cost: CostModel, trace: Trace, report: Report) -> Panel:
-        """Return a run's panel on the cost model's clock, which its bound uses."""
+        """Return a run's panel on the cost model's clock."""
         if report.clock == "model":
             return cls(title, trace, report)
         drawn = in_model_seconds(cost, trace)
@@ -87,7 +86,7 @@ class Panel:
 
 
 def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
-    """Draw runs below each other and write the picture atomically."""
+    """Draw runs below each other; write the picture."""
     import matplotlib
 
     kind = Path(path).suffix.lower().removeprefix(".")
@@ -107,7 +106,7 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
 
 
 def gantt(*panels: Panel) -> Figure:
-    """Return the picture of runs below each other, over the same seconds."""
+    """Draw runs below each other, over the same seconds."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -193,7 +192,7 @@ def _bars(
 
 
 def _bands(axis: Axes, left: FloatArray, right: FloatArray, slots: int) -> PolyCollection:
-    """Draw full-height bands, one bar over all slots each."""
+    """Draw full-height bands."""
     middle = np.full(len(left), (slots - 1) // 2)
     return _bars(axis, left, right, middle, 2.0 * slots, zorder=2)
 
@@ -201,7 +200,7 @@ def _bands(axis: Axes, left: FloatArray, right: FloatArray, slots: int) -> PolyC
 def _gaps(
     start: FloatArray, finished: FloatArray, slot: IntArray, slots: int, makespan: float
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return start, end and slot of the times without a request in the slot."""
+    """Return start, end and slot of idle times."""
     everything = np.arange(slots)
     left = np.concatenate((np.zeros(slots), finished))
     right = np.concatenate((start, np.full(slots, makespan)))
@@ -216,7 +215,7 @@ def _gaps(
 def _by_cause(
     causes: IdleCauses, left: FloatArray, right: FloatArray, slot: IntArray
 ) -> dict[str, tuple[FloatArray, FloatArray, IntArray]]:
-    """Split the gaps where their cause changes; return them by cause."""
+    """Split idle times by cause."""
     first = np.searchsorted(causes.times, left, side="right") - 1
     last = np.searchsorted(causes.times, right, side="left")
     pieces = last - first
@@ -232,7 +231,10 @@ def _by_cause(
 
 
 def _label(axis: Axes, trace: Trace, served: IntArray, left: FloatArray, finished: FloatArray) -> None:
-    """Write the requests' names into their bars, without the names' common beginning."""
+    """Write the requests' names into their bars.
+
+    Their common beginning is left out.
+    """
     from matplotlib.patheffects import withStroke
 
     shared = 0
@@ -293,7 +295,7 @@ def _headline(panel: Panel) -> str:
 
 
 def _shown(reports: Sequence[Report]) -> list[str]:
-    """Return work, and causes of at least a twentieth of a per cent."""
+    """Return work, and causes of at least 0.05 %."""
     return [
         cause
         for cause in (*BUSY, *BUBBLES)

@@ -32,13 +32,12 @@ DRAFTS = "drafts that were not accepted, and all other causes"
 
 @dataclass(frozen=True, slots=True)
 class IterationAudit:
-    """
-    Comparison of a run's iterations with the least possible for any order.
+    """Run's iterations against the least possible of any order.
 
     counted: Iterations by the server's counter; None without one.
     bound, limits, sequences: Bound at the actual lengths, with its limits and sequences.
-    simulated: Simulated iterations by the order of the requests: ``as sent``,
-        ``file order`` and ``longest first``; empty for a job too large to simulate.
+    simulated: Simulated iterations by order: ``as sent``, ``file order`` and ``longest first``; empty for a
+        job too large to simulate.
     assumptions: Assumptions of the bound.
     drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
     short_of_kv: True if servers preempted requests under a KV capacity that is not simulated.
@@ -55,7 +54,7 @@ class IterationAudit:
 
     @property
     def broken(self) -> str | None:
-        """Message for a run with fewer iterations than its bound; else None."""
+        """Message for a run below its bound; else None."""
         if self.counted is None or self.counted >= self.bound.iterations:
             return None
         what = f"the run took {self.counted:,} iterations, fewer than its bound of {self.bound.iterations:,}"
@@ -63,14 +62,14 @@ class IterationAudit:
 
     @property
     def label(self) -> str:
-        """Name of the bound: ``proven`` only under assumptions that are checked or stated."""
+        """Name of the bound: ``proven`` only without open assumptions."""
         if self.broken:
             return "bound that the run broke"
         return least_label(self.assumptions, self.bound.certificate.get("kind"))
 
     @property
     def is_defect(self) -> bool:
-        """True if the run beats the bound although every assumption was checked."""
+        """True if the run beats a bound without open assumptions."""
         return self.broken is not None and self._blame()[1]
 
     def _blame(self) -> tuple[str, bool]:
@@ -85,10 +84,10 @@ class IterationAudit:
 
     @property
     def losses(self) -> dict[str, int]:
-        """
-        Iterations above the bound by cause, none negative; they add up to those counted (or simulated).
+        """Iterations above the bound by cause, none negative.
 
-        Causes are not separated if the run took fewer iterations than its simulation.
+        They add up to those counted (or simulated). Causes are not separated if the run took fewer iterations
+        than its simulation.
         """
         if self.broken:
             return {}
@@ -105,11 +104,10 @@ class IterationAudit:
 
 
 def sequences_of(run: ServerRun) -> Sequences:
-    """
-    Return the work of a run's servers, a row per completion, in sending order.
+    """Return a run's work, a row per completion, in sending order.
 
-    Failed requests are left out. If prompts may have shared KV cache, all of a prompt but one token
-    counts as cached.
+    Failed requests are left out. If prompts may have shared KV cache, all of a prompt but one token counts as
+    cached.
     """
     done = np.flatnonzero(run.failed == 0)
     choices, total = run.choices[done], run.completion_tokens[done]
@@ -130,7 +128,10 @@ def sequences_of(run: ServerRun) -> Sequences:
 def audit_iterations(
     run: ServerRun, limits: EngineLimits, *, budget_known: bool, kv_stated: bool = False
 ) -> IterationAudit:
-    """Audit a run's iterations; the bound uses a stated or checked KV capacity."""
+    """Audit a run's iterations.
+
+    The bound uses a KV capacity that is stated or checked.
+    """
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
     # A server that ran more requests than planned has more slots.
@@ -156,7 +157,7 @@ def audit_iterations(
 
 
 def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
-    """Return the assumptions that the bound relies on, and those that withheld a stronger one."""
+    """Return the assumptions of the bound and of a withheld one."""
     relied = relied_on(claim.assumptions, bound.certificate.get("kind"))
     return tuple(one for one in claim.assumptions if one in relied or one.basis == "broken")
 
@@ -164,7 +165,7 @@ def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
 def order_audit(
     sequences: Sequences, limits: EngineLimits, proven: EngineLimits, assumptions: tuple[Assumption, ...]
 ) -> IterationAudit:
-    """Return the simulated iterations of orders, without a count; the bound holds under the assumptions."""
+    """Simulate orders without a count of iterations."""
     bound = iteration_bound(sequences, proven, kinds=kinds_under(assumptions, proven))
     return IterationAudit(
         counted=None,
@@ -177,7 +178,7 @@ def order_audit(
 
 
 def orders_of(sequences: Sequences) -> dict[str, IntArray]:
-    """Return the orders to compare by name, beginning with the run's own."""
+    """Return the orders to compare, the run's own first."""
     return {
         "as sent": np.arange(len(sequences)),
         "longest first": np.argsort(-sequences.output, kind="stable"),

@@ -1,4 +1,4 @@
-"""Empty slots of an engine by cause, from its own log of iterations."""
+"""Empty slots of an engine by cause, from its log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LogAudit:
 
 
 def audit_log(log: IterationLog, sequences: int) -> LogAudit:
-    """Return the empty slots of an engine by cause."""
+    """Split the empty slots of an engine by cause."""
     rows = log.chunks + log.decodes
     if int(rows.max()) > sequences:
         raise ValueError(f"{int(rows.max())} requests ran in an iteration, more than {sequences}")

@@ -1,4 +1,4 @@
-"""Report as one page for a browser, with a Gantt chart to zoom into."""
+"""Report as one page for a browser."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .tables import duration, percent, report_rows
 
 
 def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:
-    """Write a report as one self-contained HTML file, atomically."""
+    """Write a report as one HTML file."""
     with atomic_write(path) as stream:
         stream.write(page(report, panels))
 
 
 def page(report: Report, panels: Sequence[Panel]) -> str:
-    """Return a report as one self-contained HTML page."""
+    """Return a report as one HTML page."""
     content = {
         "headline": _headline(report),
         "subline": _subline(report),

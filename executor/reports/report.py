@@ -1,4 +1,4 @@
-"""Report of a run: makespan, plan, bound, and use of the time."""
+"""Report of a run: makespan, gaps, and use of time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def report(
 def plan_report(
     plan: Plan, traces: Sequence[Trace], *, fit: FitError | None = None, run_bound: Bound | None = None
 ) -> Report:
-    """Return the report of a run of a plan, on one machine or a fleet."""
+    """Report a run of a plan."""
     found = fleet_report(
         plan.fleet, traces, plan.claim, run_bound=run_bound, served_by=plan.shares.replica_of
     )
@@ -110,8 +110,7 @@ def fleet_report(
     run_bound: Bound | None = None,
     served_by: IntArray | None = None,
 ) -> Report:
-    """
-    Return the report of a fleet's run without a plan.
+    """Report a fleet's run without a plan.
 
     ``served_by``: planned replica of each request, shape (requests,); None counts none as moved.
     """
@@ -146,7 +145,7 @@ def fleet_report(
 
 
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:
-    """Return the bound of a run; with evictions, a bound that allows them."""
+    """Return the bound of a run, which may have evictions."""
     if not any(trace.evictions for trace in traces):
         return run_bound
     served = served_part(fleet, traces)
@@ -159,10 +158,9 @@ def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> 
 
 
 def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
-    """
-    Return the fleet with only the served requests at their actual lengths; None without any.
+    """Return the served requests at their actual lengths.
 
-    It drops the capacities, which actual lengths may exceed; a bound without them is still valid.
+    Capacities are dropped, as actual lengths may exceed them; a bound without them is still valid.
     """
     rows = _rows(fleet.workload.ids, traces)
     served = np.concatenate(rows)
@@ -178,7 +176,7 @@ def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
 
 
 def simulated(plan: Plan) -> tuple[Trace, ...]:
-    """Return the planned trace of each replica by its cost model; empty for an idle replica."""
+    """Return each replica's planned trace by its cost model."""
     traces = []
     for k, schedule in enumerate(plan.shares.schedules):
         if schedule is None:
@@ -191,7 +189,10 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Part of a job on one replica; ``shared`` if others may have done some of its work."""
+    """Part of a job on one replica.
+
+    shared: True if others may have done some of its work.
+    """
 
     trace: Trace
     cost: CostModel
@@ -214,7 +215,6 @@ class _Part:
         *,
         turns: Turns | None = None,
     ) -> _Part:
-        """Return the part of a workload's rows in a trace, in the trace's order."""
         served = np.isfinite(trace.finished)
         measured = _clock([trace]) == "measured"
         return cls(
@@ -229,19 +229,18 @@ class _Part:
         )
 
     def waited(self, times: FloatArray) -> FloatArray:
-        """Return the seconds from each served request's arrival to a given time."""
+        """Return the seconds from each arrival to a given time."""
         seconds: FloatArray = (times - self.trace.queued)[self.served]
         return seconds
 
 
 def _computed(workload: Workload) -> int:
-    """Return the prompt tokens of requests, counting a group's shared tokens once."""
+    """Return the prompt tokens; a group's shared tokens count once."""
     _, first = np.unique(workload.group, return_index=True)
     return int((workload.input_tokens - workload.shared_tokens).sum() + workload.shared_tokens[first].sum())
 
 
 def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:
-    """Return the joint report of replicas, for a job of ``requests`` requests."""
     traces = [part.trace for part in parts]
     planned = np.concatenate([part.planned for part in parts])
     actual = np.concatenate([part.trace.tokens[part.served] for part in parts])
@@ -301,7 +300,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
 
 
 def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Report:
-    """Return the report of one replica, with the gap to the bound of its own requests."""
+    """Return one replica's report, with its own gap."""
     mine = fleet.workload.select(rows)
     alone = served_part(
         Fleet(mine, (fleet.replicas[replica],), fleet.prefill_emits_first_token), [part.trace]
@@ -313,8 +312,7 @@ def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Repo
 def model_seconds(
     cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
 ) -> float:
-    """
-    Return the model seconds of a run.
+    """Return the model seconds of a run.
 
     The model prices every stage by its tokens, active slots and KV cache. A prefill stage waits for its
     requests' arrival, a turn for the end of its pause.
@@ -324,8 +322,7 @@ def model_seconds(
 
 
 def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
-    """
-    Return a run at the cost model's pace, without time between stages.
+    """Return a run at the cost model's pace, without gaps.
 
     Only on this clock is a run comparable with a proven bound.
     """
@@ -351,7 +348,7 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
 
 
 def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, float | None]:
-    """Return the machine's slowdown against the cost model, and the model's remaining error."""
+    """Return the machine's slowdown, and the model's remaining error."""
     model = np.array([stage.model_seconds(cost) for cost, trace in runs for stage in trace.stages])
     measured = np.array([stage.seconds for _, trace in runs for stage in trace.stages])
     if not model.sum() or not measured.sum():
@@ -367,7 +364,7 @@ def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, floa
 def _model_edges(
     cost: CostModel, trace: Trace, *, overheads: bool = True, turns: Turns | None = None
 ) -> FloatArray:
-    """Return begin and end of each stage in model seconds, shape (stages, 2)."""
+    """Return each stage's begin and end in model seconds."""
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
     if turns is not None:
@@ -396,7 +393,7 @@ def _clock(traces: Sequence[Trace]) -> Literal["model", "measured"]:
 
 
 def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArray]:
-    """Return the plan's requests in each trace, in the trace's order."""
+    """Return the plan's requests in each trace."""
     row_of = {name: row for row, name in enumerate(ids.tolist())}
     strangers = [name for trace in traces for name in trace.ids if name not in row_of]
     if strangers:
@@ -410,8 +407,7 @@ def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArra
 
 
 def _utilization(parts: Sequence[_Part], makespan: float) -> float:
-    r"""
-    Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full decode steps' seconds over the makespan.
+    r"""Return the utilization as the hybrid paper counts it (section V).
 
     The hybrid paper counts so (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots. Such
     a step holds J times the mean KV cache of an active slot. The makespan is in model seconds, to exclude the
@@ -433,7 +429,7 @@ def _full_step_seconds(part: _Part) -> float:
 
 
 def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:
-    """Return slot-seconds by cause; a replica that ends early has a tail until the others end."""
+    """Return slot-seconds by cause, with tails of early replicas."""
     found = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     for trace, end in zip(traces, ends, strict=True):
         for cause, seconds in slot_seconds(trace).items():
@@ -444,7 +440,7 @@ def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, f
 
 
 def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | None]:
-    """Return pace, remaining model error, and the seconds between stages on one machine."""
+    """Return pace, remaining error, and seconds between stages."""
     pace, missed = pace_of([(part.cost, part.trace) for part in parts])
     trace = parts[0].trace
     between = trace.makespan - sum(stage.seconds for stage in trace.stages) if len(parts) == 1 else None
@@ -452,7 +448,7 @@ def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | 
 
 
 def _padding(parts: Sequence[_Part]) -> tuple[float, float]:
-    """Return the share of the KV cache reads that was padding, and the model seconds of reading it."""
+    """Return padding's share of KV reads, and its model seconds."""
     whole, seconds, padding = 0, 0.0, 0
     for part in parts:
         decodes = [stage for stage in part.trace.stages if stage.kind == "decode"]

@@ -1,4 +1,4 @@
-"""Assumptions of a bound on a run's iterations, from its servers' facts."""
+"""Assumptions of a bound on iterations, from servers' facts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Claim:
 def claim_of(
     run: ServerRun, sequences: Sequences, limits: EngineLimits, *, budget_known: bool, kv_stated: bool
 ) -> Claim:
-    """Return the claim about a run's iterations that its servers' facts allow."""
+    """Return the claim that servers' facts allow."""
     token, drafts = _one_token(run.servers)
     whole = _whole_context(run, limits, kv_stated=kv_stated)
     evicts = _no_eviction(run.servers, sequences, limits, trusted=whole.basis in ("checked", "stated"))
@@ -59,13 +59,13 @@ def claim_of(
 
 
 def kinds_under(assumptions: Iterable[Assumption], limits: EngineLimits) -> tuple[str, ...]:
-    """Return the kinds of certificates that may be claimed for an unseen engine."""
+    """Return the kinds of certificates for an unseen engine."""
     unsure = [one for one in assumptions if one.name == WHOLE_CONTEXT and one.basis == "assumed"]
     return without("KV", "packing") if unsure and limits.blocks is not None else KINDS
 
 
 def _one_token(servers: tuple[ServerCount, ...]) -> tuple[Assumption, int | None]:
-    """Return whether sequences draw one token an iteration, and the most drafts; None if unknown."""
+    """Return the assumption of one token an iteration, and the drafts."""
     if any(server.speculates for server in servers):
         each = [server.drafts if server.speculates else 0 for server in servers]
         known = [drafts for drafts in each if drafts is not None]
@@ -81,7 +81,10 @@ def _one_token(servers: tuple[ServerCount, ...]) -> tuple[Assumption, int | None
 
 
 def _whole_context(run: ServerRun, limits: EngineLimits, *, kv_stated: bool) -> Assumption:
-    """Return whether a request holds its whole context: a metrics page shows no sliding window."""
+    """Return the assumption of whole contexts in KV.
+
+    A metrics page shows no sliding window.
+    """
     if kv_stated and limits.kv_tokens is not None:
         return Assumption(WHOLE_CONTEXT, "stated")
     known = next((one for one in run.assumptions if one.name == WHOLE_CONTEXT), None)

@@ -1,4 +1,4 @@
-"""Steady state of a run of an execution configuration, compared with the plan."""
+"""Steady state of a configuration's run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ...data.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """
-    Steady state of a run, between filling the batch and running out of requests.
+    """Steady state of a run, between its fill and its end.
 
     start, end: Seconds after the job's start.
     latency: 99th percentile of the seconds from the start of a request's encoding to its last token.
@@ -32,10 +31,9 @@ class SteadyState:
 
 
 def steady_state(trace: Trace) -> SteadyState | None:
-    """
-    Return a run's rates between the longest completion's decode steps and the last prefill stages.
+    """Return a run's steady state; None if too short.
 
-    None if the run is too short.
+    It lies between the longest completion's decode steps and the last prefill stages.
     """
     if not len(trace):
         return None
@@ -54,7 +52,7 @@ def steady_state(trace: Trace) -> SteadyState | None:
 
 
 def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None:
-    """Return planned and reached steady state; None if the run is too short."""
+    """Compare planned and reached steady state."""
     state = steady_state(trace)
     if state is None:
         return None

@@ -1,4 +1,4 @@
-"""A report as a table for people."""
+"""Report as a table for people."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ MODEL_CLOCK = "Model seconds"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """
-    Line of the table.
+    """Line of the table.
 
     group: Heading of its section.
     name, value: Name of a figure and its value with unit.
-    note: Reference of the figure, in a few words.
+    note: Reference of the figure.
     """
 
     group: str
@@ -62,7 +61,7 @@ def report_rows(report: Report) -> list[Row]:
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
-    """Return lines as a table of rich, a section per group."""
+    """Return lines as a table of rich."""
     from rich.table import Table
     from rich.text import Text
 
@@ -80,7 +79,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _makespan_rows(report: Report) -> list[Row]:
-    """Return the lines in model seconds, the clock of plans and bounds."""
+    """Return the lines in model seconds."""
     group = MODEL_CLOCK
     rows = []
     if report.planned_makespan is not None:
@@ -100,7 +99,7 @@ def _makespan_rows(report: Report) -> list[Row]:
 
 
 def _measured_rows(report: Report) -> list[Row]:
-    """Return the lines in measured seconds, which have no bound."""
+    """Return the lines in measured seconds."""
     if report.clock == "model":
         return []
     group = "Measured seconds"
@@ -135,7 +134,7 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
 
 
 def _bound_rows(report: Report, group: str) -> list[Row]:
-    """Return the lines of bounds and the plan's gap, under a heading."""
+    """Return the lines of bounds and the plan's gap."""
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
@@ -276,7 +275,7 @@ def _three(value: Percentiles) -> str:
 
 
 def duration(value: float) -> str:
-    """Return seconds in ms or s; from a minute on h:mm:ss follows in brackets."""
+    """Format seconds in ms or s, from a minute on as h:mm:ss too."""
     if value < 60:
         return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
     return f"{_number(value)} s ({clock_text(value)})"

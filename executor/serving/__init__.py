@@ -1,1 +1,1 @@
-"""Serving systems iteration by iteration, simulated and on a model."""
+"""Serving systems, simulated and on a model."""

@@ -1,4 +1,4 @@
-"""Simulation of two devices, one for prompts and one for completions (DistServe)."""
+"""Simulation of DistServe's two devices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class DisaggregatedRun:
 
     run: All requests; iterations and memory are those of the completion device.
     prompt_seconds: Busy seconds of the prompt device.
-    transfer_seconds: From each prompt's end to its arrival at the completion device, shape (requests,); 0 if
-        not sent.
+    transfer_seconds: Seconds from each prompt's end to its arrival at the completion device, shape
+        (requests,); 0 if not sent.
     """
 
     run: ServingRun
@@ -49,8 +49,8 @@ def simulate_disaggregated(
     kv_capacity: Tokens that each device holds.
     batched_tokens: Most prompt tokens of an iteration; one prompt is always taken.
     until: Seconds after which nothing new begins.
-    raises ValueError: No completion has a second token.
-    raises ServingError: A request does not fit the completion device.
+
+    Raises ValueError if no completion has a second token, and ServingError for a request too large.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run(until)
@@ -91,7 +91,7 @@ def simulate_disaggregated(
 
 
 class _Prompts:
-    """The device that computes prompts, and its link."""
+    """Device that computes prompts, and its link."""
 
     def __init__(self, workload: Workload, cost: MixedCost, ledger: KvLedger, batched_tokens: int) -> None:
         count = len(workload)
@@ -101,7 +101,7 @@ class _Prompts:
         self.leaving: list[tuple[float, int]] = []
 
     def run(self, until: float) -> None:
-        """Compute prompts until then; those not begun have infinite times."""
+        """Compute prompts until a time."""
         order: IntArray = np.argsort(self.workload.arrival, kind="stable")
         at, clock = 0, 0.0
         while at < len(order):

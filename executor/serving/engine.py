@@ -1,4 +1,4 @@
-"""A transformers model in flat KV memory, driven by a serving policy.
+"""Model in flat KV memory, driven by a serving policy.
 
 Importing this module needs torch and transformers.
 """
@@ -26,13 +26,14 @@ States = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class ServingEngine:
-    """Engine that computes one model call an iteration, with KV cache placed by a ledger.
+    """Engine with KV cache in the places of a ledger.
 
-    An attention row is a view of its region. Only a guest's row is copied, as its prompt and completion lie
-    apart. Decoding is greedy, and completions have the lengths the job says.
+    It computes one model call an iteration. An attention row is a view of its region. Only a guest's row is
+    copied, as its prompt and completion lie apart. Decoding is greedy, to the job's lengths.
 
     ledger: Empty, and shared with the policy.
-    raises UnsupportedModelError: The model's completions would be wrong, as on the ragged tier.
+
+    Raises UnsupportedModelError if the model's completions would be wrong, as on the ragged tier.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], ledger: PlacedLedger) -> None:
@@ -68,7 +69,7 @@ class ServingEngine:
         self._placed[request] = tokens, self._ledger.spans(request, 0, tokens)
 
     def _move(self, work: DeviceBatch, rows: dict[int, int]) -> None:
-        """Move KV cache to its places in the ledger; all reads precede all writes."""
+        """Move KV cache to its places; all reads precede all writes."""
         lifted: dict[int, States] = {}
         for request in work.swap_out:
             self._host[request] = [

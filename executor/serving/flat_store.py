@@ -1,4 +1,4 @@
-"""KV cache of all requests in one flat buffer without padding.
+"""KV cache of all requests in one flat buffer.
 
 Importing this module needs torch and transformers.
 """
@@ -32,7 +32,7 @@ class Row:
 
 
 class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
-    """One layer's KV cache, each of shape (key-value heads, places, head size)."""
+    """One layer's KV cache, shape (key-value heads, places, head size)."""
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
         return states.new_zeros(states.shape[1], self.place.places, states.shape[3])
@@ -40,7 +40,7 @@ class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store both states, shape (1, heads, tokens, head size), and return them unchanged."""
+        """Store both states and return them, shape (1, heads, tokens, head size)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.place.attending = self
@@ -49,7 +49,7 @@ class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Return 0: callers pass positions to the model explicitly."""
+        """Return 0, as callers pass positions."""
         return 0
 
     def get_max_length(self) -> int:
@@ -82,7 +82,7 @@ class FlatStore(Cache):
         self.targets = torch.tensor(places, dtype=torch.int64, device=device)
 
     def read(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return a copy of each layer's KV cache, two arrays of shape (heads, tokens, head size)."""
+        """Copy each layer's KV cache, two arrays (heads, tokens, head size)."""
         pairs = (layer.buffers for layer in self._flat_layers)
         return [(joined(keys, spans).clone(), joined(values, spans).clone()) for keys, values in pairs]
 
@@ -97,7 +97,10 @@ class FlatStore(Cache):
 
 
 def joined(buffer: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
-    """Return the spans of a buffer of shape (heads, places, head size); one span is a view."""
+    """Return the spans of a buffer; one span is a view.
+
+    The buffer has shape (heads, places, head size).
+    """
     parts = [buffer[:, begin:end] for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

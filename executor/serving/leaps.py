@@ -1,4 +1,4 @@
-"""vLLM's iterations counted from event to event, without simulating each one."""
+"""vLLM's iterations counted from event to event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IterationPrices(Protocol):
         """Return the seconds of an iteration with prompts.
 
         decodes, held: Sequences that generate a token, and the tokens they hold together.
-        chunks: New tokens, and tokens held before, of each prompt that is computed.
+        chunks: New tokens, and tokens held before, of each prompt.
         drawn: Sequences that sample a token.
         """
         ...
@@ -36,8 +36,7 @@ class IterationPrices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SentTogether:
-    """
-    Sequences that are sent in one request, and so end together for their client.
+    """Sequences of one request, which end together for their client.
 
     choices: Sequences of each request, in order of admission.
     weight: Sequences of it that the client counts as in flight until the last one ends.
@@ -48,7 +47,7 @@ class SentTogether:
 
 
 class LeapingEngine:
-    """Fast engine with the rule of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`.
+    """Fast engine with the rule of chunked prefill.
 
     All requests are there at the start, and decisions are the same: running requests first, then new ones
     while sequences, token budget and blocks allow. If blocks run out, the request admitted last is preempted.
@@ -102,7 +101,7 @@ class LeapingEngine:
         return Predicted(self._t, self.preemptions, self.tokens, self._seconds(prices))
 
     def _iterate(self) -> list[int]:
-        """Run an iteration and the unchanged ones after it; return the requests that finished."""
+        """Run an iteration and its repetitions; return finished requests."""
         dropped = self._make_room()
         budget = self._budget - len(self._running)
         chunks: list[tuple[int, int, int]] = []
@@ -116,7 +115,7 @@ class LeapingEngine:
         return self._leap()
 
     def _make_room(self) -> list[int]:
-        """Give a block to each decoding request that needs one; return the preempted requests."""
+        """Give decoding requests their blocks; return the preempted."""
         needed = self._phases[-self._t % self._size]
         if needed <= self._free:
             self._free -= needed
@@ -181,7 +180,7 @@ class LeapingEngine:
             budget -= new
 
     def _mix(self, chunks: list[tuple[int, int, int]]) -> list[int]:
-        """Run an iteration with prompts; return the requests that finished."""
+        """Run an iteration with prompts; return finished requests."""
         now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
         held = self._bases + self._decoding * (now + 1)
         self.tokens += self._decoding + sum(new for _, new, _ in chunks)
@@ -210,7 +209,7 @@ class LeapingEngine:
         return over
 
     def _chunk_on(self, request: int) -> None:
-        """Run the full chunks of one prompt up to its last."""
+        """Run the full chunks of one prompt."""
         held, new = self._partial_held, self._budget - len(self._running) + 1
         count = (self._prompt[request] + self._generated[request] - held - 1) // new
         if self._ends:
@@ -234,7 +233,7 @@ class LeapingEngine:
         self._client.passed(count)
 
     def _chunks_need(self, count: int, new: int) -> int:
-        """Return the blocks of ``count`` iterations that each compute ``new`` tokens of the prompt."""
+        """Return the blocks of ``count`` chunks of ``new`` tokens."""
         held, (cycles, rest) = self._partial_held, divmod(count, self._size)
         decoding = cycles * self._decoding + sum(
             self._phases[-(self._t + k) % self._size] for k in range(rest)
@@ -242,7 +241,7 @@ class LeapingEngine:
         return decoding + -(-(held + count * new) // self._size) - -(-held // self._size)
 
     def _leap(self) -> list[int]:
-        """Run iterations without prompts up to the next event; return the requests that finished."""
+        """Run iterations up to the next event; return finished requests."""
         begun, size, phases = self._t, self._size, self._phases
         last, until = min(self._ends), self._client.next_arrival(self._t)
         while self._t != last:
@@ -263,7 +262,7 @@ class LeapingEngine:
         return over
 
     def _end(self, iteration: int) -> list[int]:
-        """Free the blocks of requests that an iteration ended, and return these."""
+        """Free the blocks of ended requests, and return these."""
         over = self._ends.pop(iteration, [])
         for request in over:
             self._running.remove(request)
@@ -284,7 +283,7 @@ class LeapingEngine:
 
 
 class _Client:
-    """Client that keeps a number of requests in flight, each sent a little late."""
+    """Client that keeps requests in flight, each sent late."""
 
     def __init__(self, count: int, in_flight: int | None, lag: int, sent: SentTogether | None) -> None:
         self._next, self._requests, self._lag = 0, count, lag
@@ -296,7 +295,7 @@ class _Client:
         self._ended: deque[tuple[int, int]] = deque()
 
     def arrivals(self, finished: Sequence[int]) -> range:
-        """Return the sequences that arrive next, after some ended in the last iteration."""
+        """Return the sequences that arrive next."""
         self._iteration += 1
         if finished:
             freed = self._freed(finished)
@@ -315,14 +314,14 @@ class _Client:
         return range(first, self._next)
 
     def _due(self) -> tuple[int, int]:
-        """Return the sequences that are sent next in one request, and the room they take."""
+        """Return the next request's sequences, and their room."""
         if self._sent is None:
             return 1, 1
         request = self._of[self._next]
         return self._sent.choices[request], self._sent.weight[request]
 
     def _freed(self, finished: Sequence[int]) -> int:
-        """Return the room that sequences leave: a request keeps its own until its last one ends."""
+        """Return the room that ended requests leave."""
         if self._sent is None:
             return len(finished)
         freed = 0
@@ -333,7 +332,7 @@ class _Client:
         return freed
 
     def next_arrival(self, iteration: int) -> int:
-        """Return the iteration before which the next request arrives; -1 for none."""
+        """Return the iteration of the next arrival; -1 for none."""
         if not self._ended or self._next == self._requests:
             return -1
         return iteration + self._ended[0][0] + self._lag - self._iteration

@@ -1,4 +1,4 @@
-"""Replicas that run each iteration together because they share their experts."""
+"""Replicas in step, as they share their experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class GroupDevice(Protocol):
     """Device that runs one iteration of several replicas at once."""
 
     def run(self, work: Sequence[DeviceBatch]) -> float:
-        """Return the seconds of the iteration; idle replicas have no batch."""
+        """Return an iteration's seconds; idle replicas have no batch."""
         ...
 
 
@@ -21,9 +21,9 @@ def serve_in_step(jobs: Sequence[ServingJob], device: GroupDevice) -> list[Servi
     """Serve replicas in lockstep at the pace of the slowest.
 
     A replica without requests waits for its next arrival and joins the first iteration that begins after it.
+    Raises ServingError as :func:`.serve_on_device` does.
 
     jobs: One per replica, each with its own requests, policy and ledger, not yet begun.
-    raises ServingError: As for :func:`.serve_on_device`.
     """
     steps = [job.iterations() for job in jobs]
     waiting = {at: next(step, None) for at, step in enumerate(steps)}

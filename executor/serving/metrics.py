@@ -1,4 +1,4 @@
-"""Metrics of a served trace, as EconoServe's paper defines them."""
+"""Metrics of a served trace, as EconoServe defines them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .simulation import EXECUTING, PAUSED, QUEUED, WAITING, ServingRun
 
 @dataclass(frozen=True, slots=True)
 class ServingMetrics:
-    """Metrics of one run: means over requests, in seconds, unless stated otherwise.
+    """Metrics of one run, as means over requests in seconds.
 
     completion: Job completion time: from arrival to the last token, without scheduling time.
     waiting, execution, queueing, preemption: Its parts: before the prompt; prompt and completion running;

@@ -1,4 +1,4 @@
-"""Places of each request's KV cache on the device, one region per request."""
+"""Places of each request's KV cache on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from ...heuristics.serving.kv_ledger import KvLedger
 
 Span = tuple[int, int]
-"""First place and the place after the last, counted over the device's whole memory."""
+"""First place, and the place after the last."""
 
 
 class PlacedLedger(KvLedger):
@@ -46,7 +46,7 @@ class PlacedLedger(KvLedger):
             del self._at[gone]
 
     def spans(self, request: int, first: int, last: int) -> tuple[Span, ...]:
-        """Return the places of a request's tokens ``first`` up to ``last`` (exclusive), in order."""
+        """Return the places of some of a request's tokens, in order."""
         own, tokens = self._at.get(request, ()), self.block_tokens
         mine = len(own) * tokens
         found: list[Span] = []
@@ -87,7 +87,7 @@ class PlacedLedger(KvLedger):
 
 
 def _extend(spans: list[Span], begin: int, end: int) -> None:
-    """Append a span, or extend the last one if it is adjacent."""
+    """Append a span, or extend the last one."""
     if spans and spans[-1][1] == begin:
         spans[-1] = (spans[-1][0], end)
     elif end > begin:

@@ -1,4 +1,4 @@
-"""The order in which requests are sent to a mixing engine, chosen by simulation."""
+"""Order of sending to a mixing engine, chosen by simulation."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from .leaps import IterationPrices, LeapingEngine, SentTogether
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
-"""Most completion tokens of a job that is simulated iteration by iteration (seconds of work)."""
+"""Most completion tokens that are simulated iteration by iteration."""
 
 MOST_ITERATIONS = 200_000
-"""Most iterations of such a job, by its longest completion and its prompt chunks."""
+"""Most iterations of such a job."""
 
 
 MOST_SHUFFLED = 64
-"""Most shuffled orders tried when KV memory binds; more take longer."""
+"""Most shuffled orders to try when KV memory binds."""
 
 MOST_TRIED = 20_000_000
-"""Completion tokens simulated over all shuffled orders; more take longer (seconds of work)."""
+"""Most completion tokens over all shuffled orders."""
 
 MOST_COUNTED, MOST_PASSED = 30_000_000, 2_000_000
-"""Most completion tokens, and most iterations, of a job that is counted from event to event."""
+"""Most completion tokens, and iterations, counted from event to event."""
 
 _SPREADS = (0.3, 0.5, 0.7, 0.9)
-"""Standard deviations of the log-normal noise on a request's tokens in shuffled orders."""
+"""Deviations of the log-normal noise in shuffled orders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
     """Order in which requests are sent.
 
-    name: Its rule.
-    order: Positions of the requests, first to be sent first, shape (requests,).
-    predicted: The engine's simulated run, or None for a job too large to simulate.
+    name: Name of its rule.
+    order: Positions of the requests, shape (requests,).
+    predicted: Simulated run of the engine, or None for a job too large.
     """
 
     name: str
@@ -62,13 +62,13 @@ def predict(
     prices: IterationPrices | None = None,
     sent: SentTogether | None = None,
 ) -> Predicted | None:
-    """Predict a mixing engine's iterations for sequences sent in an order.
+    """Predict an engine's iterations for an order.
 
     Iterations are counted as vLLM schedules them, from event to event. In a job beyond :data:`MOST_COUNTED`
     or :data:`MOST_PASSED` with ample KV memory, each sequence takes the first free slot, and seconds are not
     predicted. Returns None for such a job if KV memory may run out, and if one request alone exceeds it.
 
-    order: Positions of the sequences, first to be admitted first, shape (sequences,).
+    order: Positions of the sequences in order of admission, shape (sequences,).
     in_flight: Sequences that the client keeps in flight; None if all are there at the start.
     lag: Iterations between the end of one sequence and the arrival of the next.
     prices: Seconds of iterations; None predicts none.
@@ -92,10 +92,11 @@ def simulated(
     lag: int = 0,
     device: ServingDevice | None = None,
 ) -> Predicted:
-    """Simulate the sequences in their own order, each iteration checked by the referee.
+    """Simulate sequences in their order, with a referee.
 
     device: Seconds of each iteration; None predicts none.
-    raises ServingError: A sequence alone exceeds the KV capacity.
+
+    Raises ServingError if a sequence alone exceeds the KV capacity.
     """
     work = Workload.from_lengths(sequences.prompt, sequences.output)
     policy, ledger = engine_of(work, limits)
@@ -107,7 +108,7 @@ def simulated(
 
 
 def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvLedger]:
-    """Return an engine's rule and memory; without a limit, memory for all requests."""
+    """Return an engine's rule and memory."""
     each = work.input_tokens + work.output_tokens + limits.block_tokens
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
@@ -115,7 +116,7 @@ def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvL
 
 
 def simulable(sequences: Sequences, limits: EngineLimits) -> bool:
-    """Return whether a job can be simulated iteration by iteration within seconds."""
+    """Return whether a job can be simulated within seconds."""
     few = _iterations(sequences, limits) <= MOST_ITERATIONS
     return few and int(sequences.output.sum()) <= MOST_SIMULATED
 
@@ -126,13 +127,13 @@ def _countable(sequences: Sequences, limits: EngineLimits) -> bool:
 
 
 def _iterations(sequences: Sequences, limits: EngineLimits) -> int:
-    """Return a lower bound on iterations, by the longest completion and the prompts."""
+    """Return a lower bound on iterations."""
     chunks = int(sequences.prompt.sum()) // limits.batched_tokens
     return max(int(sequences.output.max()), chunks)
 
 
 def fits(sequences: Sequences, limits: EngineLimits) -> bool:
-    """Return whether each request alone fits the KV capacity."""
+    """Return whether each request alone fits the memory."""
     blocks = limits.blocks
     return blocks is None or int((sequences.prompt + sequences.output).max()) <= blocks * limits.block_tokens
 
@@ -145,10 +146,12 @@ def choose_release(
     in_flight: int | None = None,
     sent: Mapping[str, SentTogether] | None = None,
 ) -> Release:
-    """Return the order of least predicted work: iterations and recomputed tokens.
+    """Return the order of least predicted work.
+
+    Work is iterations and recomputed tokens.
 
     orders: Candidates by name, each of shape (sequences,).
-    preferred: The one to take on a tie or without predictions.
+    preferred: Candidate to take on a tie or without predictions.
     in_flight: Sequences that the client keeps in flight; None if the engine's queue never runs empty.
     sent: Requests of several sequences in each order, by its name.
     """
@@ -167,7 +170,7 @@ def choose_release(
 
 
 def shuffled_orders(tokens: IntArray, completions: int, rng: np.random.Generator) -> dict[str, IntArray]:
-    """Return orders by decreasing tokens, each shuffled by a different amount, by name.
+    """Return orders by decreasing tokens, each shuffled differently.
 
     When KV memory binds, requests that are all long preempt each other. A partly shuffled order mixes short
     with long ones, and only simulation tells the best amount.
@@ -192,7 +195,7 @@ class _OneSecond:
 
 
 class _Client:
-    """Policy wrapper that shows a request only once the client has sent it."""
+    """Policy that sees requests only once the client has sent them."""
 
     def __init__(self, policy: ServingPolicy, in_flight: int, lag: int) -> None:
         self._policy, self._lag = policy, lag
@@ -221,7 +224,7 @@ class _Client:
 def _slots_only(
     sequences: Sequences, limits: EngineLimits, order: IntArray, in_flight: int | None = None, lag: int = 0
 ) -> int:
-    """Return the iterations if sequences wait only for slots and for the client."""
+    """Return the iterations if only slots and the client limit."""
     ends = [0] * min(limits.sequences, len(order))
     flying: list[int] = []
     for rows in sequences.rows(limits)[order].tolist():

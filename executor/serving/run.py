@@ -1,4 +1,4 @@
-"""Serve a job on a transformers model and check its completions against the model's own.
+"""Jobs served on a model, and checks of their completions.
 
 Importing this module needs torch and transformers.
 """
@@ -46,15 +46,15 @@ def serve_on_model(
     paged: bool = False,
     predicted: IntArray | None = None,
 ) -> EngineRun:
-    """Serve every request greedily to its length in the workload, in flat KV memory.
+    """Serve every request greedily, in flat KV memory.
 
-    prompts: Token ids of each request, as many as the workload says.
-    policy: Fresh.
+    prompts: Token ids of each request.
     kv_capacity: Tokens of KV memory, allocated exactly.
-    paged: Place blocks anywhere (block allocation) instead of one region per request.
+    paged: True to place blocks anywhere (block allocation) instead of one region per request.
     predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
-    raises UnsupportedModelError: The model's completions would be wrong.
-    raises ServingError, KvLedgerError: As for :func:`~.simulation.serve_on_device`.
+
+    Raises UnsupportedModelError if the model's completions would be wrong, and the errors of
+    :func:`~.simulation.serve_on_device`.
     """
     ledger = PlacedLedger(kv_capacity, len(workload), block_tokens, paged=paged)
     engine = ServingEngine(model, prompts, ledger)
@@ -63,7 +63,7 @@ def serve_on_model(
 
 
 def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Return the model's own greedy completion of one prompt, exactly ``tokens`` long."""
+    """Return the model's own greedy completion of some length."""
     ids = torch.tensor([list(prompt)], device=model.device)
     ends, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
     try:

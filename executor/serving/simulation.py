@@ -1,4 +1,4 @@
-"""Serve arriving requests iteration by iteration, on a simulated or a real device."""
+"""Arriving requests served iteration by iteration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 
 WAITING, EXECUTING, QUEUED, PAUSED = range(4)
-"""States of a request: before its prompt; computing; between prompt and completion; preempted."""
+"""States of a request: before its prompt, computing, queued, preempted."""
 
 
 class ServingError(RuntimeError):
-    """An invalid step of a policy, or none while requests wait."""
+    """Error of a policy with an invalid or missing step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,16 +74,16 @@ def simulate_serving(
     prefilled: bool = False,
     until: float = math.inf,
 ) -> ServingRun:
-    """Simulate a device under a policy; a referee checks each iteration.
+    """Simulate a device under a policy, with a referee.
 
-    workload: The requests, with their true lengths, arrivals and deadlines.
-    policy: Fresh.
+    workload: Requests, with their true lengths, arrivals and deadlines.
     kv_capacity: KV tokens of the device.
     predicted: Completion lengths the policy sees, shape (requests,); the true ones by default.
-    prefilled: Prompts are computed elsewhere: the KV cache is only received, with the first token.
+    prefilled: True if prompts are computed elsewhere: the KV cache is only received, with the first token.
     until: Seconds after which nothing new begins.
-    raises ServingError: A request alone exceeds the device, a step is invalid, or a request is left unserved.
-    raises KvLedgerError: A request holds KV cache that it was not given.
+
+    Raises ServingError if a request exceeds the device or is left unserved, or a step is invalid, and
+    KvLedgerError if a request holds KV cache that it was not given.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
     device = SimulatedDevice(cost)
@@ -100,14 +100,14 @@ def serve_on_device(
     predicted: IntArray | None = None,
     ahead: bool = False,
 ) -> ServingRun:
-    """Serve requests on a device under a policy; a referee checks each iteration beforehand.
+    """Serve requests on a device under a policy, with a referee.
 
-    Seconds are the device's. An idle device's clock jumps to the next arrival.
+    Seconds are the device's. An idle device's clock jumps to the next arrival. Errors are as in
+    :func:`simulate_serving`.
 
     ledger: Empty.
-    ahead: Decide an iteration while the last one still runs (vLLM's asynchronous scheduling): its freed
-        blocks and arrivals are not seen yet.
-    raises ServingError, KvLedgerError: As for :func:`simulate_serving`.
+    ahead: True to decide an iteration while the last one still runs (vLLM's asynchronous scheduling): its
+        freed blocks and arrivals are not seen yet.
     """
     return _carried_out(ServingJob(workload, policy, ledger, predicted, ahead=ahead), device)
 
@@ -124,11 +124,10 @@ def _carried_out(job: ServingJob, device: ServingDevice) -> ServingRun:
 
 
 class ServingJob:
-    """Job that yields one iteration after another and records their results.
+    """Job that yields iterations and records their results.
 
-    Its arguments are those of :func:`simulate_serving` and :func:`serve_on_device`.
-
-    raises ServingError: A request alone exceeds the device.
+    Its arguments are those of :func:`simulate_serving` and :func:`serve_on_device`. Raises ServingError if a
+    request alone exceeds the device.
     """
 
     def __init__(
@@ -190,9 +189,9 @@ class ServingJob:
         self.first_token[:] = workload.arrival
 
     def iterations(self) -> Generator[tuple[float, DeviceBatch], float, None]:
-        """Yield each iteration's start in seconds and its batch; expect its seconds to be sent.
+        """Yield each iteration's start and batch; expect its seconds.
 
-        raises ServingError, KvLedgerError: As for :func:`simulate_serving`.
+        Raises the errors of :func:`simulate_serving`.
         """
         count, state = len(self.workload), self.state
         clock = started = 0.0
@@ -220,7 +219,7 @@ class ServingJob:
             clock = self._end(step, (running, drawing), (clock, seconds), decided)
 
     def _apply(self, step: ServingStep, now: float) -> int:
-        """Apply preemptions and swaps, and return the tokens swapped."""
+        """Apply preemptions and swaps; return the tokens swapped."""
         state, ledger, swapped = self.state, self.ledger, 0
         for request in (*step.stop, *step.swap_out, *step.drop):
             if request in self.running:
@@ -271,7 +270,7 @@ class ServingJob:
         self.status[request] = status
 
     def _begin(self, step: ServingStep, now: float) -> tuple[IntArray, list[int]]:
-        """Check an iteration; return the requests that decode and those that complete a prompt."""
+        """Check an iteration; return decoding and completing requests."""
         state = self.state
         running = state.running if step.decode else state.running[:0]
         drawing = []
@@ -306,7 +305,7 @@ class ServingJob:
         took: tuple[float, float],
         decided: float,
     ) -> float:
-        """Record an iteration's results, and return when it ended."""
+        """Record an iteration's results; return its end."""
         state, (running, drawing), (now, seconds) = self.state, requests, took
         end = now + seconds
         prompt_tokens = sum(new for _, new in step.prefill)
@@ -350,7 +349,7 @@ class ServingJob:
         self.done += 1
 
     def _retire(self) -> bool:
-        """Free the blocks of finished requests, and return whether there were any."""
+        """Free the blocks of finished requests, if any."""
         for request in self.ending:
             self.ledger.release(request)
         some = bool(self.ending)

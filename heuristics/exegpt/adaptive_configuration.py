@@ -1,4 +1,4 @@
-"""Change of a running configuration once lengths drift from those it was chosen for."""
+"""Configurations that change once lengths drift."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .round_robin import RoundRobinAllocation
 from .workload_aware import WorkloadAwareAllocation
 
 COHORT = 64
-"""Requests between two checks for drift, in the order in which they joined; more react later."""
+"""Requests between two checks for drift; more react later."""
 
 Replanning = Callable[[PlannedConfiguration, IntArray, IntArray], PlannedConfiguration | None]
-"""Return a new configuration, or None to keep it, from prompt tokens and decode iterations."""
+"""Choice of a new configuration, or None, by prompts and decode iterations."""
 
 
 class AdaptiveConfiguration:
-    """Policy that runs a configuration and changes it when lengths drift (ExeGPT, section 7.6).
+    """Policy that changes its configuration when lengths drift (ExeGPT, section 7.6).
 
     A check covers the first requests that joined, once all of them are done. The first to finish would be a
     biased sample: they are the short ones. After a change, only later requests are compared with the new

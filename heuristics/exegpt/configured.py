@@ -8,7 +8,7 @@ from .round_robin import RoundRobinAllocation
 
 
 def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
-    """Return the rule that keeps encoding and decode batches near a plan."""
+    """Return the rule that keeps batches near a plan."""
     return DynamicBatch(
         configuration.encode_batch,
         configuration.input_tokens,
@@ -19,5 +19,5 @@ def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
 
 
 def rra_policy(configuration: PlannedConfiguration) -> RoundRobinAllocation:
-    """Return a fresh policy that runs a configuration on one device."""
+    """Return a fresh policy for a configuration on one device."""
     return RoundRobinAllocation(configuration.decode_steps, dynamic_batch(configuration))

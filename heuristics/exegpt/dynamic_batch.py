@@ -1,11 +1,11 @@
-"""Number of prompts in the next encoding batch, for an even workload (ExeGPT, section 5.2)."""
+"""Size of the next encoding batch (ExeGPT, section 5.2)."""
 
 from __future__ import annotations
 
 from ...data.arrays import IntArray
 
 THRESHOLD = 0.1
-"""Default deviation from the plan that is tolerated, as a fraction; larger adjusts batches less."""
+"""Default deviation from the plan; larger adjusts batches less."""
 
 
 class DynamicBatch:
@@ -37,7 +37,7 @@ class DynamicBatch:
         return 3 * int(self.encode_batch + 2)
 
     def size(self, waiting: IntArray, active: int) -> int:
-        """Return how many of the waiting prompts to encode, in order.
+        """Return how many waiting prompts to encode, in order.
 
         waiting: Their tokens; the first :attr:`most` are enough.
         active: Requests decoding now.

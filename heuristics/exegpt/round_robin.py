@@ -1,4 +1,4 @@
-"""ExeGPT's RRA on one device: encode a batch, run some decode steps, encode the next."""
+"""ExeGPT's RRA on one device: encode, decode some steps, repeat."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .dynamic_batch import DynamicBatch
 
 
 class RoundRobinAllocation:
-    """Policy that encodes a batch every N_D decode steps, in order of arrival (ExeGPT, section 4.1).
+    """Policy that encodes a batch every N_D steps (ExeGPT, section 4.1).
 
-    Completed requests leave at once. Batches are adjusted to keep tokens and decode batch near the plan
-    (section 5.2).
+    Prompts come in order of arrival, and completed requests leave at once. Batches are adjusted to keep
+    tokens and decode batch near the plan (section 5.2).
 
     decode_steps: Decode steps between two encodings, :math:`N_D`.
     """
@@ -23,11 +23,11 @@ class RoundRobinAllocation:
         self._next = 0
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
-        """Switch to another configuration after the present decode steps."""
+        """Change the configuration after the present decode steps."""
         self._decode_steps, self._batch = configuration.decode_steps, batch
 
     def __call__(self, state: State) -> Step:
-        """Return the next encoding with its decode steps, or the rest of them."""
+        """Return the next encoding with its decode steps, or their rest."""
         running = state.running
         due = state.steps_done >= self._next or not len(running)
         # A list of the waiting requests is slow to build if many wait.

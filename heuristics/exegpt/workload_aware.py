@@ -1,4 +1,4 @@
-"""ExeGPT's WAA with one worker that encodes and one that decodes, asynchronously."""
+"""ExeGPT's WAA with an encoding and a decoding worker."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Encoding(Protocol):
         ...
 
     def encoded(self, *, wait: bool) -> list[list[int]]:
-        """Return the batches encoded since the last call; with ``wait``, at least one."""
+        """Return newly encoded batches; with ``wait``, at least one."""
         ...
 
 
 class WorkloadAwareAllocation:
-    """Policy that decodes without pause and adds encoded batches (ExeGPT, section 4.1), by arrival.
+    """Policy that decodes without pause and adds encoded batches.
 
-    A few batches are encoded ahead, and the oldest finished one joins before each decode iteration. Batches
-    are adjusted to keep tokens and decode batch near the plan (section 5.2).
+    Prompts come in order of arrival (ExeGPT, section 4.1). A few batches are encoded ahead, and the oldest
+    finished one joins before each decode iteration. Batches are adjusted to keep tokens and decode batch near
+    the plan (section 5.2).
 
     lead: Batches encoded or being encoded that have not joined yet.
     """
@@ -42,11 +43,11 @@ class WorkloadAwareAllocation:
         self._joined: list[int] = []
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
-        """Switch to another configuration after the batches in progress."""
+        """Change the configuration after the batches in progress."""
         self._lead, self._batch = max(1, configuration.lead), batch
 
     def __call__(self, state: State) -> Step:
-        """Return the next iteration, with the batch that joins before it."""
+        """Return the next iteration, with the batch that joins."""
         # They run by now: one that waits again was evicted.
         self._sent[self._joined] = False
         self._encode_ahead(state, 0)

@@ -1,4 +1,4 @@
-"""Choice of a fleet's policy under predicted lengths, by simulation of sampled lengths."""
+"""Choice of a fleet's policy by sampled lengths."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ..queues.tail_preemption import TailPreemption
 from .simulation import FleetRun, simulate_fleet
 
 ORDERS: tuple[Follow, ...] = ("longest-first", "as-given", "shortest-first")
-"""Orders that are compared; if short predictions may turn out long, they should not come last."""
+"""Orders to compare; uncertain short requests should not come last."""
 
 PATIENCE = (1.0, 0.5, 0.0)
-"""Ski-rental thresholds that are compared; at 0 a free slot never waits."""
+"""Ski-rental thresholds to compare; 0 never waits."""
 
 ENDS = ((3.0, 80), (10.0, 40), (40.0, 20))
-"""Settings of tail preemption that are compared: share of the slots, and margin in decode steps."""
+"""Settings of tail preemption to compare: share of slots, margin in steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPolicy:
-    """Order of each replica's queue, prefill rule, and end of the job.
+    """Order, prefill rule and end of each replica's queue.
 
     order: One of :data:`ORDERS`, by predicted length.
     patience: Threshold of the ski-rental rule and of backoff.
-    tail: Tail preemption; None for no preemption.
+    tail: Tail preemption, or None.
     compared: Mean seconds of every candidate, by name.
     """
 
@@ -60,7 +60,7 @@ class FleetPolicy:
 
     @property
     def remaining(self) -> RemainingLengths | None:
-        """Expected remaining length by decode steps done, if the policy has it."""
+        """Expected remaining length by decode steps, if the policy uses it."""
         return None if self.tail is None else self.tail.remaining
 
     def select(self, requests: IntArray) -> FleetPolicy:
@@ -97,15 +97,16 @@ def choose_fleet_policy(
     groups: Groups = "any",
     longest: IntArray | None = None,
 ) -> tuple[FleetPolicy, IntArray]:
-    """Return the policy of least mean makespan over sampled lengths, and its dispatch.
+    """Choose the policy of least mean makespan over sampled lengths.
 
-    fleet: The job, with the lengths as predicted, and its replicas.
+    Returns the policy of each replica, with backoff, and the replica of each request, by expected length,
+    shape (requests,).
+
+    fleet: Job, with the lengths as predicted, and its replicas.
     samples: Sets of lengths on which each candidate is simulated.
     rule, groups: Dispatch, as for :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take requests
     from each other if groups may be split.
     longest: Most tokens of each completion, shape (requests,); None for no limit.
-    returns policy: The policy of each replica, with backoff.
-    returns replica_of: The replica of each request, by expected length, shape (requests,).
     """
     predicted = fleet.workload.output_tokens
     planned = fleet.with_output_tokens(error.expected(predicted, longest))

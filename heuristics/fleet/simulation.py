@@ -1,4 +1,4 @@
-"""Simulation of a fleet: a queue per replica, with or without backoff, or one shared queue."""
+"""Simulation of a fleet, with queues per replica or shared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..simulator import Progress, Simulator
 class FleetRun:
     """Run of a fleet.
 
-    replica_of: The replica that served each request, shape (requests,).
+    replica_of: Replica that served each request, shape (requests,).
     traces: One per replica, in the workload's order.
     busy: Seconds each replica was busy before; the traces start after them.
     """
@@ -37,12 +37,12 @@ class FleetRun:
 
     @property
     def makespan(self) -> float:
-        """Seconds until every replica is done, including its earlier work."""
+        """Seconds until every replica is done."""
         return max(busy + trace.makespan for busy, trace in zip(self.busy, self.traces, strict=True))
 
 
 def longest_first_policy(problem: Problem) -> Policy:
-    """Return the policy that serves the longest predicted first, with the ski-rental rule."""
+    """Return longest predicted first, with the ski-rental rule."""
     return QueuePolicy(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
 
 
@@ -58,8 +58,8 @@ def simulate_fleet(
 ) -> FleetRun:
     """Simulate a fleet.
 
-    fleet: The job, with known or predicted lengths, and its replicas.
-    replica_of: The replica of each request, shape (requests,); None for one shared queue.
+    fleet: Job, with known or predicted lengths, and its replicas.
+    replica_of: Replica of each request, shape (requests,); None for one shared queue.
     output_tokens: True length of each completion (tokens, shape (requests,)); the fleet's own by default.
     policy: Returns a fresh policy for a replica; it may read only the waiting requests, which change as
         requests move.
@@ -68,7 +68,8 @@ def simulate_fleet(
         prefilled again.
     patience: Stage openings' worth of idle slot-steps before a replica that still runs requests takes any.
     remaining: Expected remaining length by decode steps done; by default, prediction minus steps done.
-    raises PolicyError: A policy does nothing while requests wait.
+
+    Raises PolicyError if a policy does nothing while requests wait.
     """
     return _FleetExecution(
         fleet, replica_of, output_tokens, policy, patience if backoff else None, remaining
@@ -76,7 +77,7 @@ def simulate_fleet(
 
 
 class _FleetExecution:
-    """All replicas, each with its own clock; the one furthest behind runs next."""
+    """All replicas, each with its clock; the earliest runs next."""
 
     def __init__(
         self,
@@ -103,7 +104,6 @@ class _FleetExecution:
             self._replicas.append(_Replica(execution, fleet.replicas[k].busy, remaining))
 
     def run(self) -> FleetRun:
-        """Serve everything."""
         ahead = [(replica.time, k) for k, replica in enumerate(self._replicas)]
         heapq.heapify(ahead)
         while ahead:
@@ -122,7 +122,7 @@ class _FleetExecution:
         )
 
     def _take_over(self, thief: _Replica) -> int:
-        """Take requests from the replica predicted to end last; return the decode steps to run first."""
+        """Take requests from the last replica; return the first decode steps."""
         others = [replica for replica in self._replicas if replica.pending]
         if self._patience is None or self._dispatched is None or not thief.free or not others:
             return UNTIL_CHANGE
@@ -135,7 +135,7 @@ class _FleetExecution:
 
 
 class _Replica:
-    """One replica: an execution by steps that exchanges requests with others.
+    """One replica, which can exchange requests with others.
 
     busy: Seconds it is busy before.
     remaining: Expected remaining length by decode steps done; None for prediction minus steps done.
@@ -190,14 +190,14 @@ class _Replica:
         )
 
     def idle_wait(self, patience: float) -> int:
-        """Return the decode steps until idle slot-steps cost as much as a prefill stage."""
+        """Return the steps until idle slots cost as much as a stage."""
         if self._problem.cost.decode_base == 0:
             return 0
         idle = self.free * (self._state.steps_done - self._dry_since)
         return steps_to_wait(bearable_idle(self._problem, patience), idle, self.free)
 
     def give_up(self, count: int) -> IntArray:
-        """Remove and return ``count`` waiting requests, the longest predicted first."""
+        """Remove and return some waiting requests, the longest predicted first."""
         waiting = self._state.waiting
         if self._remaining is None:
             given = self._order[waiting[self._order]][:count]
@@ -213,7 +213,7 @@ class _Replica:
         self._state.waiting[requests] = True
 
     def step(self, most: int) -> None:
-        """Run the policy's next step, at most ``most`` decode steps."""
+        """Run the policy's next step, within ``most`` decode steps."""
         for _ in self._execution.step(most):
             pass
         if self.pending:

@@ -1,4 +1,4 @@
-"""Batch size by memory: smaller past a threshold, larger again when there is room."""
+"""Batch size by memory (MICO)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESUME = 0.85
 
 
 def smallest_first(problem: Problem) -> IntArray:
-    """Return the requests by peak KV tokens, ascending, so that most run at once, shape (requests,)."""
+    """Order requests by peak KV tokens, ascending, shape (requests,)."""
     return np.argsort(problem.kv_peak, kind="stable")
 
 
@@ -33,9 +33,10 @@ class AdaptiveBatch:
     memory fills up to a threshold, the requests with most left are offloaded to host memory. They resume
     before any other once memory is free again.
 
-    problem: The problem, with the lengths as predicted; without a KV capacity only the slots limit the batch.
+    problem: Problem with the lengths as predicted; without a KV capacity only the slots limit the batch.
     threshold, resume: Shares of the capacity at which the batch shrinks, and below which it may grow again.
-    raises ValueError: The shares are not in this order between 0 and 1.
+
+    Raises ValueError if the shares are not in this order between 0 and 1.
     """
 
     def __init__(self, problem: Problem, *, threshold: float = THRESHOLD, resume: float = RESUME) -> None:
@@ -73,7 +74,7 @@ class AdaptiveBatch:
         return Step(decode_steps=min(step.decode_steps, until))
 
     def _parked(self, state: State) -> list[int]:
-        """Return the requests to offload, most left first; one always stays."""
+        """Return the requests to offload; one always stays."""
         running = state.running
         left = np.maximum(1, self._decode_steps[running] - state.decoded[running])
         order = running[np.argsort(-left, kind="stable")]

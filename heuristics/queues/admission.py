@@ -1,4 +1,4 @@
-"""Admission to a prefill stage, and eviction when the KV cache is full."""
+"""Admission to prefill stages, and eviction from a full KV cache."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State
 
 FULL_STAGE = 0.95
-"""Share of the token cap from which a stage counts as full: waiting would save no stage."""
+"""Share of the token cap at which waiting would save no stage."""
 
 Reserve = Literal["future", "present"]
-"""KV tokens that must be free for a request: its planned peak, or its next decode step."""
+"""KV tokens to keep free: a request's peak, or its next step."""
 
 WATERMARK = 0.01
-"""Share of the capacity that ``"present"`` keeps free at admission, as vLLM does."""
+"""Share of the capacity that ``"present"`` keeps free, as vLLM does."""
 
 
 class Admission:
-    """Token cap of a stage and KV capacity, as a policy applies them.
+    """Token cap and KV capacity, as a policy applies them.
 
     problem: The problem, with the lengths as planned.
     reserve: ``"future"`` admits a request only if all running requests fit when grown to their planned
@@ -43,13 +43,12 @@ class Admission:
         self._entries = 0
 
     def fitting(self, state: State, requests: Sequence[int]) -> tuple[int, bool]:
-        """Return how many of the requests, from the first on, one prefill stage may take.
+        """Return how many requests fit a stage, and if it is full.
 
-        A lone request always fits if nothing runs: no wait could make more room.
+        A lone request always fits if nothing runs: no wait could make more room. A full stage ends at the
+        token cap, so waiting could not enlarge it.
 
         requests: Waiting requests in queue order.
-        returns count: Number that fits.
-        returns full: True if the token cap ends the stage, so that waiting could not enlarge it.
         """
         count, full = len(requests), False
         if not count or (self.cap is None and self.capacity is None):
@@ -68,7 +67,7 @@ class Admission:
         return count, full
 
     def _computed(self, state: State, chosen: IntArray) -> IntArray:
-        """Return the tokens that a stage computes of the first request, of the first two, and so on."""
+        """Return a stage's tokens for each number of its first requests."""
         again = self._entered[chosen] > 0
         if not again.any():
             return self._cache.computed(chosen)
@@ -109,7 +108,7 @@ class Admission:
         return left
 
     def enter(self, requests: Sequence[int]) -> None:
-        """Record that these requests are prefilled now, in this order."""
+        """Record that some requests are prefilled now, in this order."""
         fresh = np.asarray(requests, dtype=np.int64)
         self._cache.begin(fresh[self._entered[fresh] == 0])
         for request in requests:
@@ -117,7 +116,7 @@ class Admission:
             self._entered[request] = self._entries
 
     def overflowing(self, state: State) -> list[int]:
-        """Return the newest requests to evict for the next decode step to fit; one always stays."""
+        """Return the newest requests to evict; one always stays."""
         if self.capacity is None or state.kv_held <= self.capacity:
             return []
         running = state.running
@@ -129,7 +128,7 @@ class Admission:
         return evicted
 
     def steps_that_fit(self, state: State) -> int:
-        """Return after how many decode steps KV memory overflows if no request finishes."""
+        """Return the decode steps until KV memory overflows."""
         if self.capacity is None:
             return UNTIL_CHANGE
         active = int((state.slot_request != FREE).sum())
@@ -139,7 +138,7 @@ class Admission:
 
 
 def _peak(held: IntArray, left: IntArray) -> int:
-    """Return the peak of KV tokens, given what requests hold and have left; left 0 has ended."""
+    """Return the peak of KV tokens for held and remaining tokens."""
     last_first = np.argsort(-left)
     left, held = left[last_first], held[last_first]
     steps_in = np.arange(1, len(left) + 1) * (left - 1)

@@ -1,4 +1,4 @@
-"""The hybrid offline-online paper's Algorithm 1: own queue first, then help the busiest slot."""
+"""Algorithm 1 of the hybrid paper: help the busiest slot."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .assignment import Assigned
 
 
 class SortingPreemptive(Assigned):
-    r"""Slots that serve their own lists, longest first, and then help the slot with most left.
+    """Slots that serve their own lists, and then help another.
 
     This is the paper's sorting and online preemptive method (Algorithm 1). Requests are sorted by
     :math:`N^p_i + N^d_i`, and ``remain_token`` of a slot is that sum over the requests that wait in its list.
 
-    assignment: The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
+    assignment: Slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
     """
 
     def __init__(self, problem: Problem, assignment: npt.ArrayLike) -> None:
@@ -30,7 +30,10 @@ class SortingPreemptive(Assigned):
         np.add.at(self.remaining, np.asarray(assignment, dtype=np.int64), tokens)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return each free slot's next request: from its own list, else the longest of the busiest slot."""
+        """Return each free slot's next request.
+
+        It comes from its own list, else it is the longest of the busiest slot.
+        """
         requests: list[int] = []
         slots: list[int] = []
         taken: set[int] = set()

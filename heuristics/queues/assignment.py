@@ -13,7 +13,7 @@ from ..policy import State
 
 
 def round_robin(problem: Problem) -> IntArray:
-    """Return the slot of each request when dealt out in turn, shape (requests,)."""
+    """Deal requests out to the slots in turn, shape (requests,)."""
     return np.arange(len(problem), dtype=np.int64) % problem.slots
 
 
@@ -22,9 +22,10 @@ class Assigned:
 
     This is the hybrid paper's offline part: :math:`x_{ij}` of the bin packing (26)-(30), in any order.
 
-    assignment: The slot of each request, shape (requests,).
-    order: All requests in the order each slot serves its own, shape (requests,); by position if left out.
-    raises ValueError: A request's slot does not exist.
+    assignment: Slot of each request, shape (requests,).
+    order: All requests in the order each slot serves its own, shape (requests,); by position by default.
+
+    Raises ValueError if a slot does not exist.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Assigned:
             self.lists[self.owner[request]].append(request)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return the first waiting request of each free slot's own list."""
+        """Return the first waiting request of each free slot's list."""
         requests: list[int] = []
         slots: list[int] = []
         for slot in free.tolist():

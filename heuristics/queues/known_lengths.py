@@ -1,4 +1,4 @@
-"""Fast schedules of queue policies for known lengths, for planners that try many."""
+"""Fast schedules of queue policies for known lengths."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ MANY = 32
 def known_schedule(
     problem: Problem, policy: QueuePolicy, least: float = math.inf, late: Callable[[], bool] = lambda: False
 ) -> Schedule | None:
-    """Return the schedule of a fresh policy in the simulator, computed without the loop.
+    """Return a policy's schedule without running the loop.
 
     Decisions are those of :class:`~batchbound.heuristics.queues.queue_policy.QueuePolicy`, in a tenth of the
     time; a test compares the two. The run stops once even full slots and full memory could not beat
-    ``least``.
+    ``least``. It returns None if a request is evicted, ``least`` is not beaten, or the time is over.
 
-    problem: The problem, every request there at the start.
-    policy: One that :func:`dispatch_of` returns.
-    least: The makespan to beat, seconds.
+    problem: Problem with every request there at the start.
+    policy: Policy that :func:`dispatch_of` returns.
+    least: Makespan to beat, seconds.
     late: True once the time is over.
-    returns: None if a request is evicted, ``least`` is not beaten, or the time is over.
     """
     return _Run(problem, policy).schedule(least, late)
 
 
 def dispatch_of(policy: Policy) -> QueuePolicy | None:
-    """Return the queue policy that equals a policy for known lengths, or None."""
+    """Return the queue policy that equals another for known lengths."""
     if isinstance(policy, AdaptiveBatch | PriorityPreemption):
         policy = policy.dispatch
     known = isinstance(policy, QueuePolicy) and isinstance(policy.queue, Assigned | Ordered)
@@ -58,7 +57,7 @@ def dispatch_of(policy: Policy) -> QueuePolicy | None:
 
 
 def dispatch_key(policy: QueuePolicy) -> object:
-    """Return a key that two queue policies share only if they decide the same for known lengths."""
+    """Return a key, equal if two policies decide the same."""
     queue, admission = policy.queue, policy.admission
     if isinstance(queue, Assigned):
         order: object = type(queue), tuple(map(tuple, queue.lists))
@@ -72,7 +71,7 @@ class _Queue(Protocol):
     """Waiting requests as lists."""
 
     def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
-        """Return the requests that free slots would take now, and their slots."""
+        """Return the requests that free slots would take, and their slots."""
         ...
 
     def take(self, requests: list[int]) -> None:
@@ -149,7 +148,7 @@ def _lists(queue: Queue) -> _Queue:
 
 
 class _Room:
-    """Token cap and planned KV tokens, as an admission applies them."""
+    """Token cap and planned KV tokens of an admission."""
 
     def __init__(self, problem: Problem, admission: Admission, cache: PrefixCache | None) -> None:
         self._cache = cache
@@ -170,11 +169,11 @@ class _Room:
         return self._offsets + len(self._running) * now
 
     def overflows(self, now: int, decode_steps: int) -> bool:
-        """Return whether KV memory overflows within ``decode_steps`` steps if no request finishes."""
+        """Return whether KV memory overflows within some decode steps."""
         return self._capacity is not None and self.held(now + decode_steps - 1) > self._capacity
 
     def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
-        """Return as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
+        """Return the same as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
         count, full = len(requests), False
         if self._cap is not None and count and self._cache is not None:
             computed = self._cache.computed(np.array(requests, dtype=np.int64))
@@ -197,7 +196,7 @@ class _Room:
         return count, full
 
     def _within(self, requests: list[int], now: int) -> int:
-        """Return how many of the requests, from the first on, fit the KV memory."""
+        """Return how many of the first requests fit the KV memory."""
         assert self._capacity is not None
         # The stage's tokens, or those of the decode step after it.
         room, first = (self._capacity, self._prompt) if self._entry is None else (self._entry, self._start)
@@ -226,13 +225,13 @@ class _Room:
         return low
 
     def _is_blocked(self, request: int, now: int) -> bool:
-        """Return whether running requests still block this one; others may only have joined since."""
+        """Return whether running requests still block this one."""
         at, others = self._blocked.get(request, (-1, 0))
         assert self._capacity is not None
         return now <= at and others + self._start[request] + at - now > self._capacity
 
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
-        """Return the peak of KV tokens of the running and these requests, and its decode step."""
+        """Return the peak of KV tokens, and its decode step."""
         new = [
             (now + self._decode_steps[i], self._start[i] - now) for i in requests if self._decode_steps[i] > 0
         ]
@@ -254,7 +253,7 @@ class _Room:
         return most, at
 
     def enter(self, requests: list[int], now: int) -> None:
-        """Record that these requests run from a decode step on, each for at least one."""
+        """Record that some requests run from a decode step on."""
         self._array = None
         for request in requests:
             gone, offset = now + self._decode_steps[request], self._start[request] - now
@@ -272,7 +271,7 @@ class _Room:
 
 
 class _Run:
-    """Run of a policy: decode step, running requests and their ends, and cost so far."""
+    """Run of a policy: time, running requests and cost."""
 
     def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
         self._problem, self._rule = problem, policy.rule
@@ -291,7 +290,7 @@ class _Run:
         self._reads = cost.decode_per_slot * self._work + cost.decode_per_kv_token * self._tokens
 
     def schedule(self, least: float, late: Callable[[], bool]) -> Schedule | None:
-        """Return the schedule, or None as :func:`known_schedule` does."""
+        """Return the schedule, or None as :func:`known_schedule`."""
         idle, wait = 0, 0
         while self._waiting:
             requests, slots, full = list[int](), list[int](), False
@@ -319,7 +318,7 @@ class _Run:
         return Schedule.from_bins(self._problem, self._bin_of, decode_steps)
 
     def _wait(self, requests: list[int], idle: int, full: bool) -> int:
-        """Return the decode steps until the rule starts a stage of these requests."""
+        """Return the decode steps until the rule starts a stage."""
         if len(self._free) == self._problem.slots:
             return 0
         tokens = sum([self._prompt[request] for request in requests])
@@ -348,7 +347,7 @@ class _Run:
         self._prefill += self._problem.cost.prefill_seconds(computed)
 
     def _decode(self, most: int) -> bool:
-        """Decode to the next end, at most ``most`` steps; return whether memory has room."""
+        """Decode to the next end; return whether memory has room."""
         decode_steps = self._finishing[0][0] - self._now
         decode_steps = decode_steps if most < 0 else min(decode_steps, most)
         if self._room.overflows(self._now, decode_steps) and len(self._finishing) > 1:
@@ -363,7 +362,7 @@ class _Run:
         return True
 
     def _least(self) -> float:
-        """Return the least seconds to the end, with slots and memory full from now on."""
+        """Return the least seconds left, with slots and memory full."""
         problem, cost = self._problem, self._problem.cost
         left = self._work / problem.slots
         if problem.kv_capacity is not None:

@@ -13,17 +13,17 @@ from ..policy import State
 
 
 def arrival_order(problem: Problem) -> IntArray:
-    """Return the requests by arrival, then position, shape (requests,)."""
+    """Order requests by arrival, then position, shape (requests,)."""
     return np.argsort(problem.workload.arrival, kind="stable")
 
 
 def longest_first(problem: Problem) -> IntArray:
-    """Return the requests by decreasing decode steps, shape (requests,): the order of LPT."""
+    """Order requests by decreasing decode steps, as LPT does, shape (requests,)."""
     return np.argsort(-problem.decode_steps, kind="stable")
 
 
 def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
-    """Return the requests group by group, that of the longest request first, shape (requests,).
+    """Order requests by group, that of the longest first, shape (requests,).
 
     A group shares a prompt; within it, requests go by decreasing decode steps. A request that shares nothing
     is a group of its own.

@@ -1,4 +1,4 @@
-"""Preemption by priority: an urgent request takes the slot of a less urgent one."""
+"""Preemption by priority."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from .queue_policy import QueuePolicy
 
 
 def priority_order(problem: Problem) -> IntArray:
-    """Return the requests by decreasing priority, then arrival, then position, shape (requests,)."""
+    """Order requests by priority, arrival and position, shape (requests,)."""
     workload = problem.workload
     return np.lexsort((workload.arrival, -workload.priority))
 
 
 class PriorityPreemption:
-    """Policy that serves the most urgent first and evicts running requests for more urgent ones.
+    """Policy that preempts running requests for more urgent ones.
 
     A waiting request takes a slot only from one of strictly lower priority, so equals never alternate. An
     engine keeps the KV cache of an evicted request, which resumes where it stopped (BATON, "Preemptive
     scheduling"). If KV memory is short, admission evicts as for any policy.
-
-    problem: The problem, with priorities in its workload.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -1,4 +1,4 @@
-"""Rules for the start of a prefill stage: now, or after some decode steps."""
+"""Rules that start a prefill stage now or later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..policy import UNTIL_CHANGE, State
 
 
 def bearable_idle(problem: Problem, patience: float) -> float:
-    """Return the slot-steps that may idle before a prefill stage starts, by the ski-rental rule.
+    """Return the slot-steps that may idle before a stage.
 
     An idle slot-step costs its share ``decode_base / slots`` of a decode step. The limit costs ``patience``
     times as much as opening a stage; it is infinite if decode steps cost nothing.
@@ -31,7 +31,7 @@ def bearable_idle(problem: Problem, patience: float) -> float:
 
 
 def steps_to_wait(bearable: float, idle: float, joining: int) -> int:
-    """Return the decode steps until the idle slot-steps reach the ski-rental limit.
+    """Return the decode steps until idle slots reach the limit.
 
     bearable: Slot-steps that may idle (:func:`bearable_idle`).
     idle: Slot-steps idled so far.
@@ -67,7 +67,7 @@ class Opportunity:
     def of(
         cls, state: State, requests: Sequence[int], idle: int, full: bool, decoded: int = 0
     ) -> Opportunity:
-        """Return the stage that would prefill some of the waiting requests."""
+        """Return the stage of some waiting requests."""
         chosen = np.asarray(requests, dtype=np.int64)
         tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
         unstarted = state.unarrived + int(np.count_nonzero(state.waiting))
@@ -77,7 +77,10 @@ class Opportunity:
         return cls(len(chosen), tokens, unstarted, idle, full, decoded, running, pace)
 
     def saving(self, cost: CostModel) -> float:
-        """Return the seconds that one more request saves in this stage, against a stage of its own."""
+        """Return the seconds that one more request saves here.
+
+        The alternative is a stage of its own.
+        """
         if not cost.prefill_floor and not cost.prefill_bend:
             return cost.prefill_base
         # A floor is saved only as far as the prompts are below it.
@@ -87,16 +90,19 @@ class Opportunity:
 
 
 class PrefillRule(Protocol):
-    """Choice between prefill and decode, made while requests run and a free slot has a request."""
+    """Choice between prefill and decode, while both are possible."""
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode steps to run before the stage starts: 0 to start it now."""
+        """Return the decode steps before the stage; 0 starts it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFirst:
-    """Rule without waiting: vLLM's, and the baseline of the hybrid offline-online paper."""
+    """Rule without waiting, as vLLM's.
+
+    It is the baseline of the hybrid offline-online paper.
+    """
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return 0."""
@@ -105,7 +111,7 @@ class PrefillFirst:
 
 @dataclass(frozen=True, slots=True)
 class SkiRental:
-    """Rule that waits until idle slot-steps cost a share of opening a stage.
+    """Rule that waits until idle slots cost as much as a stage.
 
     An idle slot-step costs its share ``decode_base / slots`` of a step. The prompts' tokens do not count, as
     they are prefilled anyway. As in ski rental, the rule pays at most twice the better choice. A full stage
@@ -117,7 +123,7 @@ class SkiRental:
     patience: float = 0.5
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode steps until the idle slot-steps reach the threshold."""
+        """Return the decode steps until idle slots reach the threshold."""
         if opportunity.full or opportunity.joining == opportunity.unstarted:
             return 0
         price, saving = problem.cost.decode_base, opportunity.saving(problem.cost)
@@ -129,7 +135,7 @@ class SkiRental:
 
 @dataclass(frozen=True, slots=True)
 class PacedSkiRental:
-    """Rule that waits only while requests finish fast enough for another one to join in time.
+    """Rule that waits only while requests finish fast enough.
 
     One more request in a stage saves what a stage of its own would cost more. Until it joins, the free slots
     idle for ``1 / pace`` decode steps. With expensive steps or rare completions the rule never waits, as
@@ -143,7 +149,7 @@ class PacedSkiRental:
     caution: float = 0.7
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode steps until the idle slot-steps cost as much as a stage's opening."""
+        """Return the decode steps until idle slots cost the saving."""
         joining = opportunity.joining
         if opportunity.full or joining == opportunity.unstarted or not opportunity.pace:
             return 0
@@ -157,7 +163,7 @@ class PacedSkiRental:
 
 @dataclass(frozen=True, slots=True)
 class Lagrangian:
-    r"""Rule that waits until the waited decode time exceeds the stage's cost: the hybrid paper's (41)-(43).
+    r"""Rule that waits by the hybrid paper's (41)-(43).
 
     The paper compares :math:`C_p = \sum_l T^p_l`, the whole stage with its tokens, with "the waited decode
     time" :math:`C_d = T^d \sum N^d_i w_{ijk}`, and decodes while :math:`C_p \ge C_d`. It does not define
@@ -172,7 +178,7 @@ class Lagrangian:
     reading: Literal["decode_step", "token", "literal"] = "decode_step"
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode steps until the waited decode time exceeds the stage's cost."""
+        """Return the decode steps until waiting exceeds the stage's cost."""
         stage = float(problem.cost.prefill_seconds(opportunity.tokens))
         price = problem.cost.decode_per_slot
         if self.reading == "decode_step":
@@ -198,7 +204,7 @@ class Threshold:
     count: int | None = None
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return 0 once there are enough, else wait for the next change."""
+        """Return 0 for enough requests, else wait for a change."""
         enough = min(math.ceil(self.share * problem.slots), opportunity.unstarted)
         if self.count is not None:
             enough = min(enough, self.count)

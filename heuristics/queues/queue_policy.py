@@ -1,4 +1,4 @@
-"""Policy that combines a queue, a prefill rule and an admission."""
+"""Policy of a queue, a prefill rule and an admission."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Queue(Protocol):
     """Choice of the waiting request that a free slot takes."""
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return the requests the free slots would take now, in order, and the slot of each.
+        """Return the requests that free slots would take, and their slots.
 
-        free: The free slots, ascending; at least one.
+        free: Free slots, ascending; at least one.
         """
         ...
 
@@ -31,7 +31,7 @@ class Queue(Protocol):
 
 
 class QueuedPolicy(Protocol):
-    """Policy with a queue that also accepts requests that others evicted."""
+    """Policy with a queue that also accepts evicted requests."""
 
     @property
     def queue(self) -> Queue:
@@ -44,7 +44,7 @@ class QueuedPolicy(Protocol):
 
 
 class QueuePolicy:
-    """Policy that serves a queue on free slots when a prefill rule allows, within the limits.
+    """Policy that serves a queue when a rule allows.
 
     queue: Order of the waiting requests.
     rule: Start of a prefill stage; not used while nothing runs.

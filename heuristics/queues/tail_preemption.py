@@ -1,4 +1,4 @@
-"""Preemption at the end of a job, so that all slots are done together."""
+"""Preemption at the end of a job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .prefill_rules import Opportunity, SkiRental
 
 
 class TailPreemption:
-    """Policy that follows another until few requests wait, then serves those with most left.
+    """Policy that ends a job with the longest remaining first.
 
     The request that starts last may turn out the longest, and predictions cannot prevent it. But a request
-    that *has* decoded long has little left, as no completion exceeds the longest. So at the end, running
+    that has decoded long has little left, as no completion exceeds the longest. So at the end, running
     requests with little left are evicted in favour of those that may have much left.
 
     policy: Policy before the end.
-    problem: The problem, with the lengths as predicted.
+    problem: Problem with the lengths as predicted.
     remaining: Expected remaining length by decode steps done.
     share: The end begins when at most ``share`` times the slots wait.
     margin: Decode steps by which a waiting request must have more left than a running one to take its slot.

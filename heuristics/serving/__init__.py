@@ -1,1 +1,1 @@
-"""Policies that decide iteration by iteration, over tokens and blocks of the KV cache."""
+"""Policies that decide iteration by iteration, over KV blocks."""

@@ -1,4 +1,4 @@
-"""Baselines of EconoServe that promise blocks as needed, or exactly as predicted."""
+"""Baselines of EconoServe with blocks as needed or as predicted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from .policy import ServingState, ServingStep
 
 
 def give_blocks(state: ServingState, going: IntArray) -> list[int]:
-    """Give each request that will generate room for its token, the oldest first.
+    """Give each generating request a block for its token.
 
-    state: Its ledger is updated.
-    going: Requests that generate in the next iteration.
-    returns: The youngest requests, preempted to free blocks for the others.
+    The oldest go first; the youngest, preempted for the others, are returned. The ledger of ``state`` is
+    updated.
     """
     ledger, victims = state.ledger, list[int]()
     short = going[state.held[going] + 1 > ledger.room[going]].tolist()
@@ -47,7 +46,7 @@ class _Swapped:
             heapq.heappush(self.queue, (float(state.arrival[request]), request, tokens))
 
     def back(self, state: ServingState, spare: int, most: int) -> list[int]:
-        """Return the requests that have room to return, keeping ``spare`` blocks free."""
+        """Return the requests that may return, with ``spare`` blocks left."""
         found: list[int] = []
         while self.queue and len(found) < most:
             _, request, tokens = self.queue[0]
@@ -60,17 +59,18 @@ class _Swapped:
 
 
 class Vllm:
-    """vLLM as the paper ran it: prompts first, blocks as needed, the youngest swapped out.
+    """vLLM as the paper ran it: prompts first, blocks as needed.
 
     An iteration computes either prompts or generated tokens. New requests are admitted only while the host is
-    empty. DistServe's second device is this rule on requests that arrive with their prompts computed.
+    empty. The youngest are swapped out. DistServe's second device is this rule on requests that arrive with
+    their prompts computed.
 
     watermark: Share of the blocks an admission leaves free.
-    received: Requests arrive with their prompts computed, and wait on the host for room.
+    received: True if requests arrive with their prompts computed, and wait on the host for room.
     """
 
     most_tokens, sequences = 2560, 256
-    """Most prompt tokens of an iteration (one prompt is always admitted), and most running requests."""
+    """Most prompt tokens of an iteration (one prompt always fits), and most requests."""
 
     def __init__(self, *, watermark: float = 0.01, received: bool = False) -> None:
         self._watermark, self._received = watermark, received
@@ -122,7 +122,7 @@ class Vllm:
 
 
 class Sarathi:
-    """Sarathi-Serve: every next token, and prompt chunks up to the target forward size.
+    """Sarathi-Serve: every next token, and prompt chunks up to a target.
 
     Blocks are taken as needed; the youngest request is preempted and recomputed.
 
@@ -171,7 +171,10 @@ class Sarathi:
 
 
 class _Exact:
-    """Exact allocation: the predicted need; a longer completion takes blocks or is swapped out."""
+    """Exact allocation by the predicted need.
+
+    A longer completion takes blocks or is swapped out.
+    """
 
     def __init__(self, forward_size: int) -> None:
         self._forward = forward_size
@@ -192,7 +195,7 @@ class _Exact:
 
 
 class MultiRes(_Exact):
-    """MultiRes: repeatedly the request with demands nearest to what is left of both resources.
+    """MultiRes: repeatedly the request nearest to the resources left.
 
     Distances are Euclidean over shares of each resource; allocation is exact. The choice is linear in the
     queue per request, so quadratic in all.
@@ -237,11 +240,11 @@ class MultiRes(_Exact):
 
 
 class SyncCoupled(_Exact):
-    """SyncCoupled: groups of equal predicted length, admitted whole until memory is full, oldest first.
+    """SyncCoupled: whole groups of equal predicted length, oldest first.
 
     New groups are admitted only when a group is done; allocation is exact for prompt and completion.
 
-    forward_size: Most tokens of an iteration, generated ones included (one prompt is always admitted).
+    forward_size: Most tokens of an iteration, generated ones included (one prompt always fits).
     """
 
     def __init__(self, forward_size: int = 512) -> None:
@@ -275,7 +278,7 @@ class SyncCoupled(_Exact):
         return ServingStep(prefill=prefill, start=start, swap_out=out, swap_in=back)
 
     def _fill(self, state: ServingState) -> bool:
-        """Admit groups, and return whether the queue was empty before the memory was full."""
+        """Admit groups; return whether the queue emptied before the memory filled."""
         ledger = state.ledger
         for length in sorted(self._groups, key=lambda n: (state.arrival[self._groups[n][0]], n)):
             queue = self._groups[length]

@@ -1,4 +1,4 @@
-"""vLLM's rule since version 1: prompt chunks share the iterations of generated tokens."""
+"""vLLM's rule since version 1: chunked prefill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .policy import ServingState, ServingStep
 
 
 class ChunkedPrefill:
-    """Policy that serves running requests first, then new ones within the token budget (vLLM, version 1).
+    """Policy of running requests first, then new ones (vLLM, version 1).
 
     Running requests come in order of admission, each with all the tokens it lacks, up to the budget. If
     blocks run out, the request admitted last is preempted and recomputed. Without a preemption, waiting
@@ -19,7 +19,8 @@ class ChunkedPrefill:
 
     batched_tokens: Most tokens of an iteration.
     sequences: Most running requests.
-    raises ValueError: An iteration has no room for a token of every sequence.
+
+    Raises ValueError if an iteration has no room for a token of every sequence.
     """
 
     def __init__(self, batched_tokens: int, sequences: int) -> None:
@@ -57,7 +58,7 @@ class ChunkedPrefill:
         return ServingStep(prefill=prefill, start=start, drop=dropped, resume=resumed)
 
     def _make_room(self, state: ServingState) -> list[int]:
-        """Give every request that generates room for its token; return the preempted requests."""
+        """Give generating requests room; return the preempted ones."""
         ledger, dropped = state.ledger, list[int]()
         ids = np.array(self._running, dtype=np.int64)
         for request in ids[state.held[ids] + 1 > ledger.room[ids]].tolist():
@@ -78,7 +79,7 @@ class ChunkedPrefill:
     def _admit(
         self, state: ServingState, budget: int, prefill: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Add prompt chunks of new requests; return the cached tokens of those that resume."""
+        """Add chunks of new requests; return resumed requests' cached tokens."""
         ledger, resumed = state.ledger, list[tuple[int, int]]()
         while self._waiting and budget > 0 and len(self._running) < self._sequences:
             request = self._waiting[0]

@@ -1,4 +1,4 @@
-"""The device of a serving policy: a cost model's clock, or an engine."""
+"""Device of a serving policy: a cost model or an engine."""
 
 from __future__ import annotations
 

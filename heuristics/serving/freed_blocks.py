@@ -1,4 +1,4 @@
-"""Free KV blocks in the order they are reused, with their old content."""
+"""Free KV blocks in the order of reuse, with their content."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ _NOBODY = -1
 
 
 class FreedBlocks:
-    """Free blocks of a device, the one freed longest ago first, as vLLM reuses them.
+    """Free blocks of a device, in vLLM's order of reuse.
 
-    A preempted request frees its blocks, the last one first. Until a block is reused its content is intact,
-    and the request can take it again when it resumes (vLLM's prefix cache).
+    The one freed longest ago comes first. A preempted request frees its blocks, the last one first. Until a
+    block is reused its content is intact, and the request can take it again when it resumes (vLLM's prefix
+    cache).
 
     blocks: Free at first, without content.
     """
@@ -27,7 +28,7 @@ class FreedBlocks:
         return 0 if entry is None else entry[1]
 
     def claim(self, request: int, blocks: int) -> None:
-        """Take ``blocks`` of the free blocks with a request's content; the rest lose it."""
+        """Take some free blocks with a request's content; drop the rest."""
         entry = self._entry.pop(request, None)
         if entry is not None:
             entry[0] = _NOBODY
@@ -45,7 +46,7 @@ class FreedBlocks:
                 self._entry.pop(entry[0], None)
 
     def put(self, request: int, blocks: int, filled: int) -> None:
-        """Free blocks of a request; ``filled`` of them, from the first on, may be taken again."""
+        """Free a request's blocks; the first ``filled`` keep their content."""
         # A partly filled block can never be taken again, so it is reused before the others.
         if blocks > filled:
             self._queue.append([_NOBODY, blocks - filled])

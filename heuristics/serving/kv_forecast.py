@@ -1,4 +1,4 @@
-"""Forecast of KV memory by iteration, if completions end as predicted."""
+"""Forecast of KV memory, if completions end as predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...data.arrays import IntArray
 
 
 class KvForecast:
-    """Test whether one more request ever needs memory that others need at the time.
+    """Test of whether one more request fits until its end.
 
     Each request grows by a token an iteration and frees all at its end, so memory is scarcest just before an
     end. Memory promised for later is lent to requests that will have ended by then. This is EconoServe's KVC
@@ -59,10 +59,9 @@ class KvForecast:
         return not np.count_nonzero(free[:rest] < np.arange(held, most))
 
     def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
-        """Return False for requests that clearly do not fit, each alone, shape (requests,).
+        """Return False for requests that clearly do not fit.
 
-        Their tokens are compared with the free ones during growth, at their end and when they must be gone,
-        but not in between.
+        Each is tested alone, during its growth, at its end and when it must be gone, shape (requests,).
         """
         if not len(rest):
             return np.zeros(0, dtype=np.bool_)
@@ -74,7 +73,7 @@ class KvForecast:
         return may
 
     def _until(self, end: int) -> IntArray:
-        """Return the free tokens, for at least ``end`` iterations from now."""
+        """Return the free tokens of the next ``end`` iterations."""
         free = self._count() if self._free is None else self._free
         if len(free) <= end:
             free = np.append(free, np.full(2 * end - len(free) + 1, self._capacity))
@@ -82,7 +81,6 @@ class KvForecast:
         return free
 
     def _count(self) -> IntArray:
-        """Compute the free tokens if nothing more begins."""
         columns = (self._held, self._rest, self._stay)
         held, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
         after = stay + 1

@@ -1,4 +1,4 @@
-"""Ledger of KV memory: own blocks, and parts borrowed from other requests."""
+"""Ledger of KV memory: own blocks and borrowed parts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .freed_blocks import FreedBlocks
 
 
 class KvLedgerError(RuntimeError):
-    """More is promised than there is, or a part of a region is lent twice."""
+    """Error of memory that is promised or lent twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A part of one request's region that another one writes to (EconoServe's KVC pipelining, section 3.2).
+    """Part of a request's region that another one uses (EconoServe, section 3.2).
 
-    host: The owner of the region.
+    host: Owner of the region.
     start: The host's token that would be written to the loan's first place.
     tokens: Places lent.
     """
@@ -36,9 +36,10 @@ class KvLedger:
     a block at a time (block-allocation), or the predicted need (exact allocation).
 
     capacity: Tokens in all.
-    reuse: A preempted request can take its blocks again unless they were reused (vLLM's prefix cache). Then
-        nothing can be lent.
-    raises ValueError: There is not a single block.
+    reuse: True if a preempted request can take its blocks again unless they were reused (vLLM's prefix
+        cache). Then nothing can be lent.
+
+    Raises ValueError if there is not a single block.
     """
 
     def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, reuse: bool = False) -> None:
@@ -61,11 +62,11 @@ class KvLedger:
         return -(-tokens // self.block_tokens)
 
     def lacking(self, request: int, tokens: int) -> int:
-        """Return how many more blocks of its own a request needs to hold ``tokens``."""
+        """Return how many own blocks a request lacks for some tokens."""
         return max(0, self.blocks_for(tokens) - self.own.get(request, 0))
 
     def grow(self, request: int, tokens: int) -> bool:
-        """Promise a request own blocks for ``tokens`` in all, and return whether there were enough.
+        """Promise a request blocks for some tokens; return success.
 
         The request borrows nothing. Without enough blocks only the count of ``failures`` changes.
         """
@@ -83,7 +84,7 @@ class KvLedger:
         return True
 
     def cached_tokens(self, request: int, tokens: int) -> int:
-        """Return how many of a resuming request's ``tokens`` need not be recomputed.
+        """Return how many tokens a resuming request need not recompute.
 
         At least one token is always computed: its output is needed. A request that has blocks has nothing to
         take.
@@ -93,7 +94,7 @@ class KvLedger:
         return min(self._freed.standing(request), (tokens - 1) // self.block_tokens) * self.block_tokens
 
     def resume(self, request: int, tokens: int) -> int:
-        """Give a request its cached blocks again, and return :meth:`cached_tokens`."""
+        """Give a request its cached blocks; return :meth:`cached_tokens`."""
         cached = self.cached_tokens(request, tokens)
         blocks = self.blocks_for(cached)
         if self._freed is not None and request not in self.own:
@@ -105,12 +106,13 @@ class KvLedger:
         return cached
 
     def lend(self, host: int, guest: int, start: int, tokens: int) -> None:
-        """Let a guest write its next tokens into a part of its host's region.
+        """Let a guest write into a part of its host's region.
 
         host: Holds at most ``start`` tokens, and must not write further while the guest is there.
         guest: Lends nothing. It fills its own blocks first, then its loans in order.
         start, tokens: The part, as for :class:`Loan`.
-        raises KvLedgerError: The host cannot lend the part.
+
+        Raises KvLedgerError if the host cannot lend the part.
         """
         full = self.promised(host)
         mine = self.guests.setdefault(host, {})
@@ -151,7 +153,7 @@ class KvLedger:
             self._freed.put(request, blocks, min(blocks, tokens // self.block_tokens))
 
     def _hand_on(self, request: int) -> None:
-        """Transfer a request's loans of borrowed parts to their lenders."""
+        """Pass loans of borrowed parts on to their lenders."""
         mine = self.guests.get(request, {})
         for guest in list(mine):
             loans: list[Loan] = []
@@ -165,7 +167,7 @@ class KvLedger:
                     theirs.append(loan)
 
     def _origin(self, loan: Loan) -> list[Loan]:
-        """Return a loan split by the requests that its host has the places from, in order."""
+        """Split a loan by the origins of its places, in order."""
         found: list[Loan] = []
         begin, first, last = 0, loan.start, loan.start + loan.tokens
         own = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
@@ -186,14 +188,14 @@ class KvLedger:
                 self._measure(host)
 
     def guests_of(self, request: int) -> list[int]:
-        """Return the guests in a request's region, including guests of guests, the deepest first."""
+        """Return all guests in a request's region, the deepest first."""
         found: dict[int, None] = {}
         for guest in self.guests.get(request, ()):
             found |= dict.fromkeys((*self.guests_of(guest), guest))
         return list(found)
 
     def first_guests(self, request: int) -> list[int]:
-        """Return the guests that must leave before the request may write its next token."""
+        """Return the guests that must leave before the next token."""
         mine = self.guests.get(request)
         if not mine:
             return []
@@ -203,9 +205,10 @@ class KvLedger:
     def check(self, resident: IntArray, held: IntArray) -> None:
         """Check the state after an iteration.
 
+        Raises KvLedgerError if blocks appeared or vanished, or a request holds more than it may.
+
         resident: Requests with KV cache on the device.
         held: Tokens each request holds there, shape (requests,).
-        raises KvLedgerError: Blocks appeared or vanished, or a request holds more than it may.
         """
         if self.free < 0 or self.free + sum(self.own.values()) != self.blocks:
             raise KvLedgerError(
@@ -219,11 +222,11 @@ class KvLedger:
             )
 
     def lent(self, request: int) -> list[Loan]:
-        """Return a request's loans to others, in no order."""
+        """Return a request's loans to others."""
         return [loan for loans in self.guests.get(request, {}).values() for loan in loans]
 
     def promised(self, request: int) -> int:
-        """Return the tokens of a request's own blocks and of those it borrowed, lent or not."""
+        """Return a request's own and borrowed tokens, lent or not."""
         own = self.own.get(request, 0) * self.block_tokens
         return own + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else own
 

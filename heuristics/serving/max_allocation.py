@@ -1,4 +1,4 @@
-"""Baselines of EconoServe that promise each request the longest possible sequence."""
+"""Baselines of EconoServe with the longest possible allocation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Orca:
         self._active = 0
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the next iteration: prompts of new requests and the next token of running ones."""
+        """Return the next iteration."""
         self._waiting += state.arrived
         self._active -= len(state.finished)
         prefill = []
@@ -35,7 +35,7 @@ class Orca:
 
 
 class _Preemptive:
-    """Policy that runs the best few requests with max-allocation, and swaps the others out."""
+    """Policy of the best few requests; the others are swapped out."""
 
     def __init__(self, longest: int, batch: int | None) -> None:
         self._longest, self._batch = longest, batch
@@ -44,7 +44,7 @@ class _Preemptive:
         self._away: set[int] = set()
 
     def _change(self, state: ServingState, leaving: list[int]) -> ServingStep:
-        """Fill the slots from the queue; requests in ``leaving`` may return at once."""
+        """Fill the slots; requests in ``leaving`` may return at once."""
         ledger = state.ledger
         places = ledger.blocks // ledger.blocks_for(self._longest)
         places = places if self._batch is None else min(places, self._batch)
@@ -73,13 +73,13 @@ class _Preemptive:
 
 
 class ShortestRemaining(_Preemptive):
-    """SRTF: requests with the fewest tokens left, decided each iteration, with max-allocation."""
+    """SRTF: requests with the fewest tokens left, with max-allocation."""
 
     def __init__(self, longest: int) -> None:
         super().__init__(longest, None)
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the next iteration; only new arrivals can be shorter than running requests."""
+        """Return the next iteration."""
         for request in state.finished:
             del self._active[request]
         for request in state.arrived:
@@ -101,15 +101,16 @@ class ShortestRemaining(_Preemptive):
 
 
 class FastServe(_Preemptive):
-    """FastServe: queues of falling priority; a request that uses up its quantum moves to the next.
+    """FastServe: queues of falling priority, with a quantum each.
 
-    Each quantum is twice the last. Skip-join: a request enters the first queue with a quantum for its prompt.
+    A request that uses up its quantum moves to the next queue. Each quantum is twice the last. Skip-join: a
+    request enters the first queue with a quantum for its prompt.
     """
 
     batch = 8
     """Most running requests."""
     levels, quantum = 5, 16
-    """Number of queues, and the quantum of the first one in generated tokens."""
+    """Number of queues, and the first quantum in generated tokens."""
     prompt_tokens = 128
     """Prompt tokens that count as one generated."""
 

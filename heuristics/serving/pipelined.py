@@ -1,4 +1,4 @@
-"""Loans to whole requests: one begins if it ends before its memory is needed."""
+"""Loans of memory to requests that end before it is needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .kv_forecast import KvForecast
 from .policy import ServingState, ServingStep
 
 _TRIED = 8
-"""Most lengths searched for one that fits; more cost more time per decision."""
+"""Most lengths to search for one that fits."""
 _LISTED = 8
-"""Requests checked one by one before a vector test of all others."""
+"""Requests to check one by one before a vector test of all."""
 
 
 class Pipelined:
-    """Scheduler of this project: all memory promised but unused is lent.
+    """Scheduler of this project, which lends all unused memory.
 
     Its order, its sizes and the idea of lending are EconoServe's (section 3.2). A request is promised its
     predicted need, but only from the time it needs it. Until then, a request predicted to end in time may run
@@ -76,7 +76,7 @@ class Pipelined:
         return ServingStep(prefill, start=started + back, swap_out=sent, swap_in=back)
 
     def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
-        """Give each running request room for its token; return those that generate, and those to move out."""
+        """Make room for tokens; return generating and evicted requests."""
         ledger = state.ledger
         going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
         self._extend(state, going)
@@ -92,7 +92,7 @@ class Pipelined:
         return going[:left], sent
 
     def _extend(self, state: ServingState, going: IntArray) -> None:
-        """Raise the predictions of completions that exceed them."""
+        """Raise predictions that completions exceed."""
         over = going[state.generated[going] >= self._end[going]]
         padding = np.ceil(state.predicted[over] * self._sizes.padding).astype(np.int64)
         self._end[over] = state.generated[over] + np.maximum(padding, 1)
@@ -102,7 +102,7 @@ class Pipelined:
         self._host[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, going: IntArray) -> list[int]:
-        """Return from the host, in order, the requests that fit again."""
+        """Return the requests on the host that fit again, in order."""
         back: list[int] = []
         ledger = state.ledger
         alone = not going.size and self._partial is None
@@ -116,7 +116,7 @@ class Pipelined:
         return back
 
     def _fill(self, state: ServingState, going: IntArray) -> list[tuple[int, int]]:
-        """Choose prompts up to the target forward size; the last one may be a chunk."""
+        """Choose prompts up to the target forward size."""
         prefill: list[tuple[int, int]] = []
         budget = self._sizes.forward_size - len(going)
         if self._partial is not None:
@@ -145,7 +145,7 @@ class Pipelined:
         return KvForecast(capacity, held, rest, self._stays(rest))
 
     def _stay(self, rest: int) -> int:
-        """Return how many iterations a request with ``rest`` tokens left may be there."""
+        """Return how many iterations a request may stay."""
         return math.ceil(rest * (1 + self._sizes.buffer))
 
     def _stays(self, rest: IntArray) -> IntArray:
@@ -164,7 +164,7 @@ class Pipelined:
         return next((request for request in least if self._fits(state, request, forecast)), None)
 
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the largest request that fits, the oldest among equals, or None."""
+        """Return the oldest of the largest requests that fit, or None."""
         if self._candidates is None:
             self._list(state)
             self._candidates = self._that_may(state, forecast, self._waiting)
@@ -181,7 +181,6 @@ class Pipelined:
         return None
 
     def _list(self, state: ServingState) -> None:
-        """Sort the waiting requests without a deadline, largest first."""
         if self._came:
             ids = np.append(self._waiting, np.array(self._came, dtype=np.int64))
             ids.sort()

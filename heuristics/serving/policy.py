@@ -1,4 +1,4 @@
-"""The interface of serving policies: the state before an iteration, and the next step."""
+"""Interface of serving policies: their state and their steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ServingState:
     generated: Completion tokens each request has, shape (requests,).
     held: KV tokens on the device, shape (requests,); one less than prompt and completion while it generates.
     running: Requests that generate a token each iteration, in the order they began.
-    arrived, prefilled, finished: Events since the last call: arrivals, completed prompts (of unfinished
-    requests), completed completions.
+    arrived, prefilled, finished: Arrivals, completed prompts (of unfinished requests) and completions since
+    the last call.
     """
 
     prompt: IntArray
@@ -43,17 +43,17 @@ class ServingState:
     time: float = 0.0
 
     def lacks(self, request: int) -> int:
-        """Return the tokens that a request must compute before it can generate."""
+        """Return the tokens to compute before a request can generate."""
         return int(self.prompt[request] + self.generated[request] - self.held[request])
 
     def chunk(self, request: int, budget: int) -> int:
-        """Return how many of these fit a token budget, at least one."""
+        """Return how many missing tokens fit a budget, at least one."""
         return max(1, min(budget, self.lacks(request)))
 
 
 @dataclass(frozen=True, slots=True)
 class ServingStep:
-    """Changes with the next iteration; running requests not named here continue.
+    """Next iteration; running requests not named here continue.
 
     prefill: Requests that do not run, each with the number of its missing tokens to compute.
     start: Requests that generate from this iteration on. Their prompt is done.
@@ -62,7 +62,7 @@ class ServingStep:
     have room again).
     drop: Requests that lose their KV cache (their blocks are released already); prompt and completion so far
         are recomputed.
-    decode: Running requests generate in this iteration; if false, they pause.
+    decode: True if running requests generate in this iteration; else they pause.
     resume: Requests that take their old blocks again, each with the cached tokens
         (:meth:`~.kv_ledger.KvLedger.resume` was called already).
     """
@@ -81,5 +81,8 @@ class ServingPolicy(Protocol):
     """Function from the state to the next iteration."""
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the changes; if nothing runs then, the device waits for the next arrival."""
+        """Return the changes before the next iteration.
+
+        If nothing runs then, the device waits for the next arrival.
+        """
         ...

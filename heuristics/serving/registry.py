@@ -32,7 +32,7 @@ class ServingOptions:
 
     @property
     def at_forward_size(self) -> EconoServeSizes:
-        """The sizes with the forward size of these options."""
+        """Sizes with the forward size of these options."""
         return replace(self.sizes, forward_size=self.forward_size)
 
 
@@ -58,7 +58,7 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
 """Factories of policies by name."""
 
 BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
-"""Policies that take blocks one at a time, anywhere in memory."""
+"""Policies that take blocks one at a time."""
 
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:

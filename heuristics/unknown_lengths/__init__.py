@@ -1,1 +1,1 @@
-"""Policies for groups of completions of unknown lengths, as in rollouts of RL training."""
+"""Policies for groups of completions of unknown lengths."""

@@ -1,4 +1,4 @@
-"""One score for each prompt from several files of earlier completions."""
+"""One score for each prompt from several files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ...data.arrays import FloatArray
 from .lengths import normal_scores
 
 LARGEST_LOADING = 0.95
-"""Largest correlation of a file with the common factor, so that none decides alone."""
+"""Largest correlation of a file with the common factor."""
 
 DECODE_STEPS = 50
 """Iterations of the loadings; they converge in a few."""
 
 
 def agreed_scores(lengths: FloatArray) -> FloatArray:
-    r"""Return a common score of each prompt, larger for longer completions, shape (prompts,).
+    r"""Return each prompt's common score, larger for longer completions, shape (prompts,).
 
     The normal score of a prompt in file ``j`` is modelled as :math:`\lambda_j f + \sqrt{1-\lambda_j^2}\, e`:
     a common factor and the file's own part (Spearman 1904). The loadings :math:`\lambda_j` fit the
@@ -49,7 +49,7 @@ def prompt_scores(lengths: FloatArray, prompt: FloatArray) -> FloatArray:
 
 
 def _loadings(scores: FloatArray, has: np.ndarray) -> FloatArray:
-    """Return each file's correlation with the factor, shape (files,)."""
+    """Return each file's correlation with the factor."""
     files = len(scores)
     if files == 1:
         return np.full(1, LARGEST_LOADING)

@@ -1,4 +1,4 @@
-"""Order of requests of unknown lengths by kinds, where simulation says that it beats the given order."""
+"""Order of requests by kinds, where it beats the given order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KindParams:
 
 
 class KindOrder:
-    """Queue in the given order, which changes once longer kinds are worth serving first.
+    """Queue in the given order, until longer kinds should come first.
 
     One half of the completions gives the order of kinds; lengths sampled from the other half test it, and
     vice versa. So a chance difference shows no saving, and the given order stays.
@@ -88,7 +88,7 @@ class KindOrder:
         self._queue.put_back(requests)
 
     def _order_again(self, state: State) -> None:
-        """Look at the order again, by the completions seen so far."""
+        """Reconsider the order by the completions seen so far."""
         running = np.zeros(len(self._kind), dtype=np.bool_)
         running[state.running] = True
         waiting = self._given[state.waiting[self._given]]
@@ -109,7 +109,7 @@ class KindOrder:
         self._queue.take(rest.tolist())
 
     def _lengths(self, seen: IntArray, running: npt.NDArray[np.bool_], state: State) -> list[_Lengths]:
-        """Return the lengths of each kind by some completions; rare kinds use those of all kinds."""
+        """Return each kind's lengths; rare kinds use those of all."""
 
         def lengths(chosen: IntArray) -> _Lengths:
             cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
@@ -129,7 +129,7 @@ class KindOrder:
     def _saved(
         self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], state: State
     ) -> list[float]:
-        """Return the share of the decode steps left that an order saves, for each set of sampled lengths."""
+        """Return the saved share of the steps left, for each sample."""
         running, found = state.running, []
         steps = np.zeros(len(self._kind))
         for _ in range(self._params.samples):
@@ -147,13 +147,13 @@ class KindOrder:
 
 
 def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_first: bool) -> QueuePolicy:
-    """Return a fresh policy that tells kinds apart as they complete, begun by caps or by arrival."""
+    """Return a fresh policy by kinds, begun by caps or by arrival."""
     order = longest_first(problem) if longest_cap_first else arrival_order(problem)
     return QueuePolicy(KindOrder(problem, order, kind, cap), PacedSkiRental(), Admission(problem))
 
 
 def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
-    """Return the place of each request among those of its kind, shape (requests,)."""
+    """Return each request's place among those of its kind."""
     place = np.zeros(len(order), dtype=np.int64)
     for one in range(int(kind.max()) + 1):
         mine = order[kind[order] == one]
@@ -162,7 +162,10 @@ def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
 
 
 def decode_steps_of(begun: Sequence[float], waiting: Sequence[float]) -> float:
-    """Return the decode steps until all have ended, if each waiting one takes the first free slot."""
+    """Return the decode steps until all requests have ended.
+
+    Each waiting one takes the first free slot.
+    """
     ends = list(begun)
     heapq.heapify(ends)
     last = max(ends)
@@ -174,10 +177,10 @@ def decode_steps_of(begun: Sequence[float], waiting: Sequence[float]) -> float:
 
 
 def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float:
-    """Return the share of decode steps that known lengths save, if lengths spread evenly up to the caps.
+    """Return the share of decode steps that known lengths can save.
 
-    The mean over sampled sets of lengths; against the given order, and at most: no schedule takes fewer steps
-    than its slots allow or its longest request needs.
+    Lengths are sampled evenly up to the caps, and the given order is compared with a lower bound: no schedule
+    takes fewer steps than its slots allow or its longest request needs.
     """
     rng, saved = np.random.default_rng(seed), []
     for _ in range(samples):
@@ -201,7 +204,7 @@ class _Lengths:
 
     @classmethod
     def seen(cls, lengths: IntArray, ended: npt.NDArray[np.bool_], cap: float) -> _Lengths:
-        """Return the distribution of the ended and running completions seen."""
+        """Return the distribution of ended and running completions."""
         order = np.lexsort((~ended, lengths))
         at, last = lengths[order].astype(np.float64), ended[order]
         surviving = np.cumprod(1 - last / np.arange(len(at), 0, -1))

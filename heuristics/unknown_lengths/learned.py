@@ -1,4 +1,4 @@
-"""Our policy for unknown lengths: order of arrival, unless groups are seen to differ."""
+"""Our policy for unknown lengths: by arrival, unless groups differ."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .lengths import NOTHING, Known, LengthModel, Observed
 from .queues import LEAST_SHARE, SURE, group_numbers, has_groups, place_in_group
 
 SCOUTS = 2
-"""Requests of each group without prediction that start first in the last waves; more learn more."""
+"""Requests of each group that start first in the last waves."""
 
 WAVES_AT_FIRST = 3.0
-"""Waves (of as many waiting requests as slots) that are ordered before any request has ended."""
+"""Waves that are ordered before any request has ended."""
 
 WAVES_AT_ONE = 100.0
-"""Ordered waves at an intraclass correlation of one; they scale with its square."""
+"""Ordered waves at an intraclass correlation of one, with its square."""
 
 LEARN_EVERY = 16
-"""Model updates: one per 1/16 more finished requests; larger updates more often."""
+"""Updates of the model: one per 1/16 more finished requests."""
 
 ALIKE = 0.3
-"""Intraclass correlation from which waiting requests may replace running ones."""
+"""Intraclass correlation for replacing running requests."""
 
 LEAST_CUT = 0.02
 """Probability of a cut at the cap from which running requests may be replaced.
@@ -41,16 +41,16 @@ has left, and the oldest should continue (Weber 1982); jobs with moves took long
 """
 
 AT_MOST = 0.95
-"""Quantile of the remaining length by which requests are compared; the longest decide the makespan."""
+"""Quantile of the remaining length that compares requests."""
 
 WAVES_MOVED = 1.5
 """Most waiting waves when running requests may be replaced."""
 
 REST = 0.15
-"""Least time between two moves of a request, as a share of the mean length."""
+"""Least time between moves of a request, in mean lengths."""
 
 MARGIN = 0.3
-"""Least extra remaining length of a waiting request to replace a running one, in mean lengths."""
+"""Least gain in remaining length for a replacement, in mean lengths."""
 
 
 class Learner:
@@ -77,7 +77,7 @@ class Learner:
         self._ends = int(np.count_nonzero(self.ended))
 
     def model(self, state: State, *, now: bool = False) -> LengthModel | None:
-        """Return the model of lengths, or None before any request has ended.
+        """Return the model of lengths, or None before any end.
 
         now: Include tokens decoded since the last end.
         """
@@ -93,7 +93,7 @@ class Learner:
         return self._model
 
     def ordered_requests(self, state: State) -> float:
-        """Return how many of the waiting requests to order; those before come by arrival.
+        """Return how many of the last waiting requests to order.
 
         An order matters at the end of the job, when slots run dry, so only the last waves are ordered. Their
         number grows with the share of variance that groups explain (:data:`WAVES_AT_ONE`), and is zero if
@@ -111,7 +111,7 @@ class Learner:
 
 
 class LearnedOrder:
-    """Queue by arrival, with its last requests by expected remaining length.
+    """Queue by arrival, with its last requests by remaining length.
 
     problem: Its arrivals are read, its lengths are not.
     learner: Knowledge of lengths.
@@ -127,7 +127,7 @@ class LearnedOrder:
         """Decode steps each request had when it last joined."""
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return the waiting requests that come next, one per free slot."""
+        """Return the next waiting requests, one per free slot."""
         learner = self._learner
         learner.observe(state)
         waiting = np.flatnonzero(state.waiting)
@@ -146,11 +146,11 @@ class LearnedOrder:
         self._learner.stopped[requests] = False
 
     def put_back(self, requests: Sequence[int]) -> None:
-        """Record that these requests wait again, or are stopped for good."""
+        """Record that some requests wait again, or are stopped."""
         self._learner.stopped[requests] = True
 
     def left(self, state: State, requests: IntArray) -> FloatArray:
-        """Return the expected decode steps left, shape (requests,); all equal before the first end."""
+        """Return the expected decode steps left, shape (requests,)."""
         model, learner = self._learner.model(state), self._learner
         if model is None:
             score = learner.known.score
@@ -158,14 +158,14 @@ class LearnedOrder:
         return _told_apart(model.remaining(learner.group[requests], state.decoded[requests]))
 
     def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
-        """Return the decode steps left of each request by :data:`AT_MOST`, shape (requests,)."""
+        """Return each request's quantile of decode steps left."""
         group, tokens = self._learner.group[requests], state.decoded[requests]
         # The expected length breaks ties, such as requests that may all reach the cap.
         left = model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
         return _told_apart(left)
 
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
-        """Return the order of these waiting requests: scouts first, then the longest expected."""
+        """Order waiting requests: scouts first, then the longest expected."""
         learner = self._learner
         group = learner.group[waiting]
         seen = np.bincount(learner.group[learner.started], minlength=learner.groups)
@@ -175,14 +175,14 @@ class LearnedOrder:
 
 
 def _told_apart(steps: FloatArray) -> FloatArray:
-    """Return decode steps without rounding noise, for the same order on every machine."""
+    """Round decode steps, for the same order on every machine."""
     return np.round(steps, 6)
 
 
 class SurvivalPolicy:
-    """Policy by arrival with the ski-rental rule, and an order once observed lengths justify it.
+    """Policy by arrival, and an order once observed lengths justify it.
 
-    It sees the groups, the started requests, what each has decoded and which have ended, but no length. Until
+    It sees the groups, the started requests, their decoded tokens and which have ended, but no length. Until
     the last waves, requests are served by arrival. These are ordered by a model of lengths
     (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave, if KV cache
     can move to the host, waiting requests replace running ones. Such a request must be expected to have more
@@ -217,7 +217,7 @@ class SurvivalPolicy:
         return step
 
     def _mean(self, state: State) -> float:
-        """Return the expected length of requests not yet started, in decode steps."""
+        """Return the expected length of requests not yet started."""
         model = self._learner.model(state)
         return 0.0 if model is None else float((model.mass @ model.lengths).mean())
 
@@ -236,7 +236,7 @@ class SurvivalPolicy:
         return state.steps_done - self._looked >= REST * self._mean(state) / 4
 
     def _preempting(self, state: State) -> Step | None:
-        """Return a step in which waiting requests replace running ones, or None."""
+        """Return a step that replaces running requests, or None."""
         self._looked = state.steps_done
         model = self._learner.model(state, now=True)
         if model is None:
@@ -264,7 +264,7 @@ class SurvivalPolicy:
         return Step(prefill=entering, slots=slots, decode_steps=0, evict=leaving)
 
     def _moved_steps(self, state: State, out: IntArray, into: IntArray) -> FloatArray:
-        """Return the slot-steps lost to moving each pair: one out and back again, the other in."""
+        """Return the slot-steps lost to moving each pair."""
         assert self._swap is not None
         held = self._problem.prompt_tokens + state.decoded
         tokens = 2 * held[out] + np.where(self._learner.started[into], held[into], 0)
@@ -283,7 +283,7 @@ class SurvivalPolicy:
 
 
 def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:
-    """Return :class:`SurvivalPolicy`, or order of arrival if it could learn nothing.
+    """Return :class:`SurvivalPolicy`, or order of arrival without groups.
 
     Moves need a group of two requests. For single requests only their own run tells more than the prediction,
     and such jobs took longer with moves (``docs/rollouts.md``).

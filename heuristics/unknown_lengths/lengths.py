@@ -1,4 +1,4 @@
-"""Model of completion lengths, updated from what a job has generated so far."""
+"""Model of completion lengths, updated while a job runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...data.arrays import FloatArray, IntArray
 
 ATOMS = 48
-"""Most distinct lengths; neighbouring lengths are merged. More are finer and slower."""
+"""Most distinct lengths; more are finer and slower."""
 
 SHARES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
 """Grid of intraclass correlations, with equal prior weights."""
@@ -19,13 +19,13 @@ EFFECTS = np.linspace(-3.5, 3.5, 41)
 """Grid of group effects in standard deviations, with a normal prior."""
 
 TRUSTS = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
-"""Grid of correlations between a group's effect and its prediction."""
+"""Grid of correlations between a group's effect and prediction."""
 
 SHARED_LONGEST = 3
-"""Completions that must share the largest length to infer a cap, if none is stated."""
+"""Completions with the largest length from which a cap is inferred."""
 
 FAR = 9.0
-"""Standard deviations at which the normal distribution is truncated."""
+"""Standard deviations at which the normal distribution is cut."""
 
 LEAST = 1e-300
 """Least probability, so that its logarithm is finite."""
@@ -35,8 +35,8 @@ LEAST = 1e-300
 class Observed:
     """Observations of started requests.
 
-    group: The group of each, counted from zero, shape (started,).
-    tokens: Decode steps each has had, shape (started,).
+    group: Group of each, counted from zero, shape (started,).
+    tokens: Decode steps of each, shape (started,).
     ended: True if that is its length; otherwise its length is larger (censored), shape (started,).
     """
 
@@ -47,7 +47,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """Knowledge of lengths before a job runs, without any length of the job.
+    """Knowledge of lengths before a job runs.
 
     longest: Decode steps at which every completion is cut; None for no limit.
     past: Completions of earlier steps, with groups of their own; None for none.
@@ -65,7 +65,7 @@ NOTHING = Known()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthModel:
-    r"""Model in which normal scores of lengths are a group effect plus the request's own part.
+    r"""Model in which lengths have a group effect and their own.
 
     The score of a length is :math:`z = \Phi^{-1}(F(\text{length}))` with the pooled distribution ``F`` by
     Kaplan and Meier (1958), which allows for running requests. Then :math:`z_{ij} = \sqrt{\rho}\, g_i +
@@ -91,12 +91,13 @@ class LengthModel:
 
     @classmethod
     def learnt(cls, observed: Observed, groups: int, known: Known = NOTHING) -> LengthModel:
-        """Return the model after some observations.
+        """Update the model by observations.
 
         observed: Started requests; at least one must have ended, here or in earlier steps.
         groups: Number of groups, seen or not.
         known: Earlier knowledge.
-        raises ValueError: No request has ended, so no length is known.
+
+        Raises ValueError if no request has ended, so that no length is known.
         """
         seen = observed if known.past is None else _joined(observed, known.past, groups)
         if not seen.ended.any():
@@ -117,22 +118,22 @@ class LengthModel:
 
     @property
     def share(self) -> float:
-        """Posterior mean of the intraclass correlation of the lengths' normal scores."""
+        """Posterior mean of the intraclass correlation."""
         return float(self.share_weight @ SHARES)
 
     def probability_of_share(self, least: float) -> float:
-        """Return the posterior probability that the intraclass correlation is at least ``least``."""
+        """Return the probability that the correlation is at least ``least``."""
         return float(self.share_weight[least <= SHARES].sum())
 
     def expected(self, group: IntArray) -> FloatArray:
-        """Return the expected length (decode steps) of new requests of these groups, same shape."""
+        """Return new requests' expected decode steps, same shape."""
         found: FloatArray = (self.mass @ self.lengths)[group]
         return found
 
     def remaining(self, group: IntArray, tokens: IntArray) -> FloatArray:
-        """Return the expected decode steps left of unfinished requests, same shape.
+        """Return unfinished requests' expected decode steps left, same shape.
 
-        group: The group of each; its posterior already includes that this request has come this far.
+        group: Group of each; its posterior already includes that this request has come this far.
         tokens: Decode steps each has had. A request longer than every length seen has at least one left.
         """
         by_atom, total = self._yet_to_come(group, tokens)
@@ -141,7 +142,7 @@ class LengthModel:
         return found
 
     def remaining_at_most(self, group: IntArray, tokens: IntArray, probability: float) -> FloatArray:
-        """Return the quantile of the decode steps left of unfinished requests, same shape.
+        """Return a quantile of the decode steps left, same shape.
 
         group, tokens: As for :meth:`remaining`.
         probability: The quantile.
@@ -152,13 +153,16 @@ class LengthModel:
         return np.where(total > LEAST, np.maximum(self.lengths[atom] - tokens, 1.0), 1.0)
 
     def _yet_to_come(self, group: IntArray, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return the probability of each longer length, shape (requests, atoms), and their sum."""
+        """Return the probability of each longer length, and their sum."""
         by_atom = np.where(self.lengths > np.asarray(tokens)[:, None], self.mass[group], 0.0)
         return by_atom, by_atom.sum(axis=1)
 
 
 def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
-    """Return observations of this job and earlier ones; earlier groups come after this job's."""
+    """Join observations of this job and earlier ones.
+
+    Earlier groups come after this job's.
+    """
     _, number = np.unique(past.group, return_inverse=True)
     return Observed(
         np.concatenate((observed.group, number + groups)),
@@ -168,7 +172,7 @@ def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
 
 
 def _cap(observed: Observed, longest: int | None) -> int | None:
-    """Return the cap in decode steps: as stated, or inferred from equal lengths."""
+    """Return the cap in decode steps, stated or inferred."""
     if longest is not None:
         return longest
     most = int(observed.tokens.max())
@@ -177,7 +181,7 @@ def _cap(observed: Observed, longest: int | None) -> int | None:
 
 
 def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the pooled distribution: mean and longest length of each atom, and its survival function.
+    """Return the pooled distribution: atoms' mean and longest, survival.
 
     If requests longer than all that ended still run, the last atom represents them. They are taken to end at
     the rate of the whole job (the exponential distribution's estimate, tokens over ends), and no later than
@@ -210,7 +214,7 @@ def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray
 
 
 def _mass(survival: FloatArray) -> FloatArray:
-    """Return the probability of each atom by share and effect, shape (shares, effects, atoms)."""
+    """Return each atom's probability, shape (shares, effects, atoms)."""
     from scipy.special import ndtr, ndtri
 
     edges = np.clip(ndtri(1.0 - survival), -FAR, FAR)
@@ -223,10 +227,10 @@ def _mass(survival: FloatArray) -> FloatArray:
 def _log_likelihood(
     observed: Observed, tops: FloatArray, mass: FloatArray, groups: int
 ) -> tuple[FloatArray, IntArray]:
-    """Return the log-likelihood of the observations, and the row of each group in it.
+    """Return the observations' log-likelihood, and each group's row.
 
-    returns: Shapes (rows, shares, effects) and (groups,); groups without observations share the last row, of
-        zeros.
+    Their shapes are (rows, shares, effects) and (groups,). Groups without observations share the last row, of
+    zeros.
     """
     atoms = mass.shape[2]
     # An ended request lies within an atom; a running one is only known to have reached it.
@@ -252,14 +256,15 @@ def _posterior(
     table: FloatArray,
     groups: int,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the probability of each atom by group, and of each trust and share.
+    """Return probabilities of atoms by group, and of trusts and shares.
+
+    Their shapes are (groups, atoms) and (trusts, shares).
 
     log, of_group: As returned by :func:`_log_likelihood`.
     score: Normal score of each group's prediction, NaN for none, shape (all groups,).
     trusts: Grid of correlations between effects and predictions.
     table: Probability of each atom by share and effect, shape (shares x effects, atoms).
     groups: Number of groups, from the first on, to return atoms for.
-    returns: Shapes (groups, atoms) and (trusts, shares).
     """
     told = ~np.isnan(score)
     peak = log.max(axis=2, keepdims=True)
@@ -288,14 +293,16 @@ def _posterior(
 
 
 def _shares(evidence: FloatArray) -> FloatArray:
-    """Return the probability of each trust and share from their log evidence."""
     joint = np.exp(evidence - evidence.max())
     shares: FloatArray = joint / joint.sum()
     return shares
 
 
 def normal_scores(values: FloatArray) -> FloatArray:
-    """Return the normal scores of numbers by rank, with equal scores for ties; NaN stays NaN."""
+    """Return numbers' normal scores by rank.
+
+    Equal numbers have equal scores, and NaN stays NaN.
+    """
     from scipy.special import ndtri
     from scipy.stats import rankdata
 

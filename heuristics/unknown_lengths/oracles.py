@@ -1,4 +1,4 @@
-"""Policies with foresight, to estimate what any policy could gain."""
+"""Policies with foresight, which show what others could gain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import by_groups
 
 
 def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
-    """Return the policy that knows the order of the groups' mean lengths, longest first.
+    """Return the policy that knows the order of groups' mean lengths.
 
     Other policies have to learn it, and chance within the groups remains. List order by expected length is
     not the best for every draw, so its gain is an estimate and no bound.
@@ -25,12 +25,13 @@ def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
 
 
 def told_lengths(problem: Problem, lengths: IntArray) -> QueuedPolicy:
-    """Return the policy that knows each group's lengths but not their order: most left on average first.
+    """Return the policy that knows each group's set of lengths.
 
-    It knows of a group's single long completion, which is foresight. Its gain is an estimate and no bound.
+    It does not know their order within the group, and serves the most expected first. Its gain is an estimate
+    and no bound.
 
     problem: Its lengths are not read.
-    lengths: True ones, tokens, shape (requests,).
+    lengths: True lengths, tokens, shape (requests,).
     """
     numbers, groups = group_numbers(problem)
     total = np.bincount(numbers, lengths, minlength=groups)

@@ -1,4 +1,4 @@
-"""Order of waiting requests by what others of their group have shown, without any length."""
+"""Orders of waiting requests by their group's completions."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from ..queues.ordered import arrival_order
 from .lengths import LengthModel, Observed
 
 NEWEST = 0.1
-"""Weight of a newly ended request in vllm-ascend's moving average."""
+"""Weight of a new length in vllm-ascend's moving average."""
 
 MOST_AVERAGED = 10
 """Most requests of a group in that average."""
 
 COLD_START = 128.0
-"""Decode steps assumed for a group before one of its requests has ended."""
+"""Decode steps assumed for a group without a completion."""
 
 LEAST_SHARE = 0.05
-"""Intraclass correlation from which the order of the groups is worth something."""
+"""Least intraclass correlation for an order of groups."""
 
 SURE = 0.5
-"""Probability of that correlation from which the order of the groups is followed."""
+"""Least probability of that correlation."""
 
 
 class Ranking(Protocol):
     """Score of groups from observations."""
 
     def __call__(self, observed: Observed, groups: int) -> FloatArray:
-        """Return the score of each group, the largest first, shape (groups,)."""
+        """Return each group's score, the largest first, shape (groups,)."""
         ...
 
 
 class GroupQueue:
-    """Queue with a few requests of every group first, then the groups by score; ties by arrival.
+    """Queue of a few requests per group, then groups by score.
 
-    It sees the groups, the started requests, what each has decoded and which have ended, but no length. A
-    request without a group is a group of its own.
+    Ties go by arrival. It sees the groups, the started requests, their decoded tokens and which have ended,
+    but no length. A request without a group is a group of its own.
 
     problem: Its groups, arrivals and prompts are read, its lengths are not.
     ranking: Scores the groups.
@@ -59,7 +59,7 @@ class GroupQueue:
         self._score: FloatArray | None = None
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """Return the waiting requests that come next, one per free slot."""
+        """Return the next waiting requests, one per free slot."""
         waiting = np.flatnonzero(state.waiting)
         waiting = waiting[np.argsort(self._arrival_rank[waiting])]
         observed, changed = self._observed(state)
@@ -87,7 +87,7 @@ class GroupQueue:
         """Record that these requests wait again."""
 
     def _observed(self, state: State) -> tuple[Observed, bool]:
-        """Return the observations, and whether a request has ended since the last call."""
+        """Return the observations, and whether a request has ended since."""
         under_way = state.waiting.copy()
         under_way[state.running] = True
         over = self._started & ~under_way
@@ -100,7 +100,7 @@ class GroupQueue:
 
 
 def group_numbers(problem: Problem) -> tuple[IntArray, int]:
-    """Return the group of each request, counted from zero, shape (requests,), and their number."""
+    """Return each request's group from zero, and their number."""
     number = problem.workload.group_numbers()
     return number, int(number.max()) + 1
 
@@ -121,7 +121,7 @@ def place_in_group(group: IntArray) -> IntArray:
 
 
 def longest_seen(observed: Observed, groups: int) -> FloatArray:
-    """Return the longest ended completion of each group, infinite if none, shape (groups,).
+    """Return each group's longest completion, infinite if none, shape (groups,).
 
     This is Seer's estimate (Qin et al. 2025, arXiv:2511.14617): a group counts as long until it shows
     otherwise.
@@ -134,7 +134,7 @@ def longest_seen(observed: Observed, groups: int) -> FloatArray:
 
 
 def moving_average(observed: Observed, groups: int) -> FloatArray:
-    """Return the moving average of ended lengths in each group, shape (groups,).
+    """Return each group's moving average of lengths, shape (groups,).
 
     This is the estimate of vllm-ascend's ``BatchJobAwareScheduler``, where a group is a job. A new length
     weighs a tenth, the first ten count, and a job without ended requests has 128 tokens.
@@ -151,7 +151,7 @@ def moving_average(observed: Observed, groups: int) -> FloatArray:
 
 
 def expected_length(observed: Observed, groups: int) -> FloatArray:
-    """Return the expected length of a new request of each group, shape (groups,).
+    """Return each group's expected length of a new request, shape (groups,).
 
     All scores are equal, so arrival decides, until a request has ended and the groups are shown to differ:
     their intraclass correlation is at least :data:`LEAST_SHARE` with probability :data:`SURE`.

@@ -1,4 +1,4 @@
-"""Policies that need no length, by name, and jobs with hidden lengths."""
+"""Policies that need no length, by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CHOSEN = "learned"
 class HiddenEntry:
     """Policy that needs no length.
 
-    make: Returns a fresh policy for a problem, earlier knowledge, and the seconds a token of KV cache takes
-        to the host or back (None if it cannot be moved).
+    make: Returns a fresh policy for a problem, earlier knowledge, and the seconds to move a KV token to the
+        host or back (None if it cannot be moved).
     takes_swap: True if it moves KV cache.
     takes_known: True if it uses earlier knowledge.
     """
@@ -36,12 +36,12 @@ class HiddenEntry:
 
 
 def by_arrival(problem: Problem, rule: PrefillRule) -> QueuedPolicy:
-    """Return the policy by arrival, with memory for present tokens only."""
+    """Return the policy by arrival, with memory for present tokens."""
     return QueuePolicy(Ordered(arrival_order(problem)), rule, Admission(problem, "present"))
 
 
 def by_groups(problem: Problem, ranking: Ranking, *, scouts: int) -> QueuedPolicy:
-    """Return the policy of some scouts of every group and then the groups by a ranking."""
+    """Return the policy of scouts first, then groups by ranking."""
     numbers, _groups = group_numbers(problem)
     if int(np.bincount(numbers).max()) <= scouts:
         # All requests are scouts, which come by arrival.
@@ -63,7 +63,7 @@ WITHOUT_LENGTHS: Mapping[str, HiddenEntry] = {
 
 
 def without_lengths(problem: Problem) -> Problem:
-    """Return the problem with every length set to one token, as a policy without lengths sees it.
+    """Return the problem with every length set to one token.
 
     No policy of :data:`WITHOUT_LENGTHS` reads lengths; the ones make sure that none could.
     """
@@ -72,9 +72,9 @@ def without_lengths(problem: Problem) -> Problem:
 
 
 def without_sharing(problem: Problem) -> Problem:
-    """Return the problem without shared prompts, as policies of rollout steps see it.
+    """Return the problem without shared prompts.
 
-    Kept prompts are dropped when the weights change; a policy must not count on them.
+    Kept prompts are dropped when the weights change; a policy of rollout steps must not count on them.
     """
     none = np.zeros(len(problem), dtype=np.int64)
     return replace(problem, workload=replace(problem.workload, shared_tokens=none), prefix_cache=0)
@@ -85,11 +85,12 @@ def hidden_policy(
 ) -> QueuedPolicy:
     """Return a fresh policy that needs no length.
 
-    name: A key of :data:`WITHOUT_LENGTHS`.
+    name: Key of :data:`WITHOUT_LENGTHS`.
     problem: As returned by :func:`without_lengths`.
     known: Knowledge of lengths before the job.
-    swap: Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
-    raises ValueError: There is no such policy, or it needs lengths.
+    swap: Seconds to move a KV token to the host or back; None if it cannot be moved.
+
+    Raises ValueError if there is no such policy, or it needs lengths.
     """
     entry = WITHOUT_LENGTHS.get(name)
     if entry is None:

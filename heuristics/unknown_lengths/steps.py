@@ -1,4 +1,4 @@
-"""Simulation of rollout steps in a row: barriers, partial rollouts (APRIL), tail batching (RollPacker)."""
+"""Simulation of rollout steps: barriers, partial rollouts, tail batching."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class StepsRun:
     """Times and lengths of several rollout steps."""
 
     seconds: FloatArray
-    """Seconds of each step by the cost model, without training, shape (steps,)."""
+    """Model seconds of each step, without training, shape (steps,)."""
 
     begun: IntArray
-    """Step in which each request began, -1 if it was stopped for good, shape (requests,)."""
+    """Step in which each request began, -1 if stopped, shape (requests,)."""
 
     ended: IntArray
-    """Step in which each request ended, -1 if it was stopped for good, shape (requests,)."""
+    """Step in which each request ended, -1 if stopped, shape (requests,)."""
 
     tokens: IntArray
-    """Tokens of each kept completion, 0 if it was stopped, shape (requests,)."""
+    """Tokens of each kept completion, 0 if stopped, shape (requests,)."""
 
     lost: int
-    """Decode steps of requests that were stopped or restarted, summed over slots."""
+    """Decode steps of stopped or restarted requests."""
 
     @property
     def makespan(self) -> float:
@@ -52,35 +52,35 @@ class StepsRun:
 
     @property
     def stale_share(self) -> float:
-        """Share of the kept completions that began under the weights of an earlier step."""
+        """Share of kept completions that began in an earlier step."""
         kept = self.kept
         return float((self.ended[kept] > self.begun[kept]).mean())
 
     @property
     def staleness(self) -> float:
-        """Mean number of steps between the begin and the end of a kept completion."""
+        """Mean number of steps of a kept completion."""
         kept = self.kept
         return float((self.ended[kept] - self.begun[kept]).mean())
 
     def kept_bias(self, truth: IntArray) -> float:
-        """Return mean length of kept completions over that of all, minus 1; negative if shorter."""
+        """Return kept completions' relative excess in mean length."""
         return float(truth[self.kept].mean() / truth.mean() - 1)
 
     def early_bias(self, truth: IntArray) -> float:
-        """Return :meth:`kept_bias` of the completions kept before the last step."""
+        """Return :meth:`kept_bias` of completions before the last step."""
         early = self.kept & (self.ended < len(self.seconds) - 1)
         return float(truth[early].mean() / truth.mean() - 1) if early.any() else 0.0
 
 
 class StepsEngine(Engine, Protocol):
-    """Engine with changing weights between steps, and requests that can restart."""
+    """Engine with weights that change between steps."""
 
     def forget_prompts(self) -> None:
-        """Drop shared prompts from the cache; later requests compute them again."""
+        """Drop shared prompts from the cache."""
         ...
 
     def recompute(self) -> None:
-        """Drop the whole KV cache while nothing runs; requests that resume compute theirs again."""
+        """Drop the whole KV cache while nothing runs."""
         ...
 
     def restart(self, requests: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class StepsEngine(Engine, Protocol):
 def simulate_steps(
     problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, output_tokens: IntArray | None = None
 ) -> StepsRun:
-    """Serve steps of rollouts in the simulator, as :func:`serve_steps` does on an engine."""
+    """Simulate steps of rollouts, as :func:`serve_steps` serves them."""
     simulator = Simulator(problem, progress=Progress.none(problem, output_tokens))
     return serve_steps(problem, step, way, policy, simulator)
 
@@ -99,12 +99,10 @@ def simulate_steps(
 def serve_steps(
     problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, engine: StepsEngine
 ) -> StepsRun:
-    """
-    Serve steps of rollouts on a fresh engine with a fresh policy.
+    """Serve steps of rollouts on a fresh engine and policy.
 
     ``problem`` holds the requests of all steps with the lengths that the policy may use. ``step``, shape
     (requests,), ascends, and each group lies within one step. Training time between steps is not counted.
-
     Raises ValueError if steps descend, a group spans steps, or ``way.keep`` has no effect.
     """
     group, groups = group_numbers(problem)
@@ -123,7 +121,10 @@ def serve_steps(
 
 
 def _partial_rollouts(serving: _Serving, order: IntArray, sizes: Sequence[int], way: Way) -> None:
-    """End each step once as many groups are complete as it has; the others resume in the next step."""
+    """End each step once enough groups are complete.
+
+    The others resume in the next step.
+    """
     released = 0
     for last, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True):
         until = min(len(order), last + math.ceil(way.ahead * size))
@@ -140,7 +141,7 @@ def _partial_rollouts(serving: _Serving, order: IntArray, sizes: Sequence[int], 
 
 
 def _tail_batching(serving: _Serving, order: IntArray, size: int, way: Way) -> None:
-    """Serve short steps, and long steps that restart the groups which short steps left incomplete."""
+    """Serve short steps, and long steps of restarted groups."""
     begun, late = 0, list[int]()
     while begun < len(order) or late:
         if len(late) >= size or begun == len(order):
@@ -158,7 +159,7 @@ def _tail_batching(serving: _Serving, order: IntArray, size: int, way: Way) -> N
 
 
 class _Evicting:
-    """Policy that first evicts the requests in ``stop``, then asks another policy."""
+    """Policy that evicts the requests in ``stop`` before another policy decides."""
 
     def __init__(self, policy: QueuedPolicy) -> None:
         self._policy = policy
@@ -176,7 +177,7 @@ class _Evicting:
 
 
 class _Serving:
-    """State of the groups: released and complete ones."""
+    """Released and complete groups."""
 
     def __init__(
         self, problem: Problem, group: IntArray, way: Way, policy: QueuedPolicy, engine: StepsEngine
@@ -221,7 +222,7 @@ class _Serving:
                 self._end(request)
 
     def end_step(self) -> None:
-        """Append the step's seconds by the cost model, whatever clock the engine has."""
+        """Append the step's seconds by the cost model."""
         cost, stages = self._problem.cost, self._execution.stages
         self._seconds.append(
             sum(stage.model_seconds(cost, overheads=False) for stage in stages[self._counted :])
@@ -229,14 +230,14 @@ class _Serving:
         self._counted = len(stages)
 
     def stop(self, requests: IntArray) -> None:
-        """Evict those of the requests that run."""
+        """Evict the requests that run."""
         self._policy.stop = requests[np.isin(requests, self.running)].tolist()
         if self._policy.stop:
             for _ in self._execution.step():
                 raise AssertionError("nothing ends while requests are evicted")
 
     def forget_incomplete(self, groups: Sequence[int]) -> list[int]:
-        """Evict the incomplete groups, drop all their tokens, and return them."""
+        """Evict incomplete groups, drop their tokens, and return them."""
         left = [group for group in groups if self._ends[group] < self._wanted[group]]
         if left:
             requests = np.concatenate([np.flatnonzero(self._group == group) for group in left])

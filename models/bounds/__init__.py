@@ -1,1 +1,1 @@
-"""Lower bounds on the makespan, with the terms that prove them."""
+"""Lower bounds on the makespan, with their proofs."""

@@ -1,4 +1,4 @@
-"""Curves of decode steps over the number of prefill stages, and the protocol of arguments that prove them."""
+"""Curves of least decode steps over stages, and arguments that prove them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ Part = Literal["decode_steps", "charges", "intervals", "growth"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """
-    Least decode steps of any schedule with each number of prefill stages.
+    """Least decode steps of any schedule with each number of prefill stages.
 
     part: Field of the certificate for its claim.
     steps: From the fewest stages to one a request, shape (numbers of stages,).
-    claim: Data with which a checker repeats the proof, JSON-able.
+    claim: Data with which a checker repeats the proof, as JSON values.
     """
 
     part: Part
@@ -38,8 +37,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """
-    The proofs so far: for each number of stages the largest of all curves holds.
+    """Proofs so far; for each number of stages the largest curve holds.
 
     problem: The problem.
     counts: Its least stages and steps.
@@ -62,7 +60,7 @@ class Known:
         return cls(problem, counts, prefill_seconds(problem, counts.stages), fixed)
 
     def with_curves(self, curves: Iterable[Curve]) -> Known:
-        """Return the same with these curves and no others."""
+        """Return these proofs with other curves."""
         return replace(self, curves=tuple(curves))
 
     @property
@@ -95,7 +93,7 @@ class Known:
         return float(self.prefill[self.place] + decode + self.fixed)
 
     def pruned(self) -> Known:
-        """Return the same without curves that the bound does not need."""
+        """Return these proofs without curves that the bound does not need."""
         known = self
         for curve in self.curves:
             fewer = known.with_curves(each for each in known.curves if each is not curve)
@@ -104,7 +102,7 @@ class Known:
         return known
 
     def bound(self) -> Bound:
-        """Return the bound over all numbers of stages, with its certificate."""
+        """Return the bound with its certificate."""
         terms = cost_terms(self.problem, *self.cheapest)
         claims: dict[Part, list[object]] = {}
         for curve in self.curves:
@@ -127,20 +125,19 @@ class Known:
 
 
 class Argument(Protocol):
-    """A search for proofs of one kind, for one problem; it keeps its findings."""
+    """Search for proofs of one kind, for one problem."""
 
     @property
     def name(self) -> str:
-        """The field of :class:`~.params.BoundParams` that switches it off."""
+        """Field of :class:`~.params.BoundParams` that switches it off."""
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """
-        Return a curve that may raise the bound, or None if there is no further one.
+        """Return a curve that may raise the bound, or None.
 
-        ``known`` has the problem. The argument gives up at ``deadline``, a time of :func:`time.perf_counter`.
+        The argument ends at ``deadline``, a time of :func:`time.perf_counter`.
         """
 
 
 def exact(stages: IntArray, largest: int) -> IntArray:
-    """Return numbers of stages as Python integers if products with them may exceed 64 bits."""
+    """Return numbers of stages whose products do not overflow."""
     return stages.astype(object) if largest > LARGEST else stages

@@ -1,4 +1,4 @@
-"""The difference-set bound: few prefill stages leave few spans of time that a slot can be held for."""
+"""Difference-set bound: few stages leave few distinct holding times."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .least_counts import Counts, least_counts
 
 
 def useful_differences(stages: int, longest: int, decode_steps: int) -> int:
-    r"""
-    Return how many differences below the longest request S start times and the end can have between them.
+    r"""Return the most useful differences between S start times and the end.
 
     Let M be the longest request's decode steps and :math:`x_0 < \dots < x_D` the distinct start times and the
     end, D <= S. No gap between neighbours need exceed M: after a longer one everything has finished, and what
@@ -40,8 +39,7 @@ def _useful(stages: IntArray, longest: int, decode_steps: int) -> IntArray:
 
 @dataclass(slots=True)
 class RoundUp:
-    r"""
-    Least waste of rounding lengths up to few values, bounded from below for every number of values at once.
+    r"""Least waste of rounding lengths up to few values.
 
     The largest length is a value for free. For a charge :math:`\lambda` per further value let
     :math:`\phi(\lambda)` be the least waste plus charges. With k values the waste W(k) is at least
@@ -57,7 +55,7 @@ class RoundUp:
     charged: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def relaxed(self, charge: int) -> tuple[int, int]:
-        """Return the least waste plus charges for values beyond the largest, and how many it pays for."""
+        """Return the least waste plus charges, and the values used."""
         if charge in self.charged:
             return self.charged[charge]
         size = len(self.lengths)
@@ -80,11 +78,11 @@ class RoundUp:
         return result
 
     def least_waste(self, values: int) -> int:
-        """Return the least waste with that many values beyond the largest length."""
+        """Return the least waste with some values beyond the largest length."""
         return self.certified_waste(values, self.charge(values))
 
     def charge(self, values: int) -> int:
-        """Return a charge that proves the least waste with that many values beyond the largest length."""
+        """Return a charge that proves the least waste of some values."""
         if values >= len(self.lengths) - 1:
             return 0
         # A charge above any waste buys no value, charge 0 buys them all: the number bought falls with the
@@ -104,13 +102,12 @@ class RoundUp:
         return max(low, high, key=lambda charge: self.certified_waste(values, charge))
 
     def certified_waste(self, values: int, charge: int) -> int:
-        """Return the waste that a charge proves for a number of values beyond the largest length."""
+        """Return the waste that a charge proves for some values."""
         return max(0, self.relaxed(charge)[0] - charge * values)
 
 
 class DifferenceBound:
-    r"""
-    The argument that few differences between start times waste slot time.
+    r"""Argument that few differences between start times waste slot time.
 
     A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
     is held for a difference of two of the S + 1 points (start times and end) that is at least n_i.
@@ -135,7 +132,7 @@ class DifferenceBound:
         self._curves: dict[int, Curve] = {}
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return the curve of the charge that proves most waste where stages and steps cost least."""
+        """Return the curve of the charge that proves most."""
         if not len(self.lengths):
             return None
         values = useful_differences(known.cheapest[0], self._longest, self._counts.decode_steps)
@@ -153,12 +150,12 @@ class DifferenceBound:
 
 
 def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """Return the bound that counts and differences between start times prove, without pricing intervals."""
+    """Return the bound of counts and differences of start times."""
     return with_differences(Known.of(problem, least_counts(problem) if counts is None else counts)).bound()
 
 
 def with_differences(known: Known) -> Known:
-    """Return what is known with what differences between start times prove."""
+    """Add what differences between start times prove."""
     argument = DifferenceBound(known.problem, known.counts)
     while (curve := argument.prove(known, np.inf)) is not None:
         known = known.with_curves((*known.curves, curve))

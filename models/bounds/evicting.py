@@ -1,4 +1,4 @@
-"""The bound of schedules that may evict requests: of the arguments that need no single interval a request."""
+"""Bound of schedules that may evict requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ SOURCE = "fewest stages and decode steps, evictions allowed"
 
 
 def evicting_bound(problem: Problem) -> Bound:
-    """
-    Return a lower bound on every schedule, whether or not it evicts requests and prefills them again.
+    """Bound every schedule, with or without evictions.
 
     An evicted request keeps its completion, and its later prefill computes prompt and completion again. So
     these hold as without evictions:

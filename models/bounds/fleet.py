@@ -1,4 +1,4 @@
-"""A lower bound on the makespan of a job that several replicas share."""
+"""Lower bound on the makespan of a fleet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ StepBy = Literal["slots", "keys and values"]
 """Limit by which requests share decode steps: slots, or the KV capacity."""
 
 MOST_KINDS = 16
-"""Kinds of replicas of which each is tried as the one of most decode steps."""
+"""Kinds of replicas that are tried as the one of most decode steps."""
 
 CLASSES = 300
-"""Classes of requests in the programme for the replicas' weights."""
+"""Classes of requests in the linear programme for the replicas' weights."""
 
 
 def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, step_by: StepBy) -> FloatArray:
-    r"""
-    Return seconds per request that add up to no more than any schedule of a replica takes, shape (requests,).
+    r"""Return each request's least share of a replica's time, shape (requests,).
 
     A replica with J slots that serves the requests A takes at least
 
@@ -59,7 +58,7 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, step_by: St
 
 
 def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
-    """Return what each request pays of decode steps in :func:`request_costs`, seconds, shape (requests,)."""
+    """Return the decode-step part of :func:`request_costs`, shape (requests,)."""
     cost, shares = replica.cost, fleet.decode_steps / replica.slots
     if step_by == "keys and values" and replica.kv_capacity is not None:
         shares = fleet.kv_token_steps / replica.kv_capacity
@@ -68,8 +67,7 @@ def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
 
 
 def fleet_bound(fleet: Fleet) -> Bound:
-    r"""
-    Return the best proven bound on the makespan of a fleet, of schedules that preempt no request.
+    r"""Return the best proven bound on a fleet's makespan without preemption.
 
     For weights :math:`w_k \ge 0` that add up to one, the makespan is at least the weighted mean of the
     replicas' times, and each request costs at least its cheapest weighted share:
@@ -93,8 +91,7 @@ def fleet_bound(fleet: Fleet) -> Bound:
 
 
 def work_bound(fleet: Fleet) -> Bound:
-    """
-    Return a bound on a fleet's makespan that holds even if requests are evicted and resumed elsewhere.
+    """Bound a fleet's makespan even if requests are evicted and moved.
 
     Each request takes part in one prefill stage at least, and in as many decode steps as without.
     """
@@ -105,7 +102,7 @@ def work_bound(fleet: Fleet) -> Bound:
 
 
 def share_weights(fleet: Fleet, stage_by: StageBy = "slots", step_by: StepBy = "slots") -> FloatArray:
-    """Return the replicas' weights for :func:`fleet_bound`, not negative, of sum one, shape (replicas,)."""
+    """Return weights for :func:`fleet_bound`, of sum one, shape (replicas,)."""
     kinds = list(dict.fromkeys(fleet.replicas))
     which = np.array([kinds.index(replica) for replica in fleet.replicas])
     if len(kinds) == 1:
@@ -117,7 +114,7 @@ def share_weights(fleet: Fleet, stage_by: StageBy = "slots", step_by: StepBy = "
 
 
 def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArray:
-    """Return the weight of each kind of replica from the programme over kinds of requests."""
+    """Return each kind's weight from the linear programme."""
     # Requests of like costs are taken together, which only makes the weights a little worse.
     order = np.lexsort(costs[::-1])
     groups = np.array_split(order, min(CLASSES, len(order)))
@@ -165,7 +162,7 @@ def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
 
 
 def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: float) -> Bound | None:
-    """Return the bound of one replica's decode steps and shares, if it proves more than enough."""
+    """Bound by one replica's decode steps and the requests' shares."""
     kinds = list(dict.fromkeys(fleet.replicas))
     if len(kinds) > MOST_KINDS:
         return None
@@ -191,7 +188,7 @@ def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: 
 
 
 def _takes_floor(replica: Replica, stage_by: StageBy) -> bool:
-    """Return whether requests pay for the floor of stages, whatever else these cost."""
+    """Return whether requests pay for the floor of stages."""
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by != "tokens" or cap is None:
         return stage_by == "floor"
@@ -199,7 +196,7 @@ def _takes_floor(replica: Replica, stage_by: StageBy) -> bool:
 
 
 def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
-    """Return what a token of a shared prompt adds at least to the replica that computes it."""
+    """Return the least seconds that a shared prompt's token adds."""
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by == "floor":
         return 0.0
@@ -212,7 +209,7 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
 
 
 def _alone(fleet: Fleet) -> Bound:
-    """Return the time of the request that takes longest on the replica that is best for it."""
+    """Return the time of the longest request on its best replica."""
     # Another request's stage may have computed the shared tokens.
     prompts, decode_steps = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.decode_steps
     best = np.full(len(fleet), np.inf)

@@ -1,4 +1,4 @@
-"""Sharing requests out over replicas of different speed."""
+"""Division of requests over replicas of different speed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 
 MOST_TRIES = 20
-"""Most moves and exchanges tried, in times of those that fail in a row."""
+"""Most moves and exchanges, as a multiple of those that fail in a row."""
 
 EXCHANGED = 0.75
-"""Share of tries that exchange two units; the rest moves one."""
+"""Share of tries that exchange two units; the others move one."""
 
 WORTH = 1e-4
-"""Share of its time by which the last replica has to end sooner."""
+"""Least relative gain in the last replica's time."""
 
 
 def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: IntArray) -> IntArray:
-    """Return the replica of each unit when each goes where it would end first: Graham's rule, or a list's."""
+    """Return each unit's replica by list scheduling, where it ends first."""
     heaps: list[list[tuple[float, int]]] = [[] for _ in range(len(costs))]
     for replica, kind in enumerate(kind_of.tolist()):
         heaps[kind].append((float(busy[replica]), replica))
@@ -40,12 +40,12 @@ def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: 
 
 
 class Ends:
-    """
-    Ends of replicas by the prices of their units: all they share, or the longest and the others beside it.
+    """Ends of replicas by the prices of their units.
 
-    costs, beside, alone: Seconds of each unit on each kind of replica: its share of all there is, what it
-        adds beside a longer one, and what the longest one takes before that, shape (kinds, units).
-    kind_of: The kind of each replica, shape (replicas,).
+    costs: Seconds of each unit's share on each kind of replica, shape (kinds, units).
+    beside, alone: Seconds that a unit adds next to a longer one, and those of the longest one before that,
+    same shape.
+    kind_of: Kind of each replica, shape (replicas,).
     """
 
     def __init__(self, costs: FloatArray, beside: FloatArray, alone: FloatArray, kind_of: IntArray) -> None:
@@ -60,12 +60,11 @@ class Ends:
     def levelled(
         self, shares: list[IntArray], beyond: FloatArray, rng: np.random.Generator, tries: int
     ) -> list[IntArray]:
-        """
-        Return the units of each replica after moves and exchanges that let the last one end sooner.
+        """Move and exchange units so that the last replica ends sooner.
 
-        shares: The units of each replica.
-        beyond: Seconds that each replica takes beyond its units' prices, shape (replicas,).
-        tries: Moves and exchanges that fail in a row before it ends.
+        shares: Units of each replica.
+        beyond: Seconds of each replica beyond its units' prices, shape (replicas,).
+        tries: Moves and exchanges that may fail in a row.
         """
         shares, failed = list(shares), 0
         ends = beyond + [self.of(k, units) for k, units in enumerate(shares)]
@@ -93,7 +92,7 @@ class Ends:
 def spread_groups(
     costs: FloatArray, kind_of: IntArray, busy: FloatArray, groups: Sequence[IntArray]
 ) -> IntArray:
-    """Return the replica of each unit with no two of a group together, as far as there are replicas."""
+    """Return each unit's replica, with groups spread apart if possible."""
     mean = costs.mean(axis=0)
     loads = busy.astype(np.float64).copy()
     replica_of = np.empty(costs.shape[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The argument of the replica with the most decode steps, and of the work left for the others."""
+"""Argument of the replica with most decode steps, and the others' work."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from ...data.fleet import Fleet, Replica
 from .packing.lower_bounds import lifted_bound
 
 EVALUATIONS = 40
-"""Weights of the replica tried."""
+"""Number of weights to try."""
 
 WORTH = 1.0 + 1e-6
-"""Times of what is proven already from which more is looked for."""
+"""Least relative gain to look for."""
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
-"""By how much the interval of the best weight shrinks with each."""
+"""Factor of the golden section."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsCase:
-    """
-    The proof for the case that one replica takes the most decode steps.
+    """Proof for the case that one replica takes most decode steps.
 
     replica: Index of that replica.
     weights: Weight of every replica, not negative, with a sum of one, shape (replicas,).
@@ -37,17 +36,15 @@ class StepsCase:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the fleet takes at least."""
+        """Least seconds of the fleet."""
         return sum(self.terms.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsBound:
-    """
-    A case for each kind of replica; the least of them is a bound.
+    """A case for each kind of replica; the least is a bound.
 
-    cases: The cases.
-    decode_steps: Claim that some slot holds that number of decode steps.
+    decode_steps: Number of decode steps that some slot holds at least.
     """
 
     cases: tuple[StepsCase, ...]
@@ -56,8 +53,7 @@ class StepsBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetCosts:
-    """
-    Seconds that each request adds to each kind of replica.
+    """Seconds that each request adds to each kind of replica.
 
     shares: See :func:`~batchbound.models.bounds.fleet.request_costs`.
     added: The same without the share of decode steps, for a replica with its steps counted apart.
@@ -70,8 +66,7 @@ class FleetCosts:
 
 
 def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: float) -> StepsBound | None:
-    r"""
-    Return a case for each replica that may take the most decode steps, or None if that proves no more.
+    r"""Return a case for each replica that may take most steps.
 
     For any placement of requests, some slot holds at least n decode steps, for example those of the longest
     request (:func:`~batchbound.models.bounds.packing.lower_bounds.lifted_bound`). Let it be a slot of replica
@@ -98,7 +93,7 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
 
 
 def _one_of_each(fleet: Fleet) -> Iterator[int]:
-    """Yield the index of the first of each kind of replica."""
+    """Yield the first of each kind of replica."""
     met = set[Replica]()
     for at, replica in enumerate(fleet.replicas):
         if replica not in met:
@@ -107,7 +102,7 @@ def _one_of_each(fleet: Fleet) -> Iterator[int]:
 
 
 class _Case:
-    """One replica has most decode steps; the others have fixed weights among themselves."""
+    """One replica has most decode steps; the others keep their weights' ratios."""
 
     def __init__(self, fleet: Fleet, costs: FleetCosts, weights: FloatArray, at: int) -> None:
         others = np.array(weights, dtype=np.float64)
@@ -129,7 +124,7 @@ class _Case:
         self._token_elsewhere = min((w * costs.a_token[r] for r, w in lightest.items()), default=np.inf)
 
     def at_most(self, steps: float, enough: float) -> float:
-        """Return what no weight proves more than: as if each request were split in the same shares."""
+        """Return an upper limit on the proof of any weight."""
         there = self._replica.busy + self._replica.cost.decode_base * steps
         elsewhere = float(self._others @ self._busy)
         added = float(self._added.sum()) + self._tokens * self._token
@@ -141,7 +136,7 @@ class _Case:
         return max(there + share * added, elsewhere)
 
     def at(self, weight: float, steps: int) -> StepsCase:
-        """Return what a weight of the replica proves, the others sharing what is left of one."""
+        """Return the proof of one weight."""
         left = 1.0 - weight
         weights = left * self._others
         weights[self._at] = weight
@@ -156,7 +151,7 @@ class _Case:
         return StepsCase(self._at, tuple(weights.tolist()), terms)
 
     def best(self, steps: int) -> StepsCase:
-        """Return the most that some weight proves, about."""
+        """Return about the best proof over all weights."""
         # scipy's search would take a quarter of a second to import, more than short limits allow.
         low, high = 0.0, 1.0
         inner = [high - GOLDEN, low + GOLDEN]

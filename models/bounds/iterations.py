@@ -1,4 +1,4 @@
-"""The least iterations of an engine that mixes prompt chunks with generated tokens."""
+"""Least iterations of an engine that mixes prefill and decode."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def iteration_bound(
     drafts: int = 0,
     kinds: Collection[str] = KINDS,
 ) -> IterationBound:
-    """
-    Return a lower bound on an engine's iterations, with a certificate.
+    """Return a lower bound on an engine's iterations, with a certificate.
 
     A sequence has ``p`` prompt tokens (``s`` of them shared with another) and ``a`` generated ones. An
     iteration computes at most ``B`` tokens of at most ``S`` sequences. In any order the sequence runs in at
@@ -70,7 +69,7 @@ def iteration_bound(
 
 
 def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
-    """Return the blocks that sequences hold, summed over the iterations that draw a token."""
+    """Return the blocks that sequences hold, over all drawing iterations."""
     g = limits.block_tokens
     own = sequences.prompt - sequences.cached
     # If all but the last token are cached, another prompt may hold the last one, too. Prompts of one token
@@ -80,7 +79,7 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
 
 
 def _blocks_up_to(tokens: IntArray, g: int) -> IntArray:
-    """Return the sum over x = 1 .. tokens of ceil(x / g), shape of ``tokens``."""
+    """Return the sum over x = 1 .. tokens of ceil(x / g)."""
     whole, rest = tokens // g, tokens % g
     total: IntArray = g * whole * (whole + 1) // 2 + rest * (whole + 1)
     return total

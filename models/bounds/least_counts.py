@@ -1,4 +1,4 @@
-"""The fewest prefill stages and decode steps of every schedule, each on its own, and what they cost."""
+"""Fewest prefill stages and decode steps of every schedule."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from .stage_packing import PRICED_WORK, fewest_stages
 from .two_requests import two_requests
 
 ALL_ON = BoundParams()
-"""Every argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """
-    The fewest stages and steps of every schedule of a problem, whatever the starts and ends.
+    """Fewest stages and steps of every schedule of a problem.
 
-    slots: No more requests than this ever run together: the problem's slots, or fewer where the KV capacity
-        holds no more prompts.
+    slots: Most requests that ever run together: the problem's slots, or fewer if the KV capacity holds fewer
+        prompts.
     stages: Least number of prefill stages (the paper's non-empty bins).
     decode_steps: Least number of decode steps.
-    claims: Proofs, as a certificate states them: one claim for ``stages`` and one for ``decode_steps``.
+    claims: Proofs for a certificate, one for ``stages`` and one for ``decode_steps``.
     """
 
     slots: int
@@ -37,8 +35,7 @@ class Counts:
 
 
 def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
-    """
-    Return the fewest prefill stages and decode steps that any schedule of the problem has.
+    """Return the fewest prefill stages and decode steps of a problem.
 
     The KV capacity holds at most the k smallest prompts that fit it together, so J slots may be replaced by
     min(J, k).
@@ -59,8 +56,7 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
 def _fewest_steps(
     problem: Problem, slots: int, params: BoundParams
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """
-    Yield the least decode steps by each argument, with the claim that proves them.
+    """Yield each argument's least decode steps with the claim.
 
     A slot works on one request at a time, so the steps are at least any bound on the makespan of packing the
     requests' steps over the slots (the hybrid paper's (26)-(30)).
@@ -83,8 +79,7 @@ def _fewest_steps(
 
 
 def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, float]:
-    r"""
-    Return the least seconds of that many prefill stages and decode steps, by what they pay for.
+    r"""Return the least seconds of some stages and steps, by cause.
 
     A stage of p tokens takes max(floor, base + per_token p + beyond max(0, p - bend)), and S of them take at
     least S times the floor, and at least the inner sum. A step takes base + per_slot active + per_kv_token
@@ -112,8 +107,7 @@ def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, fl
 
 
 def cheapest_stages(problem: Problem, at_least: int) -> int:
-    """
-    Return how many prefill stages, of at least some number, take the least seconds.
+    """Return how many prefill stages, from some number on, cost least.
 
     These are as few as possible, but for stages that reach beyond the bend of their cost.
     """
@@ -123,14 +117,14 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
 
 
 def prefill_seconds(problem: Problem, at_least: int) -> FloatArray:
-    """Return the least seconds of prefill with each number of stages from some number to one a request."""
+    """Return the least prefill seconds for each number of stages."""
     terms = _prefill_terms(problem, np.arange(at_least, len(problem) + 1))
     seconds: FloatArray = np.sum([*terms.values()], axis=0)
     return seconds
 
 
 def _prefill_terms(problem: Problem, stages: IntArray) -> dict[str, FloatArray]:
-    """Return the least seconds of prefill with these numbers of stages by what they pay for."""
+    """Return the least prefill seconds by cause."""
     cost, prompts = problem.cost, problem.prompt_pieces
     terms = {
         "prefill stages": cost.prefill_base * stages,

@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of a problem that take no search, and the hybrid paper's printed formula."""
+"""Bounds on the makespan that need no search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .least_counts import Counts, least_counts
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
-    """Return the bound of the fewest prefill stages and the fewest decode steps, each on its own."""
+    """Return the bound of fewest stages and fewest decode steps."""
     return Known.of(problem, least_counts(problem) if counts is None else counts).bound()
 
 
@@ -54,19 +54,18 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_st
 
 
 def best_bound(problem: Problem) -> Bound:
-    """Return the strongest valid bound that takes no search: of counts and of differences."""
+    """Return the strongest valid bound that needs no search."""
     return with_differences(Known.of(problem, least_counts(problem))).pruned().bound()
 
 
 def turns_bound(problem: Problem, turns: Turns) -> Bound:
-    """Return the larger of two bounds: without the order of turns, and of one conversation alone."""
+    """Bound a job of turns: without their order, or one conversation alone."""
     apart, alone = best_bound(problem), longest_conversation(problem, turns)
     return max(apart, alone, key=lambda bound: bound.seconds)
 
 
 def longest_conversation(problem: Problem, turns: Turns) -> Bound:
-    """
-    Return the seconds of the conversation that takes longest on an engine of its own.
+    """Return the seconds of the longest conversation on its own engine.
 
     Each turn has a prefill stage of at least its own tokens, and one decode step after the other, with at
     least its own KV cache; between turns lie the pauses.

@@ -1,4 +1,4 @@
-"""The argument that the requests do not fit the slots in fewer steps, whatever their order in a slot."""
+"""Argument that requests do not fit the slots in fewer steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from .packing.partition import priced_packing
 
 
 class PackingBound:
-    """
-    A search for prices of request lengths by column generation (Gilmore and Gomory 1961).
+    """Search for prices of lengths by column generation (Gilmore and Gomory 1961).
 
     A slot works on one request at a time, so the decode steps are at least the makespan of packing the
     requests over the slots (the hybrid paper's (26)-(30)). Prices refute a number of steps if no requests
@@ -26,7 +25,7 @@ class PackingBound:
         self._seconds, self._done = seconds, False
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return a curve of as many steps for every number of stages, once."""
+        """Return an equal number of steps for all stages, once."""
         if self._done:
             return None
         self._done = True

@@ -1,4 +1,4 @@
-"""Parameters of a bound: which arguments are on, and how its time is shared."""
+"""Parameters of a bound: its arguments and their time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ TABLE = "bounds"
 
 @dataclass(frozen=True, slots=True)
 class BoundParams:
-    """
-    Arguments of a bound, each on or off by its name, and shares of its time.
+    """Arguments of a bound, each on or off, and shares of time.
 
     Without any argument the bound still counts the mean load of the slots, the longest request, and the
     fewest stages.
@@ -28,22 +27,16 @@ class BoundParams:
     two_requests: Two requests overlap only as long as the KV capacity holds both.
     stage_packing: Prefill stages are bins of prompts under the token cap and the KV capacity.
     difference_set: Few stages leave few spans of time that a slot can be held for.
-    packing_prices: Prices from column generation refute numbers of decode steps in which no packing fits the
-        slots.
+    packing_prices: Prices from column generation refute numbers of decode steps in which no packing fits.
     stage_intervals: Requests hold slots for whole intervals between stages.
     memory_growth: The KV cache of running requests grows and is freed, so it is not always full.
     growth_programmes: Linear programmes look for the values of states; without them only the closed form is
         used.
-    time_share: Share of a solver's time that its bound gets at most; more proves more and leaves less for the
-        search.
-    growth_share: Share of a bound's time for the growth of memory, where other arguments may still prove
-        more.
-    packing_share: Share of a bound's time for packing prices, once the intervals between stages prove no
-        more.
-    memory_binds: Steps that the KV capacity takes, in steps of fully packed slots, from which the growth of
-        memory gets all of the time; less gives the intervals between stages no time more often.
-    most_lengths: Distinct request lengths up to which intervals are priced; a checker repeats it in plain
-        Python.
+    time_share: Largest share of a solver's time for its bound; more proves more and searches less.
+    growth_share: Share of a bound's time for memory growth, if other arguments may prove more.
+    packing_share: Share of a bound's time for packing prices, once stage intervals prove no more.
+    memory_binds: Ratio of steps by memory to steps by slots from which memory growth gets all of the time.
+    most_lengths: Distinct request lengths up to which intervals are priced, as the checker is slow.
     """
 
     lifting: bool = True
@@ -69,7 +62,7 @@ class BoundParams:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> BoundParams:
-        """Return the table ``[bounds]`` of a TOML file; fields left out keep their default."""
+        """Return the table ``[bounds]`` of a TOML file, with defaults."""
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get(TABLE, {})
         except (OSError, ValueError) as error:
@@ -96,4 +89,4 @@ EVICTING = BoundParams(
     stage_intervals=False,
     memory_growth=False,
 )
-"""Arguments that hold of schedules that may evict requests and prefill them again."""
+"""Arguments that also hold for schedules that evict requests."""

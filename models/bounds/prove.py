@@ -1,4 +1,4 @@
-"""The strongest bound that a time limit gives: a loop over the arguments."""
+"""Loop over the arguments of the bound."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from .params import BoundParams
 from .stage_intervals import IntervalBound, StageIntervals
 
 DEFAULT_SECONDS = 5.0
-"""Seconds for proofs that take a search; most bounds need less."""
+"""Seconds for proofs that need a search; most need fewer."""
 
 LEAST_LEFT = 1e-6
-"""Seconds that a bound leaves a solver at least, which then ends with the first schedules it makes."""
+"""Least seconds that a bound leaves to a solver."""
 
 WASTE_SECONDS = 1e-4
-"""Seconds of rounding up a distinct length; a shorter limit allows no argument beyond the counts."""
+"""Seconds per distinct length; a shorter limit allows only counts."""
 
 
 def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: BoundParams = ALL_ON) -> Bound:
-    """
-    Return the strongest valid bound found within a time limit.
+    """Return the strongest valid bound found within a time limit.
 
-    Every argument proves, for each number of prefill stages, at least how many decode steps there are. For
-    each number the most of these steps hold, and the bound is the least cost over all numbers of stages. So
-    the arguments are asked in turn for a curve that raises the steps where they cost least, until none does.
-    A longer limit begins as a shorter one does, so the bound does not fall with more time.
+    Every argument proves, for each number of prefill stages, a least number of decode steps. For each number
+    of stages the largest of them holds, and the bound is the least cost over all. So the arguments are asked
+    in turn for a curve that raises the steps where they cost least, until none does. A longer limit begins as
+    a shorter one does, so the bound does not fall with more time.
 
-    problem: The problem bounded. Arrival times are left out, which only lowers the bound.
-    seconds: Time limit of the arguments that take a search.
-    params: Which arguments are on, and how they share the time.
-    Returns: Its certificate holds all that a checker needs: prices in place of the search.
+    problem: Problem to bound; arrival times are left out, which only lowers the bound.
+    seconds: Time limit of the arguments that need a search.
+    params: Arguments to use, and their shares of the time.
     """
     begun = time.perf_counter()
     known = Known.of(problem, least_counts(problem, params))
@@ -50,10 +48,9 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: Bou
 def bound_within(
     problem: Problem, seconds: float | None, least: float = 0.0, params: BoundParams = ALL_ON
 ) -> tuple[Bound, float | None]:
-    """
-    Return the bound proven in a share of a solver's seconds (None: no limit), and the seconds left of them.
+    """Bound within a share of the time; return the rest.
 
-    The bound may take ``least`` seconds in any case.
+    It may take ``least`` seconds in any case; None means no limit.
     """
     if seconds is None:
         return proven_bound(problem, params=params), None
@@ -63,13 +60,13 @@ def bound_within(
 
 
 def _next(arguments: list[Argument], known: Known, deadline: float) -> Curve | None:
-    """Return the first curve that an argument finds, the quickest argument first."""
+    """Return the first curve found, by the quickest argument first."""
     curves = (argument.prove(known, deadline) for argument in arguments)
     return next((curve for curve in curves if curve is not None), None)
 
 
 def _arguments(problem: Problem, counts: Counts, seconds: float, params: BoundParams) -> list[Argument]:
-    """Return the arguments that the parameters allow and the problem and the time are worth."""
+    """Return the arguments that apply and are worth the time."""
     differences = DifferenceBound(problem, counts)
     if seconds < WASTE_SECONDS * len(differences.lengths):
         return []

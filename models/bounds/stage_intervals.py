@@ -1,4 +1,4 @@
-"""The argument that requests hold slots for whole intervals between prefill stages."""
+"""Argument that requests hold slots for whole intervals between stages."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from ..programme import Programme
 from .argument import Curve, Known, exact
 
 PARTS = 65536
-"""Parts of a decode step in which prices are counted, so that they are whole numbers."""
+"""Parts of a decode step, so that prices are whole numbers."""
 
 KINDS = 4
-"""Spans that have a price of their own: of one interval, of two, and so on."""
+"""Spans with a price of their own: of one interval, two, and so on."""
 
 INWARDS = 0.35
-"""Share of the way from the best prices to the programme's at which two of three trials are made."""
+"""Distance from the best prices to a trial, as a share."""
 
 CLOSE = 1e-6
-"""Slot-steps short of another decode step at which no prices prove it."""
+"""Slot-steps below another decode step at which prices cannot prove it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalPrices:
-    """
-    Prices (Lagrange multipliers) that prove a number of decode steps, in parts of a step.
+    """Prices (Lagrange multipliers) that prove decode steps, in parts of a step.
 
     interval: Charge for each interval that a request is held for.
     spans: Charge for each span of one interval, of two in a row, and so on, that requests are held for, at
@@ -42,11 +41,11 @@ class IntervalPrices:
 
     @property
     def witness(self) -> Mapping[str, object]:
-        """Numbers that a checker needs to repeat the argument."""
+        """Numbers with which a checker repeats the argument."""
         return {"interval": self.interval, "spans": list(self.spans), "decode_step": self.decode_step}
 
     def decode_steps(self, charged: int, slots: int, stages: int) -> int:
-        """Return the least decode steps of a number of stages, ``charged`` of :class:`IntervalSolution`."""
+        """Return the least decode steps of a number of stages."""
         return int(self.curve(charged, slots, np.array([stages]))[0])
 
     def curve(self, charged: int, slots: int, stages: IntArray) -> IntArray:
@@ -63,8 +62,7 @@ class IntervalPrices:
 
 @dataclass(frozen=True, slots=True)
 class IntervalSolution:
-    """
-    Spans that hold all requests at the least, at some prices.
+    """Cheapest spans that hold all requests, at some prices.
 
     prices: The prices.
     charged: Least sum of slot time and charges, in parts of a step: no schedule has less.
@@ -118,7 +116,7 @@ class StageIntervals:
         return int(self._below[-1])
 
     def solved(self, prices: IntervalPrices) -> IntervalSolution:
-        """Return the spans of the least slot time and charges."""
+        """Return the spans of least slot time and charges."""
         size, below, free = len(self.lengths), self._below, len(prices.spans)
         intervals = np.arange(1, free + 2)
         fixed = np.array([*prices.spans, 0])
@@ -143,8 +141,7 @@ class StageIntervals:
 
 
 class IntervalBound:
-    """
-    A search for the prices of intervals by cutting planes (Kelley 1960).
+    """Search for prices of intervals by cutting planes (Kelley 1960).
 
     The slot time and charges of a solution bound those at any other prices, whatever the number of stages, so
     the planes of one number serve the next.
@@ -158,7 +155,7 @@ class IntervalBound:
         self._best: FloatArray | None = None
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return the curve of the prices that prove most where stages and steps cost least."""
+        """Return the curve of the prices that prove most."""
         solution = self.best(*known.cheapest, deadline)
         if solution is None:
             return None
@@ -166,7 +163,7 @@ class IntervalBound:
         return Curve("intervals", steps, solution.prices.witness)
 
     def best(self, stages: int, decode_steps: int, deadline: float) -> IntervalSolution | None:
-        """Return the solution that proves most beyond ``decode_steps`` for this number of stages, or None."""
+        """Return the solution that proves most for some stages, or None."""
         found, steps = None, 0
         while time.perf_counter() < deadline:
             prices = self._priced(stages, decode_steps)
@@ -187,7 +184,7 @@ class IntervalBound:
         return found
 
     def _priced(self, stages: int, decode_steps: int) -> FloatArray | None:
-        """Return the prices at which the planes refute ``decode_steps`` most clearly, or None."""
+        """Return the prices that refute ``decode_steps`` most clearly."""
         slots = self._intervals.slots
         spans = np.maximum(0, stages - np.arange(KINDS))
         given = np.concatenate(([slots * stages], spans, [decode_steps])).astype(np.float64)
@@ -205,7 +202,7 @@ class IntervalBound:
         return found.x[:-1]
 
     def _add(self, solution: IntervalSolution) -> bool:
-        """Add the plane of a solution, and return whether it is a new one."""
+        """Add a solution's plane; return whether it is new."""
         plane = solution.held, solution.intervals, *solution.spans, solution.short
         new = plane not in self._planes
         if new:
@@ -214,6 +211,5 @@ class IntervalBound:
 
 
 def _whole(prices: FloatArray) -> IntervalPrices:
-    """Return prices in whole parts of a step."""
     interval, *spans, each = np.rint(PARTS * prices).astype(np.int64).tolist()
     return IntervalPrices(interval, tuple(spans), each)

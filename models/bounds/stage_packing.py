@@ -1,4 +1,4 @@
-"""The argument that prefill stages are bins of prompts under the token cap and the KV capacity."""
+"""Argument that prefill stages are bins of prompts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from ...data.problem import Problem
 from .packing.lower_bounds import packing_bound
 
 PRICED_WORK = 20_000_000
-"""Most capacity times distinct lengths for an argument by prices: a checker repeats the knapsack."""
+"""Most capacity times lengths, as the checker repeats the knapsack."""
 
 BY_SLOTS: Mapping[str, object] = {"kind": "requests over slots"}
 BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
 
 
 def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, Mapping[str, object]]:
-    """
-    Return the fewest prefill stages of any schedule, and the claim that proves them.
+    """Return the fewest prefill stages with their proof.
 
     A stage prefills at most one request a slot and, under a token cap, at most that many prompt tokens, of
     which those that requests share are computed once at least. All prompts of a stage are held at once, each
@@ -39,7 +38,7 @@ def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, M
 
 
 def _packed(problem: Problem) -> list[tuple[IntArray, int, Mapping[str, object]]]:
-    """Return the pieces that stages pack, the tokens a stage takes, and the field that names the packing."""
+    """Return the pieces to pack, a stage's tokens and the claim's field."""
     computed, held = problem.prefill_token_cap, problem.kv_capacity
     if not len(problem.prefix_tokens):
         caps = [cap for cap in (computed, held) if cap is not None]

@@ -1,4 +1,4 @@
-"""The argument that two requests overlap only as long as the KV capacity holds both."""
+"""Argument that two requests overlap while the KV capacity holds both."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import numpy as np
 from ...data.problem import Problem
 
 LONGEST = 200
-"""Requests of which each pair is looked at, the longest first."""
+"""Longest requests to compare in pairs."""
 
 
 def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
-    r"""
-    Return the most decode steps that any two requests need together, and the two.
+    r"""Return the pair of requests that need most decode steps together.
 
     Let request i end first. In its last step it holds :math:`a_i + n_i - 1` tokens, where :math:`a_i` are the
     tokens that it reads in its first of :math:`n_i` steps. At most :math:`C - (a_i + n_i - 1)` are left for

@@ -1,1 +1,1 @@
-"""The independent checker: derives again what a bound claims, and shares no code with what proved it."""
+"""Independent checkers of bounds, which share no code with the proofs."""

@@ -1,4 +1,4 @@
-"""An independent check of a bound: derives again, by the simplest code, what its certificate claims."""
+"""Independent check of a bound, by the simplest code."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ Curve = Callable[[int], int]
 """Least decode steps by the number of prefill stages."""
 
 ROUNDING = 1e-9
-"""Relative error of floating-point sums that is let pass."""
+"""Tolerated relative error of floating-point sums."""
 
 DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
-"""Arguments of earlier versions by the field of a certificate that holds their claims."""
+"""Deleted arguments by the field of their claims."""
 
 EXACT_PAIRS = "late"
-"""Field of certificates of earlier versions, which may rest on exact pairs of stages."""
+"""Field of older certificates that may rest on exact pairs of stages."""
 
 
 def deleted(argument: str) -> str:
-    """Return the sentence about an argument that this version no longer checks."""
+    """Return the sentence about a deleted argument."""
     return f"{argument!r} is of an earlier version: plan it again"
 
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
-    """
-    Return what is wrong with a bound, or None if its certificate proves it.
+    """Return an error in a bound, or None if it is proven.
 
     The checker shares no code with the bounds. It derives every count again from the requests, checks prices
     by a knapsack over all loads, and checks the least waste by shortest paths. It refuses a certificate that
@@ -48,7 +47,7 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
 
 
 def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
-    """Return what is wrong with a bound if its certificate proves the seconds that ``derive`` returns."""
+    """Return an error unless a certificate proves the seconds of ``derive``."""
     if not bound.valid:
         return Violation(
             "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
@@ -78,7 +77,10 @@ def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
 
 
 def source_of(certificate: Mapping[str, Any]) -> str:
-    """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
+    """Return the name of the bound that a certificate proves.
+
+    It is empty for an unknown kind.
+    """
     kind = certificate["kind"]
     if kind == "trivial" and certificate.get("evictions") is True:
         return "fewest stages and decode steps, evictions allowed"
@@ -99,7 +101,7 @@ _SOURCES = {
 
 
 _FORMER = {"states": "every stage from every state"}
-"""Names of earlier versions, in plan files."""
+"""Former names in plan files."""
 
 
 def _proven_seconds(problem: Problem, bound: Bound) -> float:
@@ -140,7 +142,7 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
 
 
 def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
-    """Refuse arguments that need one interval a request, if the bound is of schedules that may evict."""
+    """Refuse arguments that evictions would break."""
     if certificate["evictions"] is not True:
         raise unreadable("evictions", certificate["evictions"], "true")
     kind = certificate["kind"]
@@ -156,14 +158,13 @@ def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
 
 
 def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
-    """Refuse claims of arguments that only earlier versions check."""
     for name, argument in DELETED.items():
         if certificate.get(name):
             raise RefutedError("a certificate is of a known kind", deleted(argument))
 
 
 def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Curve], work: Work) -> float:
-    """Return the least cost over all numbers of stages, each with the most decode steps proven for it."""
+    """Return the least cost over all stages, with their proven steps."""
     least, best = _LeastSeconds(problem), math.inf
     for number in least.from_cheapest(stages):
         if least(number, decode_steps) >= best:
@@ -174,7 +175,7 @@ def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Cur
 
 
 def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
-    """Refuse terms of what every schedule pays that are not what the cost model says."""
+    """Refuse terms that differ from the cost model's."""
     cost = problem.cost
     fixed = {
         "prompt tokens": cost.prefill_per_token * sum(_computed_once(problem)),
@@ -189,11 +190,10 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
 
 
 def _computed_once(problem: Problem) -> list[int]:
-    """
-    Return the tokens that every schedule computes, in pieces that one stage computes as a whole.
+    """Return the tokens of all pieces, each computed in one stage.
 
-    Those are the tokens that each request has for itself, and the shared beginning of a group, which
-    the stage of at least one of them computes.
+    Those are the tokens that each request has for itself, and the shared beginning of a group, which the
+    stage of at least one of them computes.
     """
     workload = problem.workload
     shared = {
@@ -213,7 +213,7 @@ def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _checked_slots(problem: Problem, claimed: int) -> int:
-    """Return the claimed slots if no more requests can ever be in progress."""
+    """Return the claimed slots, if memory allows no more requests."""
     prompts = sorted(problem.prompt_tokens.tolist())
     if claimed > problem.slots:
         raise RefutedError("slots", f"{claimed} claimed, there are {problem.slots}")
@@ -225,7 +225,7 @@ def _checked_slots(problem: Problem, claimed: int) -> int:
 
 
 def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
-    """Return the claimed number of prefill stages if no schedule has fewer."""
+    """Return the claimed prefill stages, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "stages")
     prompts: list[int] = problem.prompt_tokens.tolist()
     pieces = _computed_once(problem)
@@ -250,7 +250,7 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
 
 
 def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
-    """Return the claimed number of decode steps if no schedule has fewer."""
+    """Return the claimed decode steps, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "decode_steps")
     decode_steps: list[int] = problem.decode_steps.tolist()
     if claim["kind"] == "lifted":
@@ -275,7 +275,7 @@ def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work:
 
 
 def _steps_of_two(problem: Problem, pair: list[int]) -> int:
-    """Return the steps that two requests need, whichever ends first, as the capacity keeps them apart."""
+    """Return the steps that two requests need under the capacity."""
     if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
         raise RefutedError("decode_steps", f"{pair} are not two requests under a KV capacity")
     needed = []
@@ -293,7 +293,7 @@ def _steps_of_two(problem: Problem, pair: list[int]) -> int:
 
 
 def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) -> tuple[int, int, int]:
-    """Return the price of all items, a capacity, and a limit that the price of what fits it keeps to."""
+    """Return all items' price, a capacity, and its price limit."""
     price, capacity = prices(claim, "prices"), whole(claim, "capacity", "prices")
     limit = whole(claim, "limit", "prices", least=1)
     have = Counter(weights)
@@ -323,14 +323,14 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
 
 
 def _held_over_steps(problem: Problem) -> int:
-    """Return the tokens in the KV cache of all requests, summed over their steps."""
+    """Return the KV tokens of all requests, summed over their steps."""
     first = int(problem.prefill_emits_first_token)
     rows = np.stack([problem.decode_steps, problem.prompt_tokens]).T.tolist()
     return sum(tokens_read(decode_steps, prompt + first) for decode_steps, prompt in rows)
 
 
 class _LeastSeconds:
-    """The least cost of a schedule by its numbers of stages and steps."""
+    """Least cost of a schedule by its stages and steps."""
 
     def __init__(self, problem: Problem) -> None:
         self.cost = problem.cost
@@ -353,7 +353,7 @@ class _LeastSeconds:
         return self.prefill(stages) + self.cost.decode_base * decode_steps + self.work
 
     def from_cheapest(self, stages: int) -> Sequence[int]:
-        """Return the numbers of stages from this one up to one a request, the cheapest first."""
+        """Return the numbers of stages, the cheapest first."""
         numbers = range(stages, self.requests + 1)
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
@@ -361,7 +361,7 @@ class _LeastSeconds:
 def _difference_curve(
     have: list[tuple[int, int]], slots: int, decode_steps: int, charges: list[int], work: Work
 ) -> Curve:
-    """Return the decode steps that the differences between stages need, by the number of stages."""
+    """Return the decode steps that stage differences need, by stages."""
     if not have:
         return lambda stages: 0
     relaxed = {charge: _relaxed_waste(have, charge, work) for charge in charges}
@@ -377,8 +377,7 @@ def _difference_curve(
 
 
 def _near_in_chain(stages: int, distance: int, decode_steps: int) -> int:
-    """
-    Return how many of the pairs of points can be nearer than a distance that no neighbours exceed.
+    """Return how many pairs of points can be near.
 
     Step from the first point as far as less than the distance reaches, and on, to the end. Points of this
     chain two steps apart are too far apart to matter; any other point is too far from all of the chain but
@@ -390,7 +389,7 @@ def _near_in_chain(stages: int, distance: int, decode_steps: int) -> int:
 
 
 def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:
-    """Return the least waste plus charges of rounding lengths up to values, the largest of which is free."""
+    """Return the least waste plus charges of rounding lengths up."""
     least = [0]
     for i in range(len(have)):
         last, waste, best = have[i][0], 0, math.inf

@@ -1,4 +1,4 @@
-"""Reading a certificate's claims: whole numbers in their range, and no more work than honest claims take."""
+"""Claims of certificates: whole numbers in range, bounded work."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_STEPS = 100_000_000
-"""Steps of plain code that a check may take, 0.3 microseconds each: a hundred times what our plans need."""
+"""Steps of plain code that a check may take, 0.3 us each."""
 
 
 class RefutedError(Exception):
-    """A claim of a certificate does not hold: rule and message."""
+    """Error of a claim that does not hold: rule and message."""
 
 
 class Work:
-    """
-    What is left of the steps that a check may take.
-
-    steps: Steps in all.
-    """
+    """Steps that a check may still take."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.allowed = self.left = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps away, before they are done and before their memory is."""
+        """Count steps before they are done."""
         self.left -= steps
         if self.left < 0:
             raise RefutedError("a certificate is small", f"its check takes more than {self.allowed:,} steps")
@@ -42,7 +38,7 @@ def wholes(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> li
 
 
 def fullest_slot(decode_steps: list[int], slots: int, claim: Mapping[str, Any]) -> int:
-    """Return decode steps that some slot holds, by a claim about some of them and the longest requests."""
+    """Return the decode steps of the fullest slot, by a claim."""
     heaviest = sorted(decode_steps, reverse=True)[: whole(claim, "heaviest", "decode_steps")]
     group = whole(claim, "machines", "decode_steps", least=1)
     if group > slots:
@@ -53,7 +49,7 @@ def fullest_slot(decode_steps: list[int], slots: int, claim: Mapping[str, Any]) 
 
 
 def entries(claim: Mapping[str, Any], name: str) -> list[Any]:
-    """Return what a claim lists; raise RefutedError if the field is no list."""
+    """Return a list of a claim; raise RefutedError if it is none."""
     value = claim.get(name)
     if not isinstance(value, list):
         raise unreadable(name, value, "a list")
@@ -61,12 +57,12 @@ def entries(claim: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def unreadable(name: str, value: object, expected: str) -> RefutedError:
-    """Return the error that a field is not what a certificate has there."""
+    """Return the error of a field with an unexpected value."""
     return RefutedError("a certificate is readable", f"{name} is {reprlib.repr(value)}, not {expected}")
 
 
 def prices(claim: Mapping[str, Any], rule: str) -> dict[int, int]:
-    """Return the price of each length that a claim lists."""
+    """Return a claim's price of each length."""
     lengths, given = wholes(claim, "lengths", rule), wholes(claim, "prices", rule)
     price = dict(zip(lengths, given, strict=False))
     if len(price) != len(lengths) or len(given) != len(lengths):

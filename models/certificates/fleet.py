@@ -1,4 +1,4 @@
-"""An independent check of a fleet's bound: every request priced again, one by one."""
+"""Independent check of a fleet's bound, request by request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .reads import tokens_read
 
 
 def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
-    """
-    Return what is wrong with a fleet's bound, or None if its certificate proves it.
+    """Return an error in a fleet's bound, or None if proven.
 
-    Nothing is taken from the code that makes bounds.
+    No code is shared with the bounds.
     """
     certificate = bound.certificate
     kind = certificate.get("kind")
@@ -31,7 +30,6 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
 
 
 def _weighted(fleet: Fleet, certificate: Mapping[str, object]) -> list[tuple[Replica, float]]:
-    """Return every replica and its weight."""
     weights = [_weight(value) for value in entries(certificate, "weights")]
     if len(weights) != len(fleet.replicas):
         raise RefutedError("weights", f"{len(weights)} weights for {len(fleet.replicas)} replicas")
@@ -41,7 +39,7 @@ def _weighted(fleet: Fleet, certificate: Mapping[str, object]) -> list[tuple[Rep
 
 
 def _arguments(certificate: Mapping[str, object]) -> tuple[str, str]:
-    """Return by what requests pay for stages, and by what for decode steps."""
+    """Return the bases of the shares in stages and decode steps."""
     stage_by, step_by = certificate["stage_by"], certificate["step_by"]
     if stage_by not in ("slots", "tokens", "floor") or step_by not in ("slots", "keys and values"):
         raise RefutedError("shares", f"no argument is called {stage_by!r} or {step_by!r}")
@@ -49,7 +47,7 @@ def _arguments(certificate: Mapping[str, object]) -> tuple[str, str]:
 
 
 def _beside_steps(fleet: Fleet, bound: Bound) -> float:
-    """Return the least that is proven of the replicas, each the one of most decode steps."""
+    """Return the least case over the replica of most decode steps."""
     stage_by, step_by = _arguments(bound.certificate)
     first = int(fleet.prefill_emits_first_token)
     decode_steps = [request.output_tokens - first for request in fleet.workload]
@@ -87,7 +85,7 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
 
 
 def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str, step_by: str) -> float:
-    """Return what all requests add at least to the weighted mean of the replicas' times."""
+    """Return the least sum that all requests add to the weighted mean."""
     # The cheaper of two equal replicas is the one of less weight.
     lightest: dict[Replica, float] = {}
     for replica, weight in weighted:
@@ -113,7 +111,7 @@ def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str
 
 
 def _a_token(replica: Replica, stage_by: str) -> float:
-    """Return what a prompt token adds at least to the time of the replica that computes it."""
+    """Return the least seconds of a shared prompt's token."""
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by != "tokens" or cap is None:
         return cost.prefill_per_token
@@ -122,7 +120,7 @@ def _a_token(replica: Replica, stage_by: str) -> float:
 
 
 def _share(replica: Replica, prompt: int, held: int, decode_steps: int, stage_by: str, step_by: str) -> float:
-    """Return what a request adds at least to the time of the replica that serves it."""
+    """Return a request's least share of a replica's time."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
     read = tokens_read(decode_steps, held)
     # A stage is beyond the bend by all that its prompts are, one by one.
@@ -173,4 +171,4 @@ _DERIVED = {
     "decode steps and shares": _beside_steps,
     "one request": _one_request,
 }
-"""Function that derives the seconds of each kind of certificate."""
+"""Derivation of the seconds for each kind of certificate."""

@@ -1,4 +1,4 @@
-"""An independent check of a bound on iterations."""
+"""Independent check of a bound on iterations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from ...data.schedule import Violation
 def verify_iterations(
     sequences: Sequences, limits: EngineLimits, bound: IterationBound, drafts: int | None = 0
 ) -> Violation | None:
-    """
-    Return what is wrong with a bound on iterations, or None if its certificate proves it.
+    """Return an error in a bound on iterations, or None if proven.
 
-    Everything is counted again from the sequences, one by one, by code that shares nothing with what makes
-    the bound. The engine drafts at most ``drafts`` tokens of a sequence an iteration; None if unknown.
+    Everything is counted again from the sequences, one by one, by code that shares nothing with the bound's.
+    The engine drafts at most ``drafts`` tokens of a sequence an iteration; None if unknown.
     """
     claim = bound.certificate
     try:
@@ -93,20 +92,20 @@ def _kv(sequences: Sequences, limits: EngineLimits, drafts: int) -> int | Violat
 
 
 def _blocks_below(tokens: int, size: int) -> int:
-    """Return the blocks that 0, 1, ... tokens take, all numbers below the given one together."""
+    """Return the sum of blocks for 0 to ``tokens`` tokens."""
     # k tokens take ceil(k / size) blocks: `size` numbers in a row take 1, as many take 2, and so on.
     full, rest = divmod(tokens - 1, size)
     return size * full * (full + 1) // 2 + rest * (full + 1)
 
 
 def _short(sequences: Sequences, limits: EngineLimits, drafts: int) -> Violation | None:
-    """Return that requests may have to be evicted, or None if all slots' requests fit the KV cache."""
+    """Return a violation if the KV cache may run out."""
     if limits.blocks is None:
         return None
     peaks = sorted(math.ceil((p + a + drafts - 1) / limits.block_tokens) for p, a, _ in _rows(sequences))
     if sum(peaks[-limits.sequences :]) <= limits.blocks:
         return None
-    return Violation("iterations", "requests may have to be put back, and then share no slot")
+    return Violation("iterations", "requests may be evicted, and then share no slot")
 
 
 def _packing(limits: EngineLimits, heavy: list[int], machines: int) -> int | Violation:
@@ -126,7 +125,7 @@ def verify_iteration_seconds(
     *,
     resumed_known: bool = False,
 ) -> Violation | None:
-    """Return what is wrong with seconds said to be the least at some rates, or None if they are proven."""
+    """Return an error in least seconds at some rates, or None."""
     wrong = verify_iterations(sequences, limits, bound)
     if wrong is not None:
         return wrong

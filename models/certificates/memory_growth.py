@@ -1,4 +1,4 @@
-"""An independent check of the growth of memory: every transition between states is valued again."""
+"""Independent check of memory growth, transition by transition."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ RULE = "growth"
 """Name of the rule in a refusal."""
 
 FINEST = 10**12
-"""Most parts of a token that the distances between points may need."""
+"""Most parts of a token between points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """
-    Least sum of the priced steps and stages of any schedule.
+    """Least sum of priced steps and stages.
 
-    worth, step, stage: Steps times ``step`` and stages times ``stage`` are ``worth`` at least.
+    worth, step, stage: ``step`` times the steps and ``stage`` times the stages are at least ``worth``.
     """
 
     worth: int
@@ -34,19 +33,18 @@ class Growth:
     stage: int
 
     def steps(self, stages: int) -> int:
-        """Return the least decode steps of any schedule with a number of prefill stages."""
+        """Return the least decode steps of a number of stages."""
         left = self.worth - self.stage * stages
         return -(-left // self.step) if self.step > 0 and left > 0 else 0
 
 
 def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> Growth:
-    """
-    Return what a claim's values of states prove of steps and stages.
+    """Return the proof of a claim's values of states.
 
-    A schedule walks over states: how many requests run, the tokens they read in the next step, and
-    whether it is in a prefill stage. It begins and ends with none, so what all its changes add to the value
-    of the state is known. Each step (with a price for each token it reads), stage, start and end adds at most
-    its greatest value over all states. All tokens read, and the starts and ends, are known.
+    A schedule walks over states: how many requests run, the tokens they read in the next step, and whether it
+    is in a prefill stage. It begins and ends with none, so the sum of all changes of the state's value is
+    known. Each step (with a price for each token it reads), stage, start and end adds at most its greatest
+    value over all states. All tokens read, and the starts and ends, are known.
     """
     if problem.kv_capacity is None:
         raise RefutedError(RULE, "nothing grows over a KV capacity where there is none")
@@ -62,7 +60,7 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
 
 
 class _Walk:
-    """The states of a problem, and what a claim says they are worth."""
+    """States of a problem, and their claimed values."""
 
     def __init__(
         self, problem: Problem, slots: int, capacity: int, claim: Mapping[str, Any], work: Work
@@ -108,7 +106,7 @@ class _Walk:
         return active
 
     def _rows(self, claim: Mapping[str, Any], name: str) -> list[list[int]]:
-        """Return the values for each number of requests up to the slots."""
+        """Return the values for each number of requests."""
         given = entries(claim, name)
         if len(given) != len(self._active):
             raise RefutedError(RULE, f"{len(given)} rows of {name} values for {len(self._active)} numbers")
@@ -129,10 +127,9 @@ class _Walk:
         return full
 
     def _between(self) -> Iterator[tuple[int, int]]:
-        """
-        Yield the least and the most requests between two rows, apart from one that starts or ends.
+        """Yield the least and most other requests between two rows.
 
-        Between them what it adds is a straight line in the number of requests, so greatest at either.
+        The added value is linear in the number of requests between them, so it is greatest at either.
         """
         for low, high in pairwise(self._active):
             if low < self._slots:
@@ -146,7 +143,7 @@ class _Walk:
         return whole_line * (self._parts // (right - left))
 
     def _held(self, least: int, most: int, more: int) -> Iterator[int]:
-        """Yield the tokens held at which a change can be worth most."""
+        """Yield the held tokens at which a change can be worth most."""
         if least > most:
             return
         self._work.spend(6 * (len(self._points) + 1))
@@ -159,7 +156,7 @@ class _Walk:
                 yield point - more
 
     def steps(self, token: int) -> Iterator[int]:
-        """Yield what a step can add, each token read priced."""
+        """Yield the values that a step can add, with its tokens priced."""
         for active in range(1, self._slots + 1):
             for held in self._held(
                 self._least[active], min(self._capacity, self._most[active] - active), active
@@ -169,7 +166,7 @@ class _Walk:
                 yield after - self._value(self._open, active, held)
 
     def stages(self) -> Iterator[int]:
-        """Yield what a stage can add in which a request starts."""
+        """Yield the values that a stage with a start can add."""
         for low, high in self._between():
             most = min(self._capacity - self.first[0], self._most[high])
             for active in {low, high}:
@@ -177,7 +174,7 @@ class _Walk:
                     yield self._value(self._open, active, held) - self._value(self._closed, active, held)
 
     def starts(self, first: int) -> Iterator[int]:
-        """Yield the gains of the start of a request by the tokens it reads first."""
+        """Yield the gains of a request's start."""
         for low, high in self._between():
             most = min(self._capacity - first, self._most[high])
             for active in {low, high}:
@@ -186,7 +183,7 @@ class _Walk:
                     yield after - self._value(self._open, active, held)
 
     def ends(self, last: int) -> Iterator[int]:
-        """Yield the gains of the end of a request by the tokens it holds then."""
+        """Yield the gains of a request's end."""
         for low, high in self._between():
             most = min(self._capacity + high + 1, last + self._most[high])
             for left in {low, high}:

@@ -1,4 +1,4 @@
-"""An independent check of prices of the intervals between stages."""
+"""Independent check of prices of intervals between stages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ PARTS = 65536
 
 @dataclass(frozen=True, slots=True)
 class IntervalClaim:
-    """
-    Decode steps proven for any number of stages, by prices in parts of a step.
+    """Decode steps proven for any number of stages, in prices.
 
-    slots: Slots there are.
+    slots: Number of slots.
     charged: Least sum of slot time and charges of all requests.
     interval: Charge for each interval that a request is held for.
     spans: Charge for each span, by its number of intervals.
@@ -32,7 +31,7 @@ class IntervalClaim:
     short: int
 
     def decode_steps(self, stages: int) -> int:
-        """Return the decode steps that a number of stages needs: slots hold all but the charges."""
+        """Return the decode steps that some stages need."""
         charges = self.interval * self.slots * stages
         for number, price in enumerate(self.spans, start=1):
             charges += price * max(0, stages + 1 - number)
@@ -43,7 +42,7 @@ class IntervalClaim:
 def checked_intervals(
     have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
 ) -> IntervalClaim:
-    """Return what the prices of a claim prove."""
+    """Return the proof of a claim's prices."""
     interval, short, spans = (
         whole(claim, "interval", "intervals"),
         whole(claim, "decode_step", "intervals"),

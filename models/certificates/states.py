@@ -1,4 +1,4 @@
-"""An independent check that no schedule of a small problem is cheaper, by following all that could be."""
+"""Independent check of optimality by trying every schedule."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from .claims import RefutedError, Work
 from .reads import tokens_read
 
 STEPS = 30
-"""Steps of a check that trying a stage or a number of decode steps takes."""
+"""Steps of a check per trial."""
 
 Waiting = tuple[int, ...]
 """Requests of each kind that wait."""
 UnderWay = tuple[tuple[int, int], ...]
-"""Steps left and tokens held of each running request, ascending; 0 tokens where capacity never matters."""
+"""Steps left and tokens held of each running request, ascending."""
 
 
 def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
-    """
-    Refute a number of seconds if some schedule takes less.
+    """Refute some seconds if a schedule takes less.
 
     A state precedes a prefill stage: the waiting requests, steps left and tokens held of the running ones,
     and the seconds spent. From each state the search tries every stage that fits, then every number of steps
@@ -50,13 +49,12 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
 
 
 class _Kind(NamedTuple):
-    """
-    Requests that the search need not tell apart.
+    """Equal requests.
 
     decode_steps, prompt: Decode steps and prompt tokens of each; no tokens where only the number of stages
-        matters.
+    matters.
     held, read, peak: Tokens that each holds in its first step, reads in all its steps, and holds at most; 0
-        where the capacity never matters.
+    where the capacity never matters.
     """
 
     decode_steps: int
@@ -67,7 +65,7 @@ class _Kind(NamedTuple):
 
 
 class _Tries:
-    """All states that could lead to less than a number of seconds."""
+    """States that could lead to fewer seconds."""
 
     def __init__(self, problem: Problem, seconds: float, work: Work) -> None:
         cost, self.work = problem.cost, work
@@ -100,7 +98,7 @@ class _Tries:
         self.least_room = functools.cache(self._least_room)
 
     def waits(self, waiting: Waiting, busy: UnderWay, spent: float) -> Iterator[tuple[UnderWay, float]]:
-        """Yield the running requests and the seconds spent after each number of steps worth trying."""
+        """Yield running requests and seconds after numbers of steps."""
         if self.at_once:
             yield busy, spent
         tried: Sequence[int] = sorted({left for left, _ in busy})
@@ -120,7 +118,7 @@ class _Tries:
                 yield after, total
 
     def _may_be_full(self, waiting: Waiting, busy: UnderWay) -> bool:
-        """Return whether running and waiting requests could hold more than the capacity."""
+        """Return whether all requests could exceed the capacity."""
         if not self.scarce:
             return False
         peaks = [held + left - 1 for left, held in busy]
@@ -129,12 +127,12 @@ class _Tries:
         return sum(heapq.nlargest(self.slots, peaks)) > self.capacity
 
     def _has_room(self, waiting: Waiting, busy: UnderWay) -> bool:
-        """Return whether the least waiting request has room next to the running ones."""
+        """Return whether the least waiting request fits now."""
         decode_steps, held = self.least_room(waiting)
         return decode_steps == 0 or self._holds(tuple(sorted((*busy, (decode_steps, held)))))
 
     def _least_room(self, waiting: Waiting) -> tuple[int, int]:
-        """Return the fewest steps of a waiting request, and the fewest tokens that one holds at first."""
+        """Return the fewest steps and tokens of a waiting request."""
         wait = [kind for count, kind in zip(waiting, self.kinds, strict=True) if count]
         return min(kind.decode_steps for kind in wait), min(kind.held for kind in wait)
 
@@ -155,7 +153,7 @@ class _Tries:
         return hopeless
 
     def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
-        """Return the steps, the tokens read, the longest request and the least seconds of stages."""
+        """Return steps, tokens read, longest request and least stage seconds."""
         wait = [(count, kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
         number, tokens = sum(waiting), sum(count * kind.prompt for count, kind in wait)
         cost, bend = self.cost, self.cost.prefill_bend
@@ -174,7 +172,7 @@ class _Tries:
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
     ) -> Iterator[tuple[Waiting, UnderWay, float]]:
-        """Yield waiting and running requests and the seconds spent after each stage that fits and may pay."""
+        """Yield waiting, running and seconds after each possible stage."""
         room = min(self.cap, self.capacity - sum(held for _, held in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
         most = min(len(kinds), self.slots - len(busy))
@@ -196,7 +194,7 @@ class _Tries:
                     yield tuple(rest), after, total
 
     def _holds(self, busy: UnderWay) -> bool:
-        """Return whether running requests fit in the capacity until they end: in the last step of each."""
+        """Return whether running requests fit until they end."""
         return not self.scarce or all(
             sum(held + last - 1 for left, held in busy if left >= last) <= self.capacity for last, _ in busy
         )

@@ -1,1 +1,1 @@
-"""ExeGPT's timing model: a configuration's performance from a profile and length distributions."""
+"""ExeGPT's timing model: performance from a profile and lengths."""

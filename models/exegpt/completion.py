@@ -11,7 +11,7 @@ _NEVER = 1e-300
 
 
 class Occupancy:
-    r"""Mean share of the decode batch that one query per phase occupies.
+    r"""Mean share of the decode batch of one query per phase.
 
     In iteration :math:`u` each running query decodes its :math:`d`-th token, :math:`d = u, u + N_D, ...`. A
     share :math:`P(S \ge d)` of the queries that were encoded in the same phase is left. In the first

@@ -1,4 +1,4 @@
-"""Execution configurations of ExeGPT's scheduler, their targets and their devices."""
+"""Execution configurations, latency targets and devices of ExeGPT."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class ExecConfig:
     micro_batches: Parts of a decode batch under WAA, :math:`B_m`; 1 under RRA, which splits it by stages.
     tensor_degree: Devices that share a layer, :math:`T_P`.
     tensor_groups: Groups of that many devices; the others hold layers alone.
-    raises ValueError: A number is below one (groups: zero).
+
+    Raises ValueError if a number is below one (groups: zero).
     """
 
     strategy: Strategy
@@ -49,8 +50,7 @@ class ExecConfig:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """
-    What a completion of the 99th-percentile length must keep to; infinite for no target.
+    """Latency targets of a completion of the 99th-percentile length.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Targets:
 
     @property
     def of_latency_alone(self) -> bool:
-        """True without targets for the first token and those after it."""
+        """True if the latency is the only target."""
         return math.isinf(self.ttft) and math.isinf(self.tpot)
 
     def tightened(self, margin: float) -> Targets:
@@ -91,7 +91,7 @@ class Targets:
         return Targets(left * self.latency, left * self.ttft, left * self.tpot)
 
     def within(self, latency: FloatArray, ttft: FloatArray, tokens: int) -> FloatArray:
-        """Return latencies of completions of ``tokens`` tokens, infinite where a target is missed."""
+        """Return latencies of completions, infinite if a target is missed."""
         kept = (latency <= self.latency) & (ttft <= self.ttft) & (latency - ttft <= tokens * self.tpot)
         return np.where(kept, latency, math.inf)
 
@@ -104,15 +104,15 @@ class Targets:
 class Cluster:
     """Devices of one model instance, all of one kind.
 
-    devices: Their number.
+    devices: Number of devices.
     device_bytes: Memory of each; 0 for no limit.
     usable: Share of it for weights and KV cache.
-    link_bandwidth, link_latency: Between two devices: bytes a second each way, and seconds, for profiles
-    without measured synchronisation. Defaults: PCIe 5.0 x16.
-    host_bandwidth: Between two devices through host memory, bytes a second.
-    slots, kv_tokens: Most decoding requests and most KV tokens, where the engine limits them; 0 for none.
-    Used under RRA only.
-    raises ValueError: There is no device.
+    link_bandwidth, link_latency: Bytes a second each way between two devices, and seconds, for profiles
+    without measured synchronisation. The default is PCIe 5.0 x16.
+    host_bandwidth: Bytes a second between two devices through host memory.
+    slots, kv_tokens: The engine's most decoding requests and KV tokens; 0 for no limit. Used under RRA only.
+
+    Raises ValueError if there is no device.
     """
 
     devices: int
@@ -129,7 +129,7 @@ class Cluster:
             raise ValueError(f"a cluster has {self.devices} devices; it needs at least one")
 
     def all_reduce_seconds(self, degree: int, data: float) -> float:
-        """Return the seconds of a ring all-reduce of ``data`` bytes over ``degree`` devices."""
+        """Return the seconds of a ring all-reduce."""
         if degree == 1:
             return 0.0
         return self.link_latency + 2 * (degree - 1) / degree * data / self.link_bandwidth
@@ -157,5 +157,5 @@ class Performance:
 
     @property
     def ttft(self) -> float:
-        """Seconds from the start of a request's encoding to its first token."""
+        """Seconds from a request's encoding to its first token."""
         return self.stages[0] * self.encode_seconds

@@ -1,4 +1,4 @@
-"""Affine lower bound on an engine's seconds per iteration, from its table of costs."""
+"""Affine lower bound on the seconds of an iteration."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..programme import Programme
 from .layer_cost import LayerCost
 
 _ROUNDING = 1e-12
-"""Share by which coefficients are lowered beyond need, against rounding."""
+"""Share by which coefficients are lowered, against rounding."""
 
 _LARGEST = 1e4
-"""Largest cost after scaling in the linear program, as its tolerances are absolute."""
+"""Largest scaled cost in the linear program, as tolerances are absolute."""
 
 _MARGIN = 1e-6
-"""Margin of each coefficient below its parts; without it, a later correction would cost more."""
+"""Margin of each coefficient, which saves later corrections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one iteration, or of a job's iterations together.
 
-    iterations: Their number.
+    iterations: Number of iterations.
     decodes: Sequences that compute one token in a decode.
     prompt_tokens: Tokens computed in chunks.
     drawn: Tokens sampled.
@@ -45,10 +45,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Minorant:
-    """Seconds per unit of :class:`Work`; their sum is a lower bound on every iteration.
+    """Seconds per unit of :class:`Work`; their sum bounds every iteration.
 
-    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs: Seconds per iteration, and per unit of each.
     points: Points at which it was checked against the table.
+
+    The other fields are seconds per iteration, and per unit of work.
     """
 
     iterations: float
@@ -61,7 +62,7 @@ class Minorant:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Seconds per iteration and per unit of each kind of work, by its name."""
+        """Seconds per unit of each kind of work, by name."""
         return {each.name: getattr(self, each.name) for each in fields(Work)}
 
     def seconds(self, work: Work) -> float:
@@ -72,7 +73,7 @@ class Minorant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Summand of an iteration's cost at its vertices, or at every point.
+    """Part of an iteration's cost, at vertices or at every point.
 
     features: Features of each point, shape (points, coefficients); the first one is positive.
     seconds: Seconds at each point, shape (points,).
@@ -82,14 +83,14 @@ class _Part:
     seconds: FloatArray
 
     def lowered(self, coefficients: FloatArray) -> FloatArray:
-        """Return the coefficients with the first one lowered until they hold at every point."""
+        """Lower the first coefficient until all points hold."""
         lower = coefficients.copy()
         excess = (self.features @ lower - self.seconds) / self.features[:, 0]
         lower[0] -= max(0.0, float(excess.max())) + _ROUNDING * float(np.abs(self.seconds).max())
         return lower
 
     def holds(self, coefficients: FloatArray) -> bool:
-        """Return True if the coefficients' sum exceeds the seconds at no point."""
+        """Return True if no point's seconds are exceeded."""
         return bool((self.features @ coefficients <= self.seconds).all())
 
 
@@ -102,7 +103,7 @@ def best_minorant(
     graph_tokens: Sequence[int] = (),
     put_back: bool = False,
 ) -> Minorant:
-    """Return the affine function below every feasible iteration's seconds that is largest for some work.
+    """Return the largest affine function below every iteration's seconds.
 
     An iteration's cost is a sum of parts: dense operations by computed and by sampled tokens, attention of
     decodes and of each chunk, and what decodes add to chunks. Each part is piecewise multilinear, so an
@@ -156,7 +157,7 @@ _X = ("iterations", "decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs")
 def _links(
     starts: dict[str, int], launch: float, count: int, *, put_back: bool
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Return the rows that keep each coefficient below what the parts allow."""
+    """Return the rows that keep coefficients below their parts."""
     rows, rights = [], []
     for terms, of, constant in _sums(launch, put_back=put_back):
         row = np.zeros(count)
@@ -173,7 +174,7 @@ Sum = tuple[tuple[str, ...], tuple[tuple[str, int], ...], float]
 
 
 def _sums(launch: float, *, put_back: bool) -> list[Sum]:
-    """Return which sums of coefficients are bounded by which parts' coefficients and a constant."""
+    """Return the sums of coefficients that parts' coefficients bound."""
     sums: list[Sum] = [
         # Without prompts, tokens equal decodes, and each samples another token.
         (("iterations",), (("decode tokens", 0), ("decode drawn", 0), ("decode attention", 0)), 0.0),
@@ -209,7 +210,7 @@ def _certified(
     *,
     put_back: bool,
 ) -> Minorant:
-    """Return the largest coefficients that the parts allow, after a check of each part at every point."""
+    """Return the largest coefficients, checked at every point."""
     for name, part in parts.items():
         if not part.holds(chosen[name]):
             raise ValueError(f"the seconds of {name} are not bounded at every point of the table")
@@ -273,7 +274,7 @@ def _drawn(cost: LayerCost, most: int, *, prompts: bool) -> _Part:
 
 
 def _knots(cost: LayerCost, axis: str, least: int, most: int) -> list[float]:
-    """Return the points of an axis between which every operation is linear, and both ends."""
+    """Return the points between which every operation is linear."""
     known: set[float] = {least, most}
     for operation in cost.profile.operations:
         names = ["decodes" if name == "sequences" else name for name in operation.axes]
@@ -293,7 +294,7 @@ def _decode_attention(cost: LayerCost, limits: EngineLimits, most: int, longest:
 
 
 def _positive(seconds: list[float]) -> FloatArray:
-    """Return seconds; raise ValueError where the table was cut off at zero, as it is not linear there."""
+    """Return seconds; raise ValueError if the table was cut at zero."""
     values = np.array(seconds)
     if (values <= 0).any():
         raise ValueError("attention beyond the points of the table comes out as nothing")
@@ -301,12 +302,11 @@ def _positive(seconds: list[float]) -> FloatArray:
 
 
 def _room(limits: EngineLimits) -> float:
-    """Return the most KV tokens that decodes can hold together."""
     return float("inf") if limits.blocks is None else float(limits.blocks * limits.block_tokens)
 
 
 def _excesses(cost: LayerCost, budget: int, longest: int) -> Iterator[tuple[int, float, float]]:
-    """Yield chunk sizes, tokens held before, and the seconds beyond what any chunk costs."""
+    """Yield chunk sizes, tokens before, and excess seconds."""
     launch, past = cost.attention(0, 0.0, [(0.0, 0.0)]), _knots(cost, "past", 0, longest)
     for new in range(1, min(budget, longest) + 1):
         for held in past:
@@ -326,9 +326,10 @@ def _resumed(cost: LayerCost, budget: int, longest: int) -> _Part:
 
 
 def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: int) -> _Part:
-    """Return what decodes add to chunks; reads that a chunk hides are charged to the chunk.
+    """Return the part that decodes add to chunks.
 
-    A vertex counts if its box of the grid begins within the KV capacity.
+    Reads that a chunk hides are charged to the chunk. A vertex counts if its box of the grid begins within
+    the KV capacity.
     """
     chunks = [
         (new, held)
@@ -354,7 +355,7 @@ def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: i
 
 
 def _finer(knots: list[float], limits: EngineLimits) -> list[float]:
-    """Return knots with others between them, where a finer grid follows the KV capacity more closely."""
+    """Add knots where a finer grid follows the KV capacity better."""
     if limits.blocks is None:
         return knots
     between = [low + (high - low) * k / 3 for low, high in pairwise(knots) for k in (1, 2)]
@@ -370,7 +371,7 @@ def _corners(decodes: list[float], contexts: list[float], room: float) -> list[t
 def dearest_excess(
     cost: LayerCost, minorant: Minorant, limits: EngineLimits, longest: int
 ) -> tuple[float, Work] | None:
-    """Return the iteration that a minorant overprices most, with the excess; None if none is found.
+    """Return the iteration that a minorant overprices most, or None.
 
     It tries whole iterations, priced as an engine's, and not the minorant's parts: every number of decodes
     alone, and a grid of decodes with a chunk. A find refutes the minorant; no find proves nothing.
@@ -393,7 +394,7 @@ def dearest_excess(
 def _iterations_to_try(
     most: int, budget: int, longest: int, room: float
 ) -> Iterator[tuple[int, float, tuple[int, int] | None]]:
-    """Yield decodes, tokens each holds, and the chunk that runs with them."""
+    """Yield decodes, tokens each holds, and their chunk."""
     spread = sorted({1, 2, most, *(most * k // 8 for k in range(1, 8))} - {0})
     for decodes in range(1, most + 1):
         for context in {1.0, min(longest, room / decodes)}:

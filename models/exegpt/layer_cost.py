@@ -12,11 +12,11 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.lengths.distributions import LengthDistribution
 
 _FAR = 0.5
-"""The slope after the last point starts at this share of it: the slope of neighbours is too noisy."""
+"""Start of the slope after the last point, as a share of it."""
 
 
 class Curve:
-    """Function of one number through points: flat, then linear between them, then a line.
+    """Piecewise linear function: flat, linear between points, then a line.
 
     at: Abscissae, ascending.
     values: Values there, same length.
@@ -51,7 +51,7 @@ class Curve:
         return self._at
 
     def many(self, x: FloatArray) -> FloatArray:
-        """Return the values at several abscissae, shape (places,)."""
+        """Return the values at several places, shape (places,)."""
         inside = np.interp(x, self._at, self._values)
         return np.asarray(inside + self._slope * np.maximum(0.0, x - self._at[-1]))
 
@@ -62,7 +62,7 @@ class Curve:
 
 
 class Surface:
-    """Function of several numbers through points that need not form a full grid.
+    """Piecewise linear function of several numbers.
 
     Each known value of the first number has a function of the others. Between two such values it is linear,
     and beyond the last a line.
@@ -101,7 +101,7 @@ class Surface:
         return max(0.0, low + share * (high - low))
 
     def many(self, first: FloatArray, *rest: FloatArray) -> FloatArray:
-        """Return the values at several points, their coordinates of shape (points,) each."""
+        """Return the values at several points."""
         at = np.array(self._at)
         if len(at) == 1:
             return self._inner[0].many(*rest)
@@ -116,7 +116,7 @@ class Surface:
 
 
 class LayerCost:
-    """Seconds of encoding, decoding and mixed iterations, from one table."""
+    """Seconds of encoding, decoding and mixed iterations."""
 
     def __init__(self, profile: LayerProfile) -> None:
         self.profile = profile
@@ -126,46 +126,46 @@ class LayerCost:
         self._mixed = None if mixed is None else Surface(mixed.points, mixed.seconds)
 
     def encode(self, sequences: float, length: float) -> tuple[float, float]:
-        """Return seconds per layer, and seconds once an iteration, of encoding equal prompts.
+        """Return the seconds of encoding equal prompts.
 
-        sequences: Number of prompts; an expectation may be fractional.
-        length: Tokens of each.
+        They are seconds per layer, and seconds once an iteration. ``sequences`` may be fractional, as an
+        expectation.
         """
         return self._encode(sequences * length, sequences, (length, 0.0))
 
     def encode_many(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
+        """Return the seconds of encoding chunks of prompts.
 
-        chunks: New tokens and tokens held before, of each prompt.
+        They are as in :meth:`encode`. ``chunks`` are new tokens and tokens held before, of each prompt.
         """
         return self._encode.chunks(chunks)
 
     def encode_rest(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the part of :meth:`encode` that depends on total tokens and the number of prompts alone."""
+        """Return the part of :meth:`encode` by tokens and prompts alone."""
         return self._encode.rest_many(tokens, sequences)
 
     def encode_attention_mean(
         self, lengths: LengthDistribution
     ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
-        """Return attention's part of :meth:`encode` as a function of the number of prompts.
+        """Return attention's part of :meth:`encode` by the number of prompts.
 
-        lengths: Lengths of prompts; cost is convex in length, so the mean length is not enough.
+        Cost is convex in length, so the mean of ``lengths`` is not enough.
         """
         return self._encode.attention_mean(lengths)
 
     def decode_many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return :meth:`decode` for several iterations at once, shapes (iterations,)."""
+        """Return :meth:`decode` for several iterations, shapes (iterations,)."""
         return self._decode.many(sequences, contexts)
 
     def decode_knots(self) -> tuple[FloatArray, FloatArray]:
-        """Return the knots of decoding: numbers of sequences, and tokens each holds."""
+        """Return the knots of decoding: sequences, and tokens each."""
         return self._decode.knots()
 
     def decode(self, sequences: float, context: float) -> tuple[float, float]:
-        """Return seconds per layer, and seconds once an iteration, of one decode iteration.
+        """Return the seconds of one decode iteration.
 
-        sequences: Decoding sequences.
-        context: Mean tokens each holds.
+        They are seconds per layer, and seconds once an iteration. ``context`` is the mean tokens of a
+        sequence.
         """
         return self._decode(sequences, sequences, (context, 0.0))
 
@@ -178,7 +178,7 @@ class LayerCost:
         sampled: int | None = None,
         padded_tokens: int | None = None,
     ) -> float:
-        """Return the seconds of one iteration of the whole model, on one pipeline stage.
+        """Return the seconds of one iteration on one pipeline stage.
 
         decodes: Sequences that get one token.
         context: Mean tokens each of them holds.
@@ -191,17 +191,17 @@ class LayerCost:
         return self.dense(tokens, drawn, prompts=bool(chunks)) + self.attention(decodes, context, chunks)
 
     def dense(self, tokens: float, drawn: float, *, prompts: bool) -> float:
-        """Return the seconds of everything except attention in one iteration of the whole model.
+        """Return an iteration's seconds except attention.
 
-        tokens: Computed, padding included.
+        tokens: Computed tokens, padding included.
         drawn: Sequences that sample a token.
-        prompts: Some of the tokens are of prompts.
+        prompts: True if some of the tokens are of prompts.
         """
         per_layer, once = (self._encode if prompts else self._decode).rest(tokens, drawn)
         return self.profile.shape.layers * per_layer + once
 
     def attention(self, decodes: float, context: float, chunks: Sequence[tuple[float, float]]) -> float:
-        """Return the seconds of attention in one :meth:`iteration` of the whole model."""
+        """Return the attention seconds of one :meth:`iteration`."""
         if not chunks:
             attention, whole = self._decode.attention(decodes, (context, 0.0))
         elif not decodes:
@@ -211,10 +211,10 @@ class LayerCost:
         return self.profile.shape.layers * attention + whole
 
     def mixed_attention(self, new: float, past: float, decodes: float, context: float) -> float | None:
-        """Return the attention seconds of a chunk with decodes, or None if it was not measured.
+        """Return the attention seconds of a chunk with decodes, or None.
 
-        new, past: Tokens of the chunk, and those held before.
-        decodes, context: Decoding sequences, and the mean tokens each holds.
+        It is None if they were not measured. ``new`` and ``past`` are tokens of the chunk, and those held
+        before.
         """
         if self._mixed is None:
             return None
@@ -235,7 +235,7 @@ class LayerCost:
 
 
 class _Phase:
-    """Operations of one phase: curves of total tokens and of sequences, and parts that depend on lengths."""
+    """Operations of one phase: curves and parts by lengths."""
 
     def __init__(self, profile: LayerProfile, phase: str) -> None:
         zero = Curve([0.0], [0.0])
@@ -273,7 +273,7 @@ class _Phase:
         return np.array(sorted(sequences)), np.array(sorted(contexts))
 
     def attention(self, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
-        """Return attention's seconds for equal sequences: (new, held) tokens of a prompt, or held ones."""
+        """Return attention's seconds for equal sequences."""
         seconds = {True: 0.0, False: 0.0}
         for operation, surface in self.others:
             values = {"sequences": sequences, "decodes": sequences, "length": size[0], "context": size[0]}
@@ -361,7 +361,7 @@ def _curve(operation: Operation) -> Curve:
 
 
 def _launch(surface: Curve | Surface, operation: Operation) -> float:
-    """Return the fixed cost of a launch: paid once, not by each sequence of a batch."""
+    """Return a launch's fixed cost, paid once by a batch."""
     return surface(*(0.0 for _ in operation.axes))
 
 

@@ -11,9 +11,9 @@ from ...data.arrays import IntArray
 from ...data.configuration import PlannedConfiguration
 
 LEAST = 0.05
-"""Least relative change of the mean that justifies a new plan (Figure 11)."""
+"""Least relative change of the mean for a new plan (Figure 11)."""
 _SURE = 3.0
-"""Standard errors from which a change of the mean is no chance."""
+"""Standard errors beyond which a change is no chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class LengthDrift:
     """Planned and observed decode iterations of completions.
 
     planned, planned_deviation, observed, observed_deviation: Means and standard deviations.
-    requests: Number observed.
+    requests: Number of observed requests.
     """
 
     planned: float
@@ -32,11 +32,10 @@ class LengthDrift:
 
     @classmethod
     def of(cls, configuration: PlannedConfiguration, iterations: IntArray) -> LengthDrift:
-        """Return observed iterations compared with a configuration's plan.
+        """Compare observed iterations with a configuration's plan.
 
-        configuration: The planned one.
-        iterations: Decode iterations of all completions of a period (the first to finish are short), shape
-            (requests,), at least one.
+        iterations: Decode iterations of all completions of a period, shape (requests,), at least one. The
+            first to finish are short, so none may be left out.
         """
         return cls(
             configuration.iterations,
@@ -53,7 +52,7 @@ class LengthDrift:
 
     @property
     def drifted(self) -> bool:
-        """True if the means differ by enough to matter, and by more than chance."""
+        """True if the means differ by more than chance and tolerance."""
         error = max(self.planned_deviation, self.observed_deviation) / math.sqrt(self.requests)
         return abs(self.change) > LEAST and abs(self.observed - self.planned) > _SURE * error
 

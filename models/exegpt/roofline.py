@@ -1,4 +1,4 @@
-"""Estimated cost of a layer from a device's peak rates, without a profile."""
+"""Estimated cost of a layer from a device's peak rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class RooflineDevice:
     bandwidth: Bytes a second from its memory.
     memory: Bytes.
     flops_8bit, flops_4bit: At fewer bits; 0 without such units.
-    raises ValueError: A rate is not positive and finite.
+
+    Raises ValueError if a rate is not positive and finite.
     """
 
     name: str
@@ -49,15 +50,12 @@ class RooflineDevice:
             raise ValueError(f"rates of {self.name!r} at fewer bits are negative")
 
     def flops_at(self, bits: int) -> float:
-        """Return the rate at this number of bits, or that of 16 if there is none."""
+        """Return the rate at a number of bits, by default of 16."""
         return {8: self.flops_8bit, 4: self.flops_4bit}.get(bits, 0.0) or self.flops
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RooflineDevice:
-        """Return the device that a JSON file describes.
-
-        raises InputError: A rate is missing or zero, or a field is unknown.
-        """
+        """Load a device from JSON; raise InputError for impossible rates."""
         return record(cls, read_json_object(path), file=path)
 
 
@@ -90,7 +88,7 @@ ROOFLINE_DEVICES: Mapping[str, RooflineDevice] = {
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the peak rates that a serving engine reaches, and its overheads.
+    """Efficiency of a serving engine on a device.
 
     weights, keys: Share of memory bandwidth for reading weights, and KV cache.
     decoding, encoding: Share of the arithmetic rate in decodes, and in prompts.
@@ -111,11 +109,11 @@ class Efficiency:
 
 
 CALIBRATED = Efficiency(0.805, 0.746, 0.6, 0.788, 0.396, 13.2e-6, 3.31e-6, 0.466e-3)
-"""Fitted to measured points of eight models on three kinds of device by ``benchmarks/roofline_error.py``."""
+"""Efficiency fitted to measured points by ``benchmarks/roofline_error.py``."""
 ERROR_BAR = (0.74, 1.52)
-"""Range of estimated over measured TPOT for 90 % of points of held-out models and devices."""
+"""Range of estimated over measured TPOT for 90 % of held-out points."""
 ERROR_MEDIAN = 1.04
-"""The median of that ratio."""
+"""Median of that ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class Roofline:
 
     degree: Devices that share every layer.
     efficiency: Shares of the rates that are reached.
-    link: Between the devices; the device's usual one by default.
+    link: Link between the devices; the device's usual one by default.
     """
 
     shape: ModelShape
@@ -134,7 +132,7 @@ class Roofline:
     link: Link | None = None
 
     def layer_seconds(self, tokens: FloatArray, *, prompts: bool) -> FloatArray:
-        """Return the seconds of one layer's matrices by tokens, mean over the layers."""
+        """Return the seconds of a layer's matrices, mean over the layers."""
         shape, of = self.shape, self.efficiency
         read = shape.read_bytes(tokens) / (self.device.bandwidth * of.weights)
         share = of.encoding if prompts else of.decoding
@@ -142,14 +140,14 @@ class Roofline:
         return np.asarray(np.maximum(read, arithmetic) / self.degree + of.kernel * shape.kernels)
 
     def head_seconds(self, sequences: FloatArray) -> FloatArray:
-        """Return the seconds of the output head by sequences, once an iteration."""
+        """Return the seconds of the output head, once an iteration."""
         values = self.shape.vocabulary * self.shape.hidden
         read = values * self.shape.bytes_per_value / (self.device.bandwidth * self.efficiency.weights)
         arithmetic = 2 * sequences * values / (self.device.flops * self.efficiency.decoding)
         return np.asarray(np.maximum(read, arithmetic) / self.degree + self.efficiency.iteration)
 
     def decode_attention(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
-        """Return the seconds in which a layer reads the KV cache of the sequences."""
+        """Return the seconds of reading a layer's KV cache."""
         held = sequences * self.shape.attended(context) * self.shape.kv_bytes_per_layer_token
         parts = self.degree / self.shape.kv_copies(self.degree)
         return np.asarray(held / (parts * self.device.bandwidth * self.efficiency.keys))
@@ -171,14 +169,14 @@ class Roofline:
         return np.asarray((2 + across) * self.efficiency.collective + ring)
 
     def decode_step(self, sequences: float, context: float) -> float:
-        """Return the seconds in which each sequence generates a token."""
+        """Return the seconds of a token for each sequence."""
         each, held = np.array([float(sequences)]), np.array([float(context)])
         layer = self.layer_seconds(each, prompts=False) + self.decode_attention(each, held)
         layer = layer + self.told_seconds(each)
         return float((self.shape.layers * layer + self.head_seconds(each))[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
-        """Return the seconds between two tokens of a request, in a steady state with new prompts.
+        """Return the seconds per token of a request in a steady state.
 
         Besides a token of each sequence, iterations compute prompts at the rate that keeps the number of
         sequences: one per ``output_tokens`` tokens of a request. The weights are read once for both.
@@ -195,7 +193,7 @@ class Roofline:
         return step + self.shape.layers * float(more[0])
 
     def profile(self) -> LayerProfile:
-        """Return the model's profile, marked as estimated, with the error of such estimates."""
+        """Return the model's estimated profile, with the estimates' error."""
         new, held = np.repeat(_SEQUENCES, len(_LENGTHS)), np.tile(_LENGTHS, len(_SEQUENCES))
         by_tokens, far = _TOKENS[:, None], np.array([[1.0], [1e6]])
         operations = [

@@ -1,4 +1,4 @@
-"""The timeline of RRA: encode, then decode for some iterations (ExeGPT, sections 4.1 and 6)."""
+"""Timeline of RRA: encode, then decode for some iterations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _NEVER = 1e-300
 
 
 class RoundRobinRow:
-    """RRA configurations of one number of decode iterations, with as many micro-batches as stages.
+    """RRA configurations with one number of decode iterations.
+
+    There are as many micro-batches as stages.
 
     timeline: Costs, cluster and lengths.
     config: Any of the row.
-    most: Its largest encoding batch.
+    most: Largest encoding batch.
     """
 
     def __init__(self, timeline: RowTimeline, config: ExecConfig, most: int) -> None:
@@ -46,7 +48,7 @@ class RoundRobinRow:
         self._own = 1.0 - phases.mean(axis=0)
 
     def _with_what_follows(self, encoding: Encoding, decode_steps: int) -> Encoding:
-        """Add to encoding seconds what they delay the decode iterations after them."""
+        """Add the delay of the decode iterations after an encoding."""
         count, first = self.stages.count, slice(WARMING_STEPS)
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
         decoding = batches * self.occupancy.queries[first].mean() / count
@@ -73,11 +75,14 @@ class RoundRobinRow:
         return self.timeline.within_memory(latency, self._bytes(batches)), batches / cycle
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token of some encoding batches."""
+        """Return the seconds to the first token of some batches."""
         return np.asarray(self.stages.count * self._encoding.mean[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
+        """Return a batch's performance with bounds on the others.
+
+        The bounds hold for larger batches, and for smaller ones from ``low`` on.
+        """
         encoding = self._encoding
         encode, slowest = encoding.bounded(low, at)
         share, active, own = self._batch(np.array(float(at)))
@@ -119,21 +124,21 @@ class RoundRobinRow:
         return np.where(too_many, math.inf, held / cluster.devices)
 
     def _running(self, batch: FloatArray) -> FloatArray:
-        """Return each iteration's chance that any sequence is left to decode."""
+        """Return each iteration's chance that a sequence is left."""
         return np.asarray(-np.expm1(batch * self.occupancy.idle))
 
     def _batch(self, batch: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the chance that an iteration runs, and two sizes of its largest micro-batch.
+        """Return an iteration's chance to run, and two micro-batch sizes.
 
-        The first is the mean if it runs, the second includes the request of the latency. Micro-batches follow
-        each other through all stages, so every iteration takes as long as the largest.
+        They are of its largest micro-batch: the mean if it runs, and with the request of the latency.
+        Micro-batches follow each other through all stages, so every iteration takes as long as the largest.
         """
         mean, share = batch * self._mean, self._running(batch)
         active = np.maximum(mean / np.maximum(share, _NEVER), mean + np.sqrt(batch) * self._deviation)
         return share, active, np.maximum(active, mean + self._own)
 
     def _cycle(self, encode: FloatArray, slowest: FloatArray, decode: FloatArray) -> FloatArray:
-        """Return the seconds from one encoding phase to the next.
+        """Return the seconds between encoding phases.
 
         A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles). This is
         paid at each change between encoding and decoding.
@@ -145,7 +150,7 @@ class RoundRobinRow:
     def _latency(
         self, encode: FloatArray, slowest: FloatArray, decode: FloatArray, before: FloatArray
     ) -> FloatArray:
-        """Return the latency: whole cycles, and a part of the last phase.
+        """Return the latency: whole cycles, and part of the last.
 
         The first micro-batch waits for all others at the first decode. Micro-batches begin at the distance of
         encodings and end at that of decodes, so on average they take less than the first.

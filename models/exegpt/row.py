@@ -1,4 +1,4 @@
-"""Performance of one row of a grid of configurations, with bounds for searches."""
+"""Performance of a row of configurations, with bounds for searches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stage_seconds import StageSeconds
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Performance of one configuration, and bounds on the rest of its row.
+    """Performance of one configuration, and bounds on its row.
 
     latency, throughput: Its own, seconds and requests a second.
     least_latency: Lower bound for this and larger encoding batches.
@@ -36,10 +36,10 @@ class Row(Protocol):
         """Return latency and throughput of some encoding batches."""
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token of some encoding batches."""
+        """Return the seconds to the first token of some batches."""
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
+        """Return a batch's performance with bounds on the others."""
 
     def performance(self, batch: int) -> Performance:
         """Return the full performance of an encoding batch."""
@@ -78,4 +78,4 @@ class RowTimeline(Protocol):
         """Return the bytes on the fullest device."""
 
     def handover_seconds(self, encode_batch: float) -> float:
-        """Return the seconds in which KV cache passes through host memory."""
+        """Return the seconds of moving KV cache through host memory."""

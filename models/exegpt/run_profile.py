@@ -1,4 +1,4 @@
-"""Measured profile with the overheads of a running configuration."""
+"""Measured profile with a running configuration's overheads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from .layer_cost import LayerCost, Surface
 
 WARMING_STEPS = 8
-"""Decode steps slowed down after an encoding, as it has evicted KV cache from the processor caches."""
+"""Decode steps slowed after an encoding, by cold caches."""
 _OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
 
 
 def profile_of_run(
     profile: LayerProfile, iterations: float, *, handed_over: bool = False, input_tokens: float = 0.0
 ) -> LayerProfile:
-    r"""Return a profile with the operations of phase ``run`` added to encode and decode.
+    r"""Add the operations of phase ``run`` to encode and decode.
 
     Each stage pays the loop around it (``loop``). A request pays for leaving (``leave``) and for storing its
     completion (``keep``) when it is encoded. A changed decode batch (``change``) and the slow-down of a call
@@ -69,7 +69,7 @@ def profile_of_run(
 def seconds_after_encoding(
     profile: LayerProfile, batches: FloatArray, context: float, decode_steps: int
 ) -> FloatArray:
-    """Return by how many seconds decode iterations are slower after an encoding.
+    """Return the delay of decode iterations after an encoding, in seconds.
 
     profile: As returned by :func:`profile_of_run`; without ``start`` and ``warming`` the result is zero.
     batches: Decoding sequences, shape (batches,).
@@ -87,7 +87,7 @@ def seconds_after_encoding(
 
 
 def can_hand_over(profile: LayerProfile) -> bool:
-    """Return True if a profile has the costs of two workers, or no run costs."""
+    """Return whether a profile allows two workers."""
     own = {operation.name for operation in profile.operations if operation.phase == "run"}
     return not own or own >= _OF_TWO_WORKERS
 
@@ -125,7 +125,7 @@ def _handed_over(
 
 
 def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
-    """Return the seconds between two decode calls, including the slow-down of the next one."""
+    """Return the seconds between two decode calls."""
     loop = np.full_like(batches, own["loop"].seconds[0])
     if "interrupted" not in own:
         return loop
@@ -134,5 +134,5 @@ def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
 
 
 def _leaving(own: Mapping[str, Operation]) -> FloatArray:
-    """Return the seconds of requests that leave, at the points of ``leave``."""
+    """Return the seconds of requests that leave."""
     return np.asarray(sum(own[name].seconds for name in ("leave", "keep") if name in own))

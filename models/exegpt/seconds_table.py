@@ -1,4 +1,4 @@
-"""Seconds at the knots of a table, linear between, with bounds for an exact search."""
+"""Seconds at the knots of a table, with bounds for searches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ...data.arrays import FloatArray, IntArray
 
 
 def rising(values: FloatArray) -> FloatArray:
-    """Return the largest values below the given ones that never fall along the first axis."""
+    """Return the largest rising values below the given ones."""
     return np.asarray(np.minimum.accumulate(values[::-1], axis=0)[::-1])
 
 
 def saving(at: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the largest values below the given ones with a never rising share per unit of ``at``.
+    """Return the largest values below with a falling share per unit.
 
     at: Ascending, shape (points,); the share at 0 counts as the largest.
     values: Shape (points, ...).
@@ -25,18 +25,18 @@ def saving(at: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def saved(values: FloatArray, low: int, high: int) -> float:
-    """Return :func:`saving` of position ``high`` over the positions from ``low`` on."""
+    """Return :func:`saving` of position ``high`` from ``low`` on."""
     return float(high * (values[low : high + 1] / np.arange(low, high + 1)).min())
 
 
 class SecondsTable:
-    """Seconds of decoding, by sequences and the tokens each holds.
+    """Seconds of decoding, by sequences and tokens of each.
 
     It also holds two lower bounds on the seconds: one never falls with more sequences, the other never rises
     per sequence. The first bounds the seconds of larger batches from below, the second the savings of smaller
     ones from above, however uneven the measured seconds are.
 
-    sequences, contexts: The knots, ascending; outside of them the seconds of the nearest ones hold.
+    sequences, contexts: Knots, ascending; outside of them the seconds of the nearest ones hold.
     seconds: Shape (sequences, contexts).
     """
 
@@ -52,17 +52,17 @@ class SecondsTable:
         self._seconds = np.ascontiguousarray(self._values[:, :1])
 
     def place(self, contexts: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Return the knot before each context and the fraction to the next, for look-ups."""
+        """Return the knot before each context, and the fraction beyond."""
         column = np.interp(contexts, self._contexts, self._columns)
         left = np.minimum(column.astype(np.int64), len(self._columns) - 2)
         return left, (column - left)[..., None]
 
     def __call__(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
-        """Return the seconds, of the shape that the arguments broadcast to."""
+        """Return the seconds, with the arguments broadcast."""
         return self._read(self._seconds, sequences, self.place(contexts))[..., 0]
 
     def bounded(self, sequences: FloatArray, place: tuple[IntArray, FloatArray]) -> FloatArray:
-        """Return the seconds and their two bounds, shape (..., 3), at contexts from :meth:`place`."""
+        """Return the seconds and their two bounds, shape (..., 3)."""
         return self._read(self._values, sequences, place)
 
     def _read(

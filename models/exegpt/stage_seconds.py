@@ -15,27 +15,27 @@ from .layer_cost import LayerCost
 from .seconds_table import SecondsTable, rising, saved, saving
 
 _THRESHOLD = 0.1
-"""Deviation of the encoding workload that the dynamic adjustment tolerates (section 5.2)."""
+"""Deviation of the encoding workload to tolerate (section 5.2)."""
 LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 """Mean of the largest of 1, 2, ... standard normal numbers."""
 NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
 """Deviations of equal probability."""
 _FAR = (1e7, 1e6)
-"""Upper limits on sequences and tokens: beyond the last measured ones seconds are linear up to there."""
+"""Upper limits on sequences and tokens of linear seconds."""
 _LEAST = 1e-12
-"""Least seconds of a layer: beyond its last point a falling curve would reach zero."""
+"""Least seconds of a layer, where a curve would reach zero."""
 _STEP = 256
 """Encoding batches per block of the table."""
 
 
 def largest(many: int) -> float:
-    """Return the mean of the largest of ``many`` normal numbers, in deviations above the mean."""
+    """Return the mean of the largest of ``many`` normal numbers."""
     return LARGEST[min(many, len(LARGEST)) - 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """Seconds of a stage for each encoding batch from 0 on, and their two bounds.
+    """Seconds of a stage for each encoding batch, with bounds.
 
     mean: Mean seconds, lower bound for larger batches, upper bound on savings of smaller ones, shape (3,
         batches) (see :class:`.SecondsTable`).
@@ -46,14 +46,14 @@ class Encoding:
     slowest: FloatArray
 
     def bounded(self, low: int, at: int) -> tuple[FloatArray, FloatArray]:
-        """Return both of one batch, shape (3,); savings of smaller batches from ``low`` on."""
+        """Return a batch's mean and slowest, shape (3,)."""
         mean, slowest = self.mean[:, at].copy(), self.slowest[:, at].copy()
         mean[2], slowest[2] = saved(self.mean[0], low, at), saved(self.slowest[0], low, at)
         return mean, slowest
 
 
 class StageSeconds:
-    """Pipeline with layers divided so that all stages take equally long.
+    """Pipeline with layers divided so that stages take equally long.
 
     Shares may be fractional (as the paper's :math:`E / N`). Embedding and output head count as the layers
     they are worth.
@@ -61,10 +61,11 @@ class StageSeconds:
     costs: Layer costs by tensor-parallel degree.
     cluster: Links between the devices.
     lengths: Length distributions of the requests.
-    devices: Their number.
+    devices: Number of devices.
     degree, groups: Groups of ``degree`` devices that share each of their layers; every other device is a
     stage itself.
-    raises ValueError: There is no cost at a degree that is needed.
+
+    Raises ValueError if there is no cost at a degree.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class StageSeconds:
         self._encodings: dict[int, Encoding] = {}
 
     def encoding(self, most: int, parts: int = 1) -> Encoding:
-        """Return the seconds of batches of 0, 1, ... prompts, up to ``most`` or more, each in ``parts``.
+        """Return the seconds of batches of 0 to ``most`` prompts.
 
-        Seconds are means over the sum of the prompts' lengths, as they are not proportional to it. A fraction
-        of a prompt takes its share of one.
+        They are means over the sum of the prompts' lengths, as they are not proportional to it. A fraction of
+        a prompt takes its share of one.
         """
         known = self._encodings.get(parts)
         if known is None or known.mean.shape[1] <= most:
@@ -134,7 +135,7 @@ class StageSeconds:
         return np.asarray(np.minimum(spread * np.sqrt(prompts), within))
 
     def encode_chunks(self, lengths: FloatArray) -> float:
-        """Return the seconds in which a stage encodes prompts of these lengths, tokens."""
+        """Return a stage's seconds for prompts of some lengths."""
         if not len(lengths):
             return 0.0
         chunks = [(float(length), 0.0) for length in lengths]
@@ -145,16 +146,17 @@ class StageSeconds:
         return float(seconds[0])
 
     def decode(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
-        """Return the seconds in which a stage decodes a token of each sequence, shape (batches,).
+        """Return a stage's seconds for a token of each sequence.
 
-        sequences: Number in each batch; less than one takes that share of the seconds of one.
+        sequences: Number in each batch, shape (batches,); less than one takes that share of the seconds of
+            one.
         contexts: Tokens each sequence holds.
         """
         return self.table(sequences, contexts)
 
     @property
     def table(self) -> SecondsTable:
-        """Seconds of decoding, linear between the profile's knots."""
+        """Seconds of decoding, linear between knots."""
         if self._table is None:
             knots = [cost.decode_knots() for cost in self._costs.values()]
             inner = np.unique(np.concatenate([each for each, _ in knots]))

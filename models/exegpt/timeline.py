@@ -1,4 +1,4 @@
-"""ExeGPT's simulator: a configuration's throughput and latency from a profile and lengths."""
+"""ExeGPT's simulator of throughput and latency."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .stage_seconds import StageSeconds
 from .workload_aware_row import WorkloadAwareRow
 
 LATENCY_QUANTILE = 0.99
-"""Quantile of output lengths at which the latency is measured (section 7.1)."""
+"""Quantile of output lengths for the latency (section 7.1)."""
 _TAIL = 2.326
 """99 % quantile of the standard normal distribution."""
 
 
 class Timeline:
-    """Execution timeline of one model on one cluster, for one pair of length distributions.
+    """Execution timeline of one model on one cluster.
 
     costs: Layer costs by tensor-parallel degree.
     lengths: Length distributions of the requests; outputs are decode iterations.
@@ -47,10 +47,10 @@ class Timeline:
         return row.performance(config.encode_batch)
 
     def row(self, config: ExecConfig, most: int) -> RoundRobinRow | WorkloadAwareRow | None:
-        """Return the configurations that differ from one in the encoding batch alone.
+        """Return the configurations that differ in the encoding batch.
 
-        config: The configuration; under WAA its division of the devices holds for the whole row.
-        most: The largest encoding batch of the row.
+        config: Any configuration; under WAA its division of the devices holds for the whole row.
+        most: Largest encoding batch of the row.
         """
         return (self.rra_row if config.strategy is Strategy.RRA else self.waa_row)(config, most)
 
@@ -70,22 +70,22 @@ class Timeline:
         return known
 
     def waa_lead(self, config: ExecConfig) -> int:
-        """Return how many batches the encoders work ahead, enough for decoders never to wait."""
+        """Return how many batches encoders must work ahead."""
         row = self.waa_row(config, config.encode_batch)
         return 0 if row is None else row.lead(config.encode_batch)
 
     def waa_planned(self, config: ExecConfig) -> float | None:
-        """Return the planned decode batch; None if encoding is the slower side."""
+        """Return the planned decode batch; None if encoding is slower."""
         row = self.waa_row(config, config.encode_batch)
         return None if row is None else row.planned(config.encode_batch)
 
     def within_memory(self, seconds: FloatArray, device_bytes: FloatArray) -> FloatArray:
-        """Return latencies, infinite where a device lacks memory (arrays of one shape)."""
+        """Return latencies, infinite where a device lacks memory."""
         limit = self.cluster.device_bytes * self.cluster.usable or 1e300
         return np.where(device_bytes <= limit, seconds, math.inf)
 
     def stage_seconds(self, devices: int, degree: int, groups: int) -> StageSeconds:
-        """Return the stages of these devices, with ``groups`` groups of ``degree`` that share layers."""
+        """Return the stages of some devices."""
         groups = min(groups, devices // degree)
         key = (devices, degree, groups)
         if key not in self._stages:
@@ -93,19 +93,16 @@ class Timeline:
         return self._stages[key]
 
     def occupancy(self, decode_steps: int) -> Occupancy:
-        """Return a query's share of the decode batch for ``decode_steps`` iterations a phase."""
+        """Return a query's share of the decode batch."""
         if decode_steps not in self._occupancy:
             self._occupancy[decode_steps] = Occupancy(self.lengths, decode_steps)
         return self._occupancy[decode_steps]
 
     def encoders(self, strategy: Strategy, encode_batches: IntArray) -> IntArray:
-        """Return the number of encoding devices under WAA, for each of some encoding batches.
+        """Return the encoding devices under WAA, for each encoding batch.
 
         The paper's WAA-C rounds both shares down, which may leave a device idle or a side without one. Here
         the encoders' share is rounded, and each side has at least one.
-
-        strategy: WAA-C or WAA-M.
-        encode_batches: Prompts of an encoding batch.
         """
         devices, occupancy = self.cluster.devices, self.occupancy(1)
         batches = encode_batches.astype(np.float64)
@@ -128,7 +125,10 @@ class Timeline:
         lead: IntArray | int,
         copies: float = 1.0,
     ) -> FloatArray:
-        """Return the bytes on the fullest device: ``lead`` encoded batches, or ``batches`` decoding ones."""
+        """Return the bytes on the fullest device.
+
+        Encoders hold ``lead`` batches, and decoders ``batches``.
+        """
         shape, decoders = self.shape, self.cluster.devices - encoders
         peak = copies * self.peak(self.occupancy(1), encode_batch * batches)
         encoded = (
@@ -138,13 +138,16 @@ class Timeline:
         return np.maximum((encoder_weights + lead * encoded) / encoders, (decoder_weights + peak) / decoders)
 
     def waa_weight_bytes(self, config: ExecConfig) -> float:
-        """Return the most bytes of weights that a device holds under a WAA configuration."""
+        """Return the most bytes of weights on a device under WAA."""
         encoders = int(self.encoders(config.strategy, np.array([config.encode_batch]))[0])
         encoder_weights, decoder_weights = self._waa_weights()
         return max(encoder_weights / encoders, decoder_weights / (self.cluster.devices - encoders))
 
     def _waa_weights(self) -> tuple[float, float]:
-        """Return the bytes of encoding and of decoding layers; a decoder-only model has all twice."""
+        """Return the bytes of encoding and of decoding layers.
+
+        A decoder-only model has all twice.
+        """
         shape = self.shape
         if not shape.encoder_layers:
             return float(shape.weight_bytes), float(shape.weight_bytes)
@@ -152,13 +155,13 @@ class Timeline:
         return encoder, shape.weight_bytes - encoder
 
     def peak(self, occupancy: Occupancy, encode_batch: FloatArray) -> FloatArray:
-        """Return the bytes of KV cache that are enough 99 % of the time."""
+        """Return the 99 % quantile of the KV cache's bytes."""
         shape, batch = self.shape, np.asarray(encode_batch)[..., None]
         tokens = batch * occupancy.tokens + _TAIL * np.sqrt(batch * occupancy.variance)
         return np.asarray(tokens.max(axis=-1) * shape.layers * shape.kv_bytes_per_layer_token)
 
     def handover_seconds(self, encode_batch: float) -> float:
-        """Return the seconds in which an encoded batch's KV cache passes through host memory."""
+        """Return the seconds of moving KV cache through host memory."""
         shape = self.shape
         tokens = encode_batch * self.lengths.inputs.mean
         return tokens * shape.layers * shape.kv_bytes_per_layer_token / self.cluster.host_bandwidth

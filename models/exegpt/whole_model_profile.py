@@ -1,4 +1,4 @@
-"""Layer profile from a cost model of whole stages, for a timeline of one device."""
+"""Layer profile from a cost model of whole stages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.model_shape import ModelShape
 
 _MANY = 1e6
-"""Tokens or slots far out: a line through the values at 0 and here is exact everywhere."""
+"""Tokens or slots far out, as lines are exact everywhere."""
 
 
 def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
-    """Return the profile of a model with the stage costs of a cost model.
+    """Return a one-layer profile with a cost model's stage costs.
 
-    Layers cannot be separated, so the profile has a single layer. It plans for one device, or for pipelines
-    that divide evenly.
+    Layers cannot be separated, so it plans for one device, or for pipelines that divide evenly.
     """
     tokens = np.array([0.0, *_corners(cost)])
     tokens = np.unique(np.append(tokens, tokens.max() + _MANY))
@@ -40,7 +39,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
 
 
 def _corners(cost: CostModel) -> list[float]:
-    """Return the tokens at which a prefill stage's cost changes its slope, and perhaps more."""
+    """Return the tokens where a stage's cost may change its slope."""
     slope, beyond, bend = cost.prefill_per_token, cost.prefill_per_token_beyond, cost.prefill_bend
     corners = [bend] if beyond > 0 else []
     if slope > 0:

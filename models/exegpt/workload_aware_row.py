@@ -1,4 +1,4 @@
-"""The timeline of WAA: some devices encode, others decode (ExeGPT, sections 4.1 and 6)."""
+"""Timeline of WAA: some devices encode, others decode."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .seconds_table import rising
 from .stage_seconds import largest
 
 _STEP = 0.08
-"""Distance of the square roots of tabulated decode batches; such a root deviates by about 0.2."""
+"""Distance of the square roots of tabulated decode batches."""
 _AT_ONCE = 8
-"""Encoding batches computed at a time: more would exceed the processor caches."""
+"""Encoding batches computed at a time, by processor caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Balance:
 
     size: Mean requests of a decode batch.
     decode, slot: Seconds of a decode stage, and those between encoded batches.
-    ahead: Share of iterations in which the decoders, or the link to them, are slower than the encoders.
+    ahead: Share of iterations in which the decoders, or their link, are slower than the encoders.
     """
 
     size: FloatArray
@@ -35,12 +35,12 @@ class _Balance:
 
 
 class WorkloadAwareRow:
-    """WAA configurations of one number of micro-batches and one division of the devices.
+    """WAA configurations with one division of the devices.
 
     timeline: Costs, cluster and lengths.
     config: Any of the row.
     encoders: Devices that encode.
-    most: The largest encoding batch of the row.
+    most: Largest encoding batch.
     """
 
     def __init__(self, timeline: RowTimeline, config: ExecConfig, encoders: int, most: int) -> None:
@@ -83,12 +83,12 @@ class WorkloadAwareRow:
         self._span = np.maximum.accumulate(spans[::-1])[::-1]
 
     def lead(self, batch: int) -> int:
-        """Return how many batches the encoders work ahead, enough for decoders never to wait."""
+        """Return how many batches encoders must work ahead."""
         batches = np.array([batch])
         return int(self._lead(self._way(0, batches), self._balance(batches).slot)[0])
 
     def planned(self, batch: int) -> float | None:
-        """Return the planned decode batch; None if encoding is the slower side."""
+        """Return the planned decode batch; None if encoding is slower."""
         planned = batch * self._length
         decode = self.micro * float(np.interp(planned, self._sizes, self._seconds))
         supply = self._supply(np.array([batch]), self._encode[0, [batch]])
@@ -110,11 +110,11 @@ class WorkloadAwareRow:
         return self.timeline.within_memory(latency, self._bytes(batches, lead)), batches / balance.slot
 
     def ttft(self, batches: IntArray) -> FloatArray:
-        """Return the seconds to a request's first token of some encoding batches."""
+        """Return the seconds to the first token of some batches."""
         return np.asarray(self.encoding.count * self._encode[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance, and bounds on larger ones and on smaller ones from ``low``."""
+        """Return a batch's performance with bounds on the others."""
         batches = np.array([at])
         latency, throughput = self.reach(batches)
         # A lower drift everywhere makes large decode batches less likely against small ones.
@@ -155,7 +155,7 @@ class WorkloadAwareRow:
         return _Balance(size, decode, slot, ahead)
 
     def _shares(self, batches: IntArray, rate: FloatArray) -> FloatArray:
-        r"""Return the shares of iterations with decode batches of each size, shape (batches, sizes).
+        r"""Return the distribution of decode batches, shape (batches, sizes).
 
         The decoders do not wait for the encoders. If these bring :math:`\lambda` requests a second, an
         iteration admits :math:`\min(B_E, \lambda B_m t_D(B_D / B_m))`, and :math:`B_D / S_D` complete. The
@@ -177,11 +177,10 @@ class WorkloadAwareRow:
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def _supply(self, batches: FloatArray | IntArray, encode: FloatArray) -> FloatArray:
-        """Return the seconds between two batches from the encoders."""
         return np.asarray(np.maximum(self._handover * batches, encode))
 
     def _way(self, kind: int, batches: IntArray) -> FloatArray:
-        """Return the seconds from the start of a batch's encoding until the decoders have it."""
+        """Return the seconds until the decoders have a batch."""
         encode = self._encode[kind, batches]
         slowest = np.maximum(encode, self._slowest[kind, batches])
         return np.asarray(encode + (self.encoding.count - 1) * slowest + self._handover * batches)
@@ -191,12 +190,12 @@ class WorkloadAwareRow:
         return np.asarray(np.ceil(way / slot) + 1 + self.encoding.count // 2, dtype=np.int64)
 
     def _decoding_seconds(self, decode: FloatArray) -> FloatArray:
-        """Return the seconds of all iterations of the longest completion, the last through all stages."""
+        """Return the decoding seconds of the longest completion."""
         iterations = (self.timeline.longest - 1) * self.batches * self.micro
         return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
 
     def _decode(self, sizes: FloatArray) -> FloatArray:
-        """Return the mean seconds of a decode stage by mean decode batch.
+        """Return a decode stage's mean seconds by mean batch.
 
         Batches vary with their requests' lengths; the largest of several delays the others.
         """
@@ -209,5 +208,5 @@ class WorkloadAwareRow:
 
 
 def _mean(shares: FloatArray, values: FloatArray) -> FloatArray:
-    """Return means over the last axis, row by row, so that many batches round as one does."""
+    """Return row means that round as a single row's."""
     return np.asarray((shares * values).sum(axis=1))

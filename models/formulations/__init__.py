@@ -1,1 +1,1 @@
-"""Formulations of the scheduling problem, each as one neutral linear model."""
+"""Formulations of the scheduling problem as linear models."""

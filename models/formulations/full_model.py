@@ -1,4 +1,4 @@
-r"""The hybrid paper's full model, equations (1)-(25): as printed, and repaired.
+r"""Hybrid paper's full model (1)-(25), as printed and repaired.
 
 Letters as there: request :math:`i`, client (slot) :math:`j`, bin :math:`k`, level :math:`l`; :math:`x_{ij}`
 request on client, :math:`p_{ijk}` prefilled in bin, :math:`d_{ijk}` held in the bin's decode stage,
@@ -19,14 +19,14 @@ from .full_rows import FullColumns, FullRows, PrefillLevel
 from .linear_model import LinearModel
 
 MOST_COLUMNS = 10_000_000
-"""Most columns of a model; each takes some kilobytes in the builder and the solver."""
+"""Most columns of a model; each takes kilobytes."""
 
 MOST_COEFFICIENTS = 50_000_000
-"""Most coefficients of a model; each takes about a hundred bytes in the builder."""
+"""Most coefficients of a model; each takes 100 bytes."""
 
 
 class UnsupportedProblemError(ValueError):
-    """A formulation has no equation for something the problem asks for."""
+    """Error of a problem that a formulation cannot express."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,10 @@ class FullModel:
 
 
 def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
-    """Return at most eight levels with doubling caps; the largest holds all prompts, or the problem's cap."""
+    """Return at most eight levels with doubling caps.
+
+    The largest holds all prompts, or the problem's cap.
+    """
     largest = int(problem.prompt_tokens.sum())
     if problem.prefill_token_cap is not None:
         largest = min(largest, problem.prefill_token_cap)
@@ -62,16 +65,17 @@ def bins_needed(problem: Problem) -> int:
 def literal_model(
     problem: Problem, *, bins: int | None = None, levels: Sequence[PrefillLevel] | None = None
 ) -> FullModel:
-    r"""Return the model (1)-(25) as printed, mistakes included.
+    r"""Return the model (1)-(25) as printed, with its mistakes.
 
     Its optimum need not be executable. No row ties :math:`w` to :math:`d`, so a request may decode before its
     prefill, and two may share a client's decode stage. Empty bins cost seconds, and decode steps may be
     fractional. :math:`T^d` in (8) is seconds per decode step (29 ms + 0.21 ms for each of J slots).
 
-    problem: The paper has no equation for KV capacity, arrivals and the cost per KV token.
+    problem: Problem without KV capacity, arrivals and costs per KV token, which have no equation.
     bins: :math:`K`; by default as many as a schedule can need.
-    levels: The prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
-    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
+    levels: Prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
+
+    Raises UnsupportedProblemError if the model cannot express the problem, or would be too large.
     """
     bins = bins or bins_needed(problem)
     refuse_literal(problem, bins)
@@ -101,12 +105,13 @@ def literal_model(
 def repaired_model(problem: Problem) -> FullModel:
     r"""Return the model with exactly the optimal schedules as optima.
 
-    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; steps are whole; stages cost what the affine cost
-    model says, without levels; (10)-(11) need no big-M. Interchangeable requests, slots and bins are ordered.
-    The numbers of stages and decode steps are bounded by the capacity of the slots.
+    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; steps are whole; stages have the affine cost
+    model's costs, without levels; (10)-(11) need no big-M. Interchangeable requests, slots and bins are
+    ordered. The numbers of stages and decode steps are bounded by the capacity of the slots.
 
-    problem: Without arrivals and KV capacity, which have no equation.
-    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
+    problem: Problem without arrivals and KV capacity, which have no equation.
+
+    Raises UnsupportedProblemError if the model cannot express the problem, or would be too large.
     """
     refuse_repaired(problem)
     rows = FullRows(problem, bins_needed(problem))
@@ -139,7 +144,7 @@ def repaired_model(problem: Problem) -> FullModel:
 
 
 def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
-    """Return a solution's schedule; for the literal model it may be invalid.
+    """Return a solution's schedule, which may break rules if literal.
 
     A bin gets the whole decode steps that its busiest client needs.
     """
@@ -153,12 +158,10 @@ def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
 
 
 def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
-    """Return a schedule as a solution of the repaired model, for a warm start.
+    """Return a schedule as a solution of the repaired model.
 
-    Interchangeable requests are put in the model's order, so the schedule may be read back differently, with
-    the same makespan.
-
-    raises ValueError: The schedule prefills in more bins than the model has.
+    Interchangeable requests take the model's order, so the schedule may be read back differently, with the
+    same makespan. Raises ValueError if the schedule prefills in more bins than the model has.
     """
     columns, problem = full.columns, full.problem
     assert columns.z is not None
@@ -194,7 +197,7 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
 
 
 def _slots_by_first_request(slot_of: IntArray) -> IntArray:
-    """Return the slots renamed in the order of the first request on each."""
+    """Rename slots in the order of their first requests."""
     used, first, which = np.unique(slot_of, return_index=True, return_inverse=True)
     names = np.empty(len(used), dtype=np.int64)
     names[np.argsort(first)] = np.arange(len(used))
@@ -203,9 +206,9 @@ def _slots_by_first_request(slot_of: IntArray) -> IntArray:
 
 
 def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArray]:
-    """Return bins and decode steps, with each bin without a prefill joined to the one before.
+    """Join bins without a prefill to the one before.
 
-    raises ValueError: It prefills in more than ``most`` bins.
+    Raises ValueError if more than ``most`` bins are left.
     """
     used, bin_of = np.unique(schedule.bin_of, return_inverse=True)
     if len(used) > most:
@@ -215,7 +218,7 @@ def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArra
 
 
 def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
-    """Return the bins of the same schedule with equal requests swapped, so that the first starts first."""
+    """Swap equal requests so that the first starts first."""
     ordered = bin_of.copy()
     for group in equal_requests(problem):
         ordered[group] = np.sort(bin_of[group])
@@ -223,21 +226,18 @@ def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
 
 
 def equal_requests(problem: Problem) -> list[IntArray]:
-    """Return the groups of two or more requests with the same prompt and completion lengths."""
+    """Return groups of requests with equal lengths."""
     return alike(problem.prompt_tokens, problem.decode_steps)
 
 
 def alike(*numbers: IntArray) -> list[IntArray]:
-    """Return the groups of two or more requests with the same numbers, each of shape (requests,)."""
+    """Return groups of requests with equal numbers."""
     _, group, sizes = np.unique(np.stack(numbers), axis=1, return_inverse=True, return_counts=True)
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
 
 
 def refuse_literal(problem: Problem, bins: int | None = None) -> None:
-    """Refuse what :func:`literal_model` cannot express or build.
-
-    raises UnsupportedProblemError: The problem is that.
-    """
+    """Raise UnsupportedProblemError if :func:`literal_model` cannot express it."""
     refuse_unsaid(problem)
     # A line that is steep from the first token on has no bend.
     if problem.reaches_bend and problem.cost.prefill_bend > 0:
@@ -251,10 +251,7 @@ def refuse_literal(problem: Problem, bins: int | None = None) -> None:
 
 
 def refuse_repaired(problem: Problem) -> None:
-    """Refuse what :func:`repaired_model` cannot express or build.
-
-    raises UnsupportedProblemError: The problem is that.
-    """
+    """Raise UnsupportedProblemError if :func:`repaired_model` cannot express it."""
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * problem.slots * bins_needed(problem))
 
@@ -279,10 +276,7 @@ def refuse_unsaid(problem: Problem) -> None:
 
 
 def refuse_large(columns: int, coefficients: int = 0) -> None:
-    """Refuse a model too large for any solver.
-
-    raises UnsupportedProblemError: It exceeds :data:`MOST_COLUMNS` or :data:`MOST_COEFFICIENTS`.
-    """
+    """Raise UnsupportedProblemError if a model is too large."""
     for what, size, most in (
         ("columns", columns, MOST_COLUMNS),
         ("coefficients", coefficients, MOST_COEFFICIENTS),

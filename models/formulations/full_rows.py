@@ -1,4 +1,4 @@
-r"""The constraint families of the hybrid paper's full model, one method per equation, and their repairs."""
+"""Constraints of the hybrid paper's full model, a method each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .linear_model import ModelBuilder
 
 @dataclass(frozen=True, slots=True)
 class PrefillLevel:
-    r"""Size of prefill stage that the literal model may choose.
+    """Size of prefill stage that the literal model may choose.
 
     tokens: Most prompt tokens, :math:`N^{cap}_l`.
     seconds: Duration of the stage, however few tokens it has, :math:`T^p_l`.
@@ -51,8 +51,7 @@ class FullColumns:
 
 
 class FullRows:
-    """
-    A full model under construction: its columns (19)-(25), and a method for each family of rows.
+    """Full model under construction: columns (19)-(25) and rows.
 
     bins: The paper's :math:`K`.
     """
@@ -267,5 +266,5 @@ class FullRows:
 
 
 def least_steps(problem: Problem) -> int:
-    """Return a lower bound on decode steps: total work over the slots, and the longest request."""
+    """Return the larger of mean load and longest request, in steps."""
     return max(-(-int(problem.decode_steps.sum()) // problem.slots), int(problem.decode_steps.max()))

@@ -1,4 +1,4 @@
-"""Linear models as MPS files, for other solvers and from other people's instances."""
+"""Linear models as MPS files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _row_kind(low: float, high: float) -> str:
 
 
 def _mps_bounds(name: str, low: float, high: float) -> Iterator[str]:
-    """Yield a column's bounds in full: readers disagree on what an integer column without any has."""
+    """Yield a column's bounds in full, as readers disagree on defaults."""
     if low == high:
         yield f" FX BOUND {name} {_number(low)}"
         return
@@ -90,13 +90,11 @@ def _number(value: float) -> str:
 
 
 def read_mps(path: str | os.PathLike[str]) -> LinearModel:
-    """
-    Return the model of an MPS file, fixed (without blanks in names) or free.
+    """Read an MPS file, fixed or free.
 
-    A model to be maximised comes back with its objective negated: ours are minimised. An integer column
-    without bounds is taken as zero or one, as SCIP and OR-Tools take it.
-
-    Raises InputError if the file is unreadable or not MPS, naming the line.
+    A model to be maximised gets its objective negated: ours are minimised. An integer column without bounds
+    is zero or one, as in SCIP and OR-Tools. Raises InputError if the file is unreadable or not MPS, with the
+    line.
     """
     reader = _MpsReader(os.fspath(path))
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -106,7 +104,7 @@ def read_mps(path: str | os.PathLike[str]) -> LinearModel:
 
 
 class _MpsReader:
-    """The parts of an MPS file read so far."""
+    """Parts of an MPS file read so far."""
 
     def __init__(self, file: str) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Neutral form of a mixed-integer linear model, between formulations and backends."""
+"""Neutral form of a mixed-integer linear model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 BoolArray = npt.NDArray[np.bool_]
 TOLERANCE = 1e-6
-"""Tolerance of a row or bound, relative to its size if that exceeds one, as in MIP solvers."""
+"""Tolerance of a row or bound, relative if it exceeds one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    r"""Minimise :math:`c^T x + c_0` over rows :math:`l \le A x \le u` and columns :math:`l' \le x \le u'`.
+    r"""Mixed-integer linear model, to be minimised.
+
+    It is :math:`c^T x + c_0` over rows :math:`l \le A x \le u` and columns :math:`l' \le x \le u'`.
 
     Some columns are whole numbers. The arrays are read-only.
 
@@ -85,7 +87,10 @@ class LinearModel:
         return len(self.row_lower)
 
     def with_offset_as_column(self) -> LinearModel:
-        """Return the model with its constant as the cost of a column fixed at one: PuLP reads none."""
+        """Return the model with its constant as a fixed column.
+
+        PuLP reads no constant.
+        """
         from scipy.sparse import csr_array, hstack
 
         if not self.offset:
@@ -108,7 +113,7 @@ class LinearModel:
         return math.fsum((self.objective * np.asarray(values, dtype=np.float64)).tolist()) + self.offset
 
     def rounded(self, values: npt.ArrayLike) -> FloatArray:
-        """Return ``values``, shape (columns,), with integer columns rounded and all within bounds."""
+        """Round integer columns, and keep all within bounds."""
         point = np.array(values, dtype=np.float64)
         point[self.integer] = np.round(point[self.integer])
         near = np.clip(point, self.lower, self.upper)
@@ -116,7 +121,7 @@ class LinearModel:
         return close
 
     def violation(self, values: npt.ArrayLike) -> str | None:
-        """Return the first violation of ``values`` in words, or None if they are a solution.
+        """Return the first violation of a solution in words, or None.
 
         This check is independent of every solver. Integer columns must be whole exactly: see :meth:`rounded`.
         """
@@ -160,8 +165,7 @@ def _outside(
 
 
 class ModelBuilder:
-    """
-    A linear model under construction: blocks of columns, then families of rows over them.
+    """Linear model under construction: columns, then rows over them.
 
     >>> builder = ModelBuilder()
     >>> take = builder.columns("take", (3,), upper=1, integer=True, cost=[-4, -5, -3])

@@ -1,4 +1,4 @@
-"""The linear models of a problem by the names that commands know them by."""
+"""Linear models of a problem, by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from .slot_free import slot_free_model
 
 
 def packing_model(problem: Problem) -> LinearModel:
-    """
-    Return the makespan bin packing (26)-(30) of a problem's decode steps onto its slots.
+    """Return the packing (26)-(30) of decode steps onto slots.
 
     Its optimum is the least number of decode steps that any schedule needs, in steps and not in seconds.
-
-    Raises UnsupportedProblemError if the problem has a KV capacity or a token cap, which the packing knows
-        nothing of, or the model would be too large to build.
+    Raises UnsupportedProblemError for a KV capacity or token cap, which the packing ignores, or if the model
+    would be too large.
     """
     if problem.kv_capacity is not None or problem.prefill_token_cap is not None:
         raise UnsupportedProblemError("the packing has no row for a KV capacity or a token cap")
@@ -32,9 +30,8 @@ MODELS: Mapping[str, Callable[[Problem], LinearModel]] = {
     "slot-free": lambda problem: slot_free_model(problem).model,
     "packing": packing_model,
 }
-"""
-Each formulation as a linear model to be minimised.
+"""Formulations as linear models to be minimised, by name.
 
-``literal`` is the hybrid paper's (1)-(25) as printed, ``repaired`` the same with what it leaves out,
-``slot-free`` ours, all in seconds; ``packing`` is the paper's (26)-(30), in decode steps.
+``literal`` is the hybrid paper's (1)-(25) as printed, ``repaired`` the same with corrections, ``slot-free``
+ours, all in seconds; ``packing`` is the paper's (26)-(30), in decode steps.
 """

@@ -1,5 +1,4 @@
-r"""
-The hybrid paper's makespan bin packing (26)-(30), :math:`P \| C_{max}`, as printed.
+r"""Hybrid paper's bin packing (26)-(30), :math:`P \| C_{max}`, as printed.
 
 Letters as there: :math:`x_{ij}` request on client, :math:`T_i` a request's decode time, :math:`t_j` that of a
 client.
@@ -18,13 +17,12 @@ from .linear_model import LinearModel, ModelBuilder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionModel:
-    """
-    The literal model and where its columns stand.
+    """Literal model, and its columns.
 
-    model: Its objective is the largest load.
+    model: Model; its objective is the largest load.
     x: Columns "item on machine", shape (items, machines).
     loads: Columns of the machines' loads, shape (machines,).
-    largest: The column of the largest load, shape ().
+    largest: Column of the largest load, shape ().
     """
 
     model: LinearModel
@@ -34,8 +32,9 @@ class PartitionModel:
 
 
 def partition_model(weights: npt.ArrayLike, machines: int) -> PartitionModel:
-    r"""
-    Return the model (26)-(30) as printed, the maximum in (26) a column :math:`t^{max} \ge t_j`.
+    r"""Return the model (26)-(30) as printed.
+
+    The maximum in (26) is a column :math:`t^{max} \ge t_j`.
 
     weights: The paper's :math:`T_i`, shape (items,). Whole weights make the times whole columns, too.
     machines: The paper's clients :math:`J`.
@@ -54,7 +53,7 @@ def partition_model(weights: npt.ArrayLike, machines: int) -> PartitionModel:
 
 
 def write_partition(model: PartitionModel, weights: npt.ArrayLike, machine_of: IntArray) -> FloatArray:
-    """Return the solution that an assignment means: a point to start from."""
+    """Return an assignment as a solution, for a warm start."""
     values = np.zeros(model.model.columns)
     values[model.x[np.arange(len(machine_of)), machine_of]] = 1.0
     loads = np.bincount(machine_of, weights=np.asarray(weights, np.float64), minlength=len(model.loads))

@@ -1,4 +1,4 @@
-r"""The scheduling problem without slots: requests are intervals, each distinct start is one prefill stage.
+r"""Scheduling problem without slots: requests are intervals.
 
 With affine costs the makespan of any schedule is :math:`a S + c R` and a constant (S prefill stages, R decode
 steps). Slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots. The
@@ -35,7 +35,7 @@ class SlotFreeModel:
     """Slot-free model as a linear one, and its columns.
 
     model: Linear model in seconds. All its columns are whole, unless short prefill stages cost a floor.
-    p, d, v: The request is prefilled in the bin; holds a slot there; its decode steps there. Shape (requests,
+    p, d, v: A request is prefilled in the bin; holds a slot there; its decode steps there. Shape (requests,
     bins).
     z, decode_steps: The bin prefills a request; its decode steps. Shape (bins,).
     floor: Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
@@ -54,8 +54,7 @@ class SlotFreeModel:
 def slot_free_model(problem: Problem) -> SlotFreeModel:
     """Return the slot-free model as a mixed-integer linear one.
 
-    problem: Without arrivals and KV capacity, as it has no rows for them.
-    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
+    Raises UnsupportedProblemError for arrivals, a KV capacity, or a model too large to build.
     """
     refuse_slot_free(problem)
     count = bins_needed(problem)
@@ -96,10 +95,7 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
 
 
 def refuse_slot_free(problem: Problem) -> None:
-    """Refuse what :func:`slot_free_model` cannot express or build.
-
-    raises UnsupportedProblemError: The problem is that.
-    """
+    """Raise UnsupportedProblemError if :func:`slot_free_model` cannot express it."""
     refuse_unsaid(problem)
     refuse_large(3 * len(problem) * bins_needed(problem))
 
@@ -120,18 +116,21 @@ def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArr
 
 
 def stages_are_affine(problem: Problem) -> bool:
-    """Return True if a prefill stage's seconds are affine in its tokens: no floor and no bend matters."""
+    """Return True if stages are affine, without floor and bend."""
     return not (floor_binds(problem) or problem.reaches_bend)
 
 
 def floor_binds(problem: Problem) -> bool:
-    """Return True if a prefill stage's least cost exceeds that of its shortest prompt alone."""
+    """Return True if the shortest prompt alone costs less than the floor."""
     shortest = int(problem.prompt_tokens.min())
     return problem.cost.prefill_floor > problem.cost.prefill_base + problem.cost.prefill_per_token * shortest
 
 
 def steps_by_stages(problem: Problem, stages: int) -> IntArray:
-    """Return the least decode steps for each number of prefill stages, by the difference-set argument."""
+    """Return the least decode steps for each number of stages.
+
+    They come from the difference-set argument.
+    """
     lengths, numbers = np.unique(problem.decode_steps[problem.decode_steps > 0], return_counts=True)
     fewest = least_steps(problem)
     least = np.full(stages + 1, fewest)
@@ -146,9 +145,9 @@ def steps_by_stages(problem: Problem, stages: int) -> IntArray:
 
 
 def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
-    """Return the seconds of every schedule: for active slots, KV tokens and prompt tokens.
+    """Return the seconds that every schedule takes.
 
-    tokens: Include prompt tokens; with a floor or a bend their seconds depend on the schedule.
+    tokens: True to include prompt tokens; with a floor or a bend their seconds depend on the schedule.
     """
     cost = problem.cost
     seconds = cost.decode_per_slot * int(problem.decode_steps.sum())
@@ -165,15 +164,15 @@ def interchangeable(problem: Problem) -> list[IntArray]:
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
-    """Return a solution's schedule, its slots found by interval colouring."""
+    """Return a solution's schedule, with slots by interval colouring."""
     bin_of = values[model.p].argmax(axis=1)
     return Schedule.from_bins(model.problem, bin_of, np.round(values[model.decode_steps]).astype(np.int64))
 
 
 def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
-    """Return a schedule as a solution, up to interchangeable requests, for a warm start.
+    """Return a schedule as a solution, for a warm start.
 
-    raises ValueError: The schedule prefills in more bins than the model has.
+    Raises ValueError if the schedule prefills in more bins than the model has.
     """
     problem = model.problem
     bin_of, decode_steps = without_empty_bins(schedule, len(model.z))
@@ -198,7 +197,7 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalModel:
-    """The slot-free problem in whole numbers, for solvers with intervals.
+    """Slot-free problem in whole numbers, for solvers with intervals.
 
     Minimise ``stage_cost`` x stages + ``step_cost`` x decode steps (with a floor or a bend: the stages' own
     costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so a bound remains valid.
@@ -242,9 +241,10 @@ class IntervalModel:
 def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalModel:
     """Return the problem as intervals.
 
-    problem: Without arrivals; each request has at least one decode step.
-    start: A schedule that bounds the length of better ones, or None.
-    raises UnsupportedProblemError: The model cannot express the problem, or would be too large to build.
+    problem: Problem without arrivals; each request has at least one decode step.
+    start: Schedule that bounds the length of better ones, or None.
+
+    Raises UnsupportedProblemError if the model would be too large.
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times")
@@ -286,7 +286,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
 
 
 def _unit(problem: Problem) -> tuple[float, float]:
-    """Return the coarsest of second, ms, us and ns that makes the costs whole, or ns."""
+    """Return the coarsest unit that makes the costs whole, or ns."""
     cost = problem.cost
     values = [cost.prefill_base, cost.decode_base]
     if not stages_are_affine(problem):
@@ -298,10 +298,10 @@ def _unit(problem: Problem) -> tuple[float, float]:
 
 
 def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | None = None) -> Schedule:
-    """Return the schedule in which each request starts at a decode step.
+    """Return the schedule with given start steps.
 
-    starts: The decode step each request starts at, shape (requests,).
-    stages: Requests of a decode step with the same number are prefilled together; all of them by default.
+    starts: First decode step of each request, shape (requests,).
+    stages: Requests of a step with the same number are prefilled together; all of them by default.
     """
     keys = np.stack((starts, np.zeros_like(starts) if stages is None else stages))
     (times, _), bin_of = np.unique(keys, axis=1, return_inverse=True)
@@ -310,7 +310,7 @@ def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | No
 
 
 def list_schedule(problem: Problem) -> Schedule | None:
-    """Return the longest-first schedule that fills each freed slot, or None if a cap forbids it.
+    """Return the longest-first schedule, or None under a cap.
 
     It is only a warm start for exact methods; the heuristics are better.
     """

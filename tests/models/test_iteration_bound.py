@@ -200,7 +200,7 @@ PACKING = {"kind": "packing", "heaviest": 3, "machines": 1}
         (
             EngineLimits(2, 8, 7, 1),
             PACKING,
-            "iterations: requests may have to be put back, and then share no slot",
+            "iterations: requests may be evicted, and then share no slot",
         ),
         (
             EngineLimits(2),

@@ -1,1 +1,1 @@
-"""EconoServe's scheduler, as its paper prints it."""
+"""EconoServe's scheduler, as printed in its paper."""

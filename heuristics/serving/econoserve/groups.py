@@ -1,4 +1,4 @@
-"""Completions that begin together as they are predicted to end together (time-synced batching)."""
+"""Groups of completions that end together (time-synced batching)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SyncedGroups:
         self._members[group] = self._members.get(group, 0) + 1
 
     def leave(self, request: int) -> bool:
-        """Remove a request if it is in a group, and return whether that group is done."""
+        """Remove a request; return whether its group is done."""
         group = self._of.pop(request, None)
         if group is None:
             return False

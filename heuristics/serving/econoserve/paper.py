@@ -1,4 +1,4 @@
-"""EconoServe: prompts fill the iteration, completions the memory, and second halves are lent."""
+"""EconoServe: prompts fill iterations, completions fill the memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Changes:
 
 
 class EconoServe:
-    """EconoServe's decision for one iteration (its Algorithm 1), as the paper prints it.
+    """EconoServe's decision for one iteration (its Algorithm 1).
 
     A prompt takes the reserve or memory that completions left (section 3.3.1). A completion longer than
     predicted takes the reserve, a block at a time (3.3.2). A guest that stays too long moves to host memory
@@ -36,7 +36,7 @@ class EconoServe:
     sizes: Memory kept free.
     synced: Completions of equal predicted length start as a group, and a new one starts when a group is done
         (``-SD``); if false, at every iteration (``-D``).
-    ordered: Both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    ordered: True if both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
     lending: Promised but unused memory is lent to completions with computed prompts (the full EconoServe).
     """
 
@@ -91,7 +91,7 @@ class EconoServe:
         return max(1, padded - int(state.generated[request]))
 
     def _more(self, state: ServingState, request: int) -> int:
-        """Return the extra length predicted for a completion longer than predicted."""
+        """Return the extra length of a completion beyond its prediction."""
         padding = math.ceil(int(state.predicted[request]) * self._sizes.padding)
         return max(padding, state.ledger.block_tokens)
 
@@ -110,7 +110,7 @@ class EconoServe:
         self._look |= self._groups.leave(request)
 
     def _make_room(self, state: ServingState, changes: _Changes) -> None:
-        """Make room for the next token of each running request, or stop it."""
+        """Make room for each running request's token, or stop it."""
         ledger, running = state.ledger, state.running
         if not running.size:
             return
@@ -132,7 +132,7 @@ class EconoServe:
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
     def _extend(self, state: ServingState, request: int) -> bool:
-        """Give a longer completion a block of the reserve, and return whether there was one."""
+        """Give a longer completion a reserved block; return success."""
         more = int(state.held[request]) + 1
         if not self._reserve.holds(state.ledger, 1) or not state.ledger.grow(request, more):
             return False
@@ -140,7 +140,7 @@ class EconoServe:
         return True
 
     def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
-        """Move a guest that stays too long, and its guests, to the host."""
+        """Move an overdue guest, with its own guests, to the host."""
         for inner in state.ledger.guests_of(guest):
             self._move_out(state, inner, changes)
         self._send(state, guest, changes)
@@ -154,7 +154,7 @@ class EconoServe:
         self._away[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, changes: _Changes, available: int) -> bool:
-        """Resume the first request on the host if it fits, and return whether it did."""
+        """Resume the first request on the host if it fits."""
         request, ledger = self._host[0], state.ledger
         if request in changes.swap_out:
             return False
@@ -174,7 +174,7 @@ class EconoServe:
         return self._reserve.free_beyond(state.ledger, leaving)
 
     def _select(self, state: ServingState, changes: _Changes) -> None:
-        """Start completions until the memory is promised (line 2), and their guests (line 3)."""
+        """Start completions (line 2) and their guests (line 3)."""
         tokens = state.ledger.block_tokens
         hosts: list[int] = []
         full = False
@@ -214,7 +214,7 @@ class EconoServe:
             changes.start.append(request)
 
     def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
-        """Lend the second half of unused memory to a completion half as long, recursively in both halves.
+        """Lend the second half of unused memory, recursively.
 
         Guests are no longer than l/2 - b, l/4 - b, ..., b being the buffer's share of l, the outermost host's
         predicted length (section 3.2).
@@ -240,7 +240,7 @@ class EconoServe:
             regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest], buffer))
 
     def _fill(self, state: ServingState, budget: int) -> list[tuple[int, int]]:
-        """Choose prompts up to the target forward size (line 5); the last one may be a chunk."""
+        """Choose prompts up to the target forward size (line 5)."""
         prefill: list[tuple[int, int]] = []
         if self._partial is not None:
             begun, self._partial = self._partial, None
@@ -263,7 +263,7 @@ class EconoServe:
         return budget - new
 
     def _admit(self, state: ServingState, request: int) -> bool:
-        """Give a prompt room in the reserve or beyond it, and return whether there was any."""
+        """Give a prompt room; return whether there was any."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
         inside = self._reserve.holds(ledger, blocks)
@@ -276,7 +276,7 @@ class EconoServe:
         return True
 
     def _unlock(self, state: ServingState, changes: _Changes) -> None:
-        """Start a request although the reserve is touched, if need be by moving others to the host."""
+        """Start a request in the reserve, after moving others if needed."""
         ledger = state.ledger
         while (request := self._answers.head()) is not None:
             needed = min(

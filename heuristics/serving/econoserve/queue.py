@@ -1,4 +1,4 @@
-"""Task queue that finds the next task, and one of a fitting length, in logarithmic time."""
+"""Task queue with logarithmic search for a fitting length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from typing import NamedTuple
 
 _SCANNED = 16
-"""Most ranges searched for a task that fits; more cost more time per decision."""
+"""Most ranges to search for a task that fits."""
 
 
 class _Entry(NamedTuple):
@@ -25,7 +25,7 @@ class LengthIndex:
         self._length: dict[int, int] = {}
 
     def shortest(self, count: int) -> list[int]:
-        """Return the oldest task of each of the least lengths, shortest first."""
+        """Return the oldest task of each least length, shortest first."""
         return [next(iter(self._tasks[length])) for length in self._lengths[:count]]
 
     def push(self, task: int, length: int) -> None:
@@ -45,7 +45,7 @@ class LengthIndex:
             del self._lengths[bisect_left(self._lengths, length)]
 
     def closest(self, most: int) -> tuple[int, int] | None:
-        """Return the oldest task of the greatest length up to ``most``, and that length, or None."""
+        """Return the oldest longest task up to ``most``, and its length."""
         at = bisect_right(self._lengths, most) - 1
         if at < 0:
             return None
@@ -62,7 +62,7 @@ class TaskQueue:
     """
 
     deadline_range, memory_range = 2.0, 128
-    """Seconds of a deadline range, and tokens of a range of KV cache."""
+    """Seconds of a deadline range, and tokens of a KV range."""
 
     def __init__(self, *, ordered: bool) -> None:
         self._ordered = ordered
@@ -85,7 +85,7 @@ class TaskQueue:
         length: Tokens of the prompt, or of the rest of the completion.
         deadline: Seconds after the start; infinite for none.
         memory: KV tokens it holds while it waits.
-        again: It ran before: in order of arrival it goes to the front.
+        again: True if it ran before: in order of arrival it moves to the front.
         """
         self._turn += 1
         if not self._ordered:
@@ -114,11 +114,11 @@ class TaskQueue:
         self._lengths.remove(task)
 
     def head(self) -> int | None:
-        """Return the first task in order, or None if there is none."""
+        """Return the first task in order, or None."""
         return self._tasks[self._ranges[0]][-1][2] if self._ranges else None
 
     def fitting(self, most: int) -> int | None:
-        """Return the first task in order that is no longer than ``most``, or None.
+        """Return the first task no longer than ``most``, or None.
 
         In order of arrival only the first is checked. In EconoServe's order, binary search finds the longest
         that fits in each of the first ranges.
@@ -131,11 +131,11 @@ class TaskQueue:
         return None
 
     def shortest(self, count: int) -> list[int]:
-        """Return the oldest task of each of the ``count`` least lengths, shortest first."""
+        """Return the oldest task of each least length, shortest first."""
         return self._lengths.shortest(count)
 
     def closest(self, most: int) -> int | None:
-        """Return the longest task up to ``most``, the oldest among equals, or None."""
+        """Return the oldest of the longest tasks up to ``most``, or None."""
         found = self._lengths.closest(most)
         return None if found is None else found[0]
 

@@ -1,4 +1,4 @@
-"""Memory kept for prompts until their completions begin, and for completions longer than predicted."""
+"""Memory reserved for prompts and for longer completions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class PromptReserve:
         self._taken -= self._blocks.pop(request, 0)
 
     def free_beyond(self, ledger: KvLedger, leaving: int | None = None) -> int:
-        """Return the free blocks minus the unused reserve, once ``leaving`` has left."""
+        """Return the free blocks beyond the unused reserve.
+
+        ``leaving`` counts as gone.
+        """
         kept = int(self._share * ledger.blocks) - self._taken
         kept += 0 if leaving is None else self._blocks.get(leaving, 0)
         return ledger.free - max(0, kept)

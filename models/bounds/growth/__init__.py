@@ -1,1 +1,1 @@
-"""The argument that the tokens in the KV cache grow and fall: statement, closed form, linear programmes."""
+"""Argument that the tokens in the KV cache grow and fall."""

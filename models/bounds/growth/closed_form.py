@@ -1,5 +1,4 @@
-r"""
-Values of states in closed form, which prove what memory growth costs without a linear programme.
+r"""Values of states in closed form, without a linear programme.
 
 Let x be the room left of the capacity C. With k running requests a step that reads all but x of it may add
 x / C to the value of the state, so up to a full memory the value can rise along the parabola
@@ -21,14 +20,14 @@ POINTS = 160
 """Least points on the parabola, unless slots are many."""
 
 POINTS_OF_MANY, MANY_SLOTS = 60, 32
-"""Least points for more slots than this, which share one parabola."""
+"""Least points for more slots than this."""
 
 TRIED = 60
-"""Rooms tried at which the line is as steep as the parabola."""
+"""Rooms to try for the line's slope."""
 
 
 def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
-    """Return prices, in parts of a step, with the line that proves most; a step costs something."""
+    """Return closed-form prices, in parts of a step."""
     steep = _steep(known, states)
     slots, capacity = states.slots, states.capacity
     few = slots <= MANY_SLOTS
@@ -50,19 +49,17 @@ def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
 
 
 def _parabola(states: GrowthStates, active: int, room: FloatArray) -> FloatArray:
-    """Return the values of states with this number of running requests, by the room left."""
     room = np.maximum(room, 0.0)
     worth: FloatArray = -room * (room + active) / (2.0 * active * states.capacity)
     return worth
 
 
 def _slope(states: GrowthStates, steep: int) -> float:
-    """Return the slope of the parabola of all slots by the room left."""
     return (2 * steep + states.slots) / (2.0 * states.slots * states.capacity)
 
 
 def _steep(known: Known, states: GrowthStates) -> int:
-    """Return the room at which the line is as steep as the parabola for the most to be proven, about."""
+    """Return about the room with the slope that proves most."""
     lost = -_parabola(states, max(1, states.slots - 1), states.last.astype(np.float64))
     best, most = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():
@@ -78,7 +75,7 @@ def _steep(known: Known, states: GrowthStates) -> int:
 
 
 def _points(states: GrowthStates, room: int, least: int) -> IntArray:
-    """Return points at distances of a power of two up to some room, and farther apart beyond."""
+    """Return points, denser towards small rooms."""
     apart = 1
     while room >= 2 * apart * least:
         apart *= 2

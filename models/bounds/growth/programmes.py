@@ -1,4 +1,4 @@
-"""Values of states that prove what the growth of what requests hold costs in decode steps and stages."""
+"""Linear programmes for values of states that prove memory growth."""
 
 from __future__ import annotations
 
@@ -26,66 +26,65 @@ from .states import (
 )
 
 MOST_SLOTS = 1024
-"""Slots up to which the argument is tried; its time grows with them."""
+"""Slots up to which the argument is tried."""
 
 FEW_SLOTS = 8
-"""Slots up to which each number of running requests has values of its own."""
+"""Slots up to which each number of requests has its own values."""
 
 FINE = 5
-"""Points of the first grid in the average growth of a request; more are finer and slower."""
+"""Points of the first grid in a request's average growth."""
 
 LEAST_FINE = 75
 """Least points of the first grid in the capacity."""
 
 STEPS_OF = 24
-"""Numbers of running requests with steps in a programme from the beginning, about."""
+"""Numbers of requests with steps in the first linear programme."""
 
 EACH_PLACE = 2
-"""Stride of the places where starts and ends are in a programme from the beginning."""
+"""Stride of the places with starts and ends in the first programme."""
 
 WORTH_TRYING = 0.5
-"""Share of the known steps that a full memory must need at least for the argument to be tried."""
+"""Least share of the known steps that a full memory must need."""
 
 CURVE_SECONDS, CURVE_SLOT_SECONDS, CURVE_LENGTH_SECONDS = 0.005, 2e-4, 5e-5
-"""Seconds of a proof without a programme, about: fixed, for each slot and for each length."""
+"""Seconds of a closed-form proof: fixed, per slot, per length."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
-"""Seconds of the first grid until it proves something, about: fixed and for each slot."""
+"""Seconds of the first grid: fixed, and per slot."""
 
 MORE = 1e-3
-"""Relative gain of a grid from which the next one is tried."""
+"""Relative gain of a grid for which the next one is tried."""
 
 LONGER = 4
-"""Ratio of the seconds of a programme to one of the grid before, about."""
+"""Ratio of seconds between one grid and the one before."""
 
 PARTS = 10**10
 """Parts of a step."""
 
 LEAST_STAGE = 1e-3
-"""Least steps that a stage counts for when proofs are compared."""
+"""Least steps per stage when proofs are compared."""
 
 FARTHEST = 10.0
-"""Steps that a state may be worth beyond those in which a full memory reads all tokens."""
+"""Steps that a state may be worth, beyond those of a full memory."""
 
 INWARDS = 0.4
-"""Share of the way from the best solution to the programme's at which the next one is tried."""
+"""Distance from the best solution to the next trial, as a share."""
 
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
 CLOSE = 5e-4
-"""Relative distance between proof and programme at which a grid is done."""
+"""Relative distance between proof and programme at which a grid ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """
-    A grid of points; values and gains are straight lines between them.
+    """Grid of points; values and gains are linear between them.
 
-    numbers: Parts that the numbers of running requests are divided into, from one to all slots.
+    numbers: Parts that the numbers of running requests are divided into.
     finer: Divisor of the finest distance of the first grid.
     level: Points at each distance. The distance doubles from level to level and is finest at the capacity.
-    classes: Lengths of starts, and of ends, to the programme; what is proven takes each length as it is.
+    classes: Lengths of starts, and of ends, in the programme; the proof takes each length as it is.
     """
 
     numbers: int
@@ -94,13 +93,12 @@ class _Grid:
     classes: int
 
     def active(self, slots: int) -> IntArray:
-        """Return the numbers of running requests."""
         parts = self.numbers if slots > FEW_SLOTS else slots
         numbers = np.rint(np.linspace(1, max(2, slots), parts + 1)).astype(np.int64)
         return np.append(0, np.unique(numbers))
 
     def points(self, states: GrowthStates) -> IntArray:
-        """Return points that lie the further apart the further they are below the capacity."""
+        """Return points, denser towards the capacity."""
         growth = int(states.last @ states.ends - states.first @ states.starts) / int(states.starts.sum())
         width = max(1, int(min(growth / FINE, states.capacity / LEAST_FINE)) // self.finer)
         points = [states.capacity + states.slots]
@@ -118,16 +116,15 @@ GRIDS = (
     _Grid(4, 8, 12, 24),
     _Grid(8, 16, 16, 30),
 )
-"""From coarse to fine."""
+"""Grids from coarse to fine."""
 
 
 class GrowthBound:
-    """
-    A search for the values of states that prove most of the growth of memory.
+    """Search for values of states that prove memory growth.
 
     Values in closed form come first (:mod:`.closed_form`); they are enough for a short limit where memory and
     slots are full together. Linear programmes over the values (:mod:`.states`) follow, on one grid after the
-    other, with rows added where they are violated (Kelley 1960). Any solution on the way is a proof, also a
+    other, with rows added where they are violated (Kelley 1960). Every solution on the way is a proof, even a
     rounded one. The search compares proofs by what they add to the counts alone.
     """
 
@@ -138,7 +135,7 @@ class GrowthBound:
         self._done = False
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return the curve of the best proof, once; the search takes its share of the time at most."""
+        """Return the curve of the best proof, once."""
         if self._done:
             return None
         self._done = True
@@ -147,7 +144,7 @@ class GrowthBound:
 
 
 def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) -> Curve | None:
-    """Return the curve that the growth of memory proves within a time limit, if it is tried."""
+    """Return the curve of memory growth, if it is tried."""
     problem, counts = counted.problem, counted.counts
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
@@ -167,7 +164,7 @@ def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) 
 
 
 class _Search:
-    """The best curve so far, and the solution it was found by."""
+    """Best curve so far, and the solution behind it."""
 
     def __init__(self, counted: Known, states: GrowthStates) -> None:
         self._counted, self._states = counted, states
@@ -181,7 +178,7 @@ class _Search:
         """Seconds of the longest programme."""
 
     def follow_grids(self, end: float) -> None:
-        """Solve the programmes of one grid after the other, as long as each adds something."""
+        """Solve the programmes of ever finer grids, while they gain."""
         known = self.seconds
         for grid in GRIDS:
             self.follow(grid, end)
@@ -192,7 +189,7 @@ class _Search:
             known = self.seconds
 
     def follow(self, grid: _Grid, end: float) -> None:
-        """Solve the programme of a grid until no more is proven than it allows."""
+        """Solve a grid's programme until its limit is proven."""
         programme = _Programme(self._states, self._stage, grid)
         inner = None if self._inner is None else programme.solution(self._inner)
         while (left := end - time.perf_counter()) > 0:
@@ -213,7 +210,7 @@ class _Search:
                 return
 
     def prove(self, prices: GrowthPrices) -> tuple[GrowthProof, GrowthPrices]:
-        """Return what prices prove and their whole parts, and keep the curve if it is the best."""
+        """Prove whole prices, and keep the curve if it is best."""
         whole = _whole(prices)
         proof = GrowthProof.of(self._states, whole)
         curve = growth_curve(proof, whole, self._counted.stages)
@@ -224,7 +221,7 @@ class _Search:
 
 
 def _stage_price(known: Known) -> float:
-    """Return what a stage more costs at least, in steps."""
+    """Return a stage's least cost, in steps."""
     few = known.prefill
     if len(few) < 2:
         return 0.0
@@ -232,7 +229,7 @@ def _stage_price(known: Known) -> float:
 
 
 def _whole(prices: GrowthPrices) -> GrowthPrices:
-    """Return prices in whole parts."""
+    """Round prices to whole parts."""
     apart = np.diff(prices.active)[:, None]
     first = np.rint(PARTS * prices.values[:, :1]).astype(np.int64)
     steps = apart * np.rint(PARTS * np.diff(prices.values, axis=1) / apart).astype(np.int64)
@@ -241,8 +238,7 @@ def _whole(prices: GrowthPrices) -> GrowthPrices:
 
 
 class _Programme:
-    """
-    A linear programme for the most steps, and stages at a price, that values between points prove.
+    """Linear programme for the most steps that state values prove.
 
     states: States of the problem.
     stage: Steps that a stage counts for.
@@ -271,7 +267,7 @@ class _Programme:
         self._begin()
 
     def _begin(self) -> None:
-        """Add rows for some numbers of requests and lengths, at some of the places."""
+        """Add the first rows, for some numbers, lengths and places."""
         prices = self.prices(np.zeros(len(self._worth)))
         stepped = {*self._active.tolist(), *range(1, self._states.slots, 1 + self._states.slots // STEPS_OF)}
         for kind, move, which in self._moves():
@@ -288,7 +284,7 @@ class _Programme:
                 self._add(kind, move, which, np.full(len(at), each), at)
 
     def _moves(self) -> Iterator[tuple[int, Transition, IntArray]]:
-        """Yield the kind of gain, -1 for none, the move, and the lengths that may start or end."""
+        """Yield the kind of gain (-1 for none), move and lengths."""
         states, active = self._states, self._active
         for move in (*states.steps(), *states.stages(active)):
             yield -1, move, np.zeros(1, dtype=np.int64)
@@ -297,13 +293,12 @@ class _Programme:
                 yield kind, move, can
 
     def _allowed(self, move: Transition) -> float:
-        """Return what a move may add, gains apart."""
+        """Return how much a move may add, apart from gains."""
         if move.more:
             return 0.0
         return 1.0 if move.is_step else self._stage
 
     def _add(self, kind: int, move: Transition, lengths: IntArray, which: IntArray, held: IntArray) -> None:
-        """Add the rows of a move by the tokens held."""
         rows = self._rows + np.arange(len(held))
         after, active = held + move.tokens[which], move.active + move.more
         self._value(rows, move.before, move.active, held, -1.0)
@@ -321,7 +316,7 @@ class _Programme:
         self._rows += len(rows)
 
     def _value(self, rows: IntArray, side: int, active: int, held: IntArray, sign: float) -> None:
-        """Add what states are worth to rows."""
+        """Add the values of states to rows."""
         points = self._points
         place = np.clip(np.searchsorted(points, held, side="right") - 1, 0, len(points) - 2)
         part = (held - points[place]) / (points[place + 1] - points[place])
@@ -334,14 +329,13 @@ class _Programme:
                 self._entries.append((rows, first + place + 1, sign * weight * part))
 
     def prices(self, solution: FloatArray) -> GrowthPrices:
-        """Return the prices of a solution."""
         values = solution[: self._token].reshape(2, -1, len(self._points))
         token, end = float(solution[self._token]), float(solution[self._end])
         prices = GrowthPrices(self._active, self._points, token, values, end)
         return replace(prices, values=prices.values / prices.scale, end=prices.end / prices.scale)
 
     def solution(self, prices: GrowthPrices) -> FloatArray:
-        """Return the solution that whole prices come nearest to."""
+        """Return the solution nearest to whole prices."""
         held = np.clip(self._points, *prices.points[[0, -1]])
         rows = [prices.at(side, each, held) for side in (CLOSED, OPEN) for each in self._active.tolist()]
         gains = [
@@ -352,15 +346,15 @@ class _Programme:
         return np.concatenate((*rows, others, *gains)) / PARTS
 
     def proven(self, proof: GrowthProof) -> float:
-        """Return the least sum of steps and priced stages that a proof shows."""
+        """Return the proven sum of steps and priced stages."""
         return proof.worth / max(proof.step, proof.stage / max(self._stage, LEAST_STAGE), 1)
 
     def worth(self, solution: FloatArray) -> float:
-        """Return the least sum of steps and priced stages if no more rows were violated."""
+        """Return the sum that a solution would prove without violated rows."""
         return float(self._worth @ solution)
 
     def add_violated(self, solution: FloatArray) -> bool:
-        """Add the rows that a solution violates, of each length the most, and return whether any."""
+        """Add each length's most violated row; return whether there was one."""
         before, prices = self._rows, self.prices(solution)
         for kind, move, lengths in self._moves():
             held = prices.places(move)
@@ -376,7 +370,7 @@ class _Programme:
         return self._rows > before
 
     def solved(self, seconds: float) -> FloatArray | None:
-        """Return the best solution, or None without any in time."""
+        """Return the best solution in time, or None."""
         farthest = np.full(len(self._worth), self._farthest)
         lower, upper = -farthest, farthest
         # A common shift of all values changes nothing, so the first state has none.
@@ -390,6 +384,6 @@ class _Programme:
 
 
 def _between(tokens: IntArray, classes: int) -> FloatArray:
-    """Return the shares of lengths in some of them that they lie between, shape (tokens, classes)."""
+    """Return each length's shares of two classes, shape (tokens, classes)."""
     knots = tokens[np.unique(np.rint(np.linspace(0, len(tokens) - 1, classes)).astype(np.int64))]
     return np.array([np.interp(tokens, knots, row) for row in np.eye(len(knots))]).T

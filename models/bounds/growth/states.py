@@ -1,5 +1,4 @@
-r"""
-The argument that the KV cache is not always full, since what requests hold grows and falls as they end.
+r"""Argument that the KV cache is not always full.
 
 With k running requests the tokens held rise by k a step until one ends, and a request that begins holds less
 than one that ends. Let B be the tokens that k requests read in the next step. Every schedule is a walk over
@@ -49,14 +48,13 @@ CLOSED, OPEN = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """
-    A step, stage, start or end, and the states it leads from.
+    """A step, stage, start or end, and the states before it.
 
     active: Running requests before.
     more: Requests that start or, negative, end.
     before, after: Sides of the state.
-    tokens: Tokens that each request adds which may start or end, negative for an end, or all requests in a
-        step, shape (n,).
+    tokens: Tokens that each possible request adds, negative for an end, or all requests in a step, shape
+        (n,).
     span: Tokens held before, at least and at most, each of shape (n,).
     """
 
@@ -75,13 +73,14 @@ class Transition:
 
 @dataclass(frozen=True, eq=False)
 class GrowthPrices:
-    """
-    Values of tokens read and of states: whole parts for a proof, parts of a step during the search.
+    """Values of tokens read and of states.
 
-    active: Numbers of running requests between which values are straight lines, from 0 and 1 on, ascending,
-        shape (numbers,). The last is no less than the slots.
-    points: Tokens between which they are, ascending, shape (points,). The first is at most 0, the last no
-        less than the capacity and the slots.
+    They are whole parts for a proof, and parts of a step during the search.
+
+    active: Numbers of running requests between which values are linear, from 0 and 1 on, ascending, shape
+        (numbers,). The last is no less than the slots.
+    points: Tokens between which values are linear, ascending, shape (points,). The first is at most 0, the
+        last no less than the capacity and the slots.
     token: Value of each token read in a step, not negative.
     values: Values of closed and of open states, divided by ``scale``, shape (2, numbers, points). If they are
         whole, so are the values at the numbers between.
@@ -96,12 +95,12 @@ class GrowthPrices:
 
     @cached_property
     def scale(self) -> int:
-        """The least multiple of the distances between points."""
+        """Least common multiple of the distances between points."""
         return math.lcm(*np.unique(np.diff(self.points)).tolist())
 
     @cached_property
     def rows(self) -> Values:
-        """Values for each number of running requests, shape (2, active[-1] + 1, points)."""
+        """Values by number of running requests, shape (2, active[-1] + 1, points)."""
         apart = np.diff(self.active)
         gaps, steps = apart[:, None], np.diff(self.values, axis=1)
         each = steps // gaps if self.values.dtype.kind == "i" else steps / gaps
@@ -110,7 +109,7 @@ class GrowthPrices:
 
     @cached_property
     def at_end(self) -> Any:
-        """Value of no running request at the end, no less than at the start."""
+        """Value of no running request at the end."""
         return max(self.end * self.scale, self.at_start)
 
     @property
@@ -119,7 +118,7 @@ class GrowthPrices:
         return self.at(CLOSED, 0, np.zeros(1, dtype=np.int64)).item()
 
     def at(self, side: int, active: int, held: IntArray) -> Values:
-        """Return the values of states with this number of running requests, by the tokens held."""
+        """Return the values of states by the tokens held."""
         place = np.clip(np.searchsorted(self.points, held, side="right") - 1, 0, len(self.points) - 2)
         row, left, right = self.rows[side, active], self.points[place], self.points[place + 1]
         worth: Values = row[place] * (right - held) + row[place + 1] * (held - left)
@@ -127,7 +126,7 @@ class GrowthPrices:
         return worth
 
     def places(self, move: Transition) -> IntArray:
-        """Return where a move can be worth most: points and ends of the span, shape (n, places)."""
+        """Return the points and ends where a move can be worth most."""
         least, most = (each[:, None] for each in move.span)
         moved = self.points - move.tokens[:, None]
         near = np.concatenate((np.broadcast_to(self.points, moved.shape), moved), axis=1)
@@ -135,7 +134,7 @@ class GrowthPrices:
         return places
 
     def added(self, move: Transition, held: IntArray) -> Values:
-        """Return the value that a move adds by the tokens held, shape (n, places)."""
+        """Return the value that a move adds, shape (n, places)."""
         active = move.active + move.more
         added: Values = -self.at(move.before, move.active, held)
         if active == 0 and move.more < 0:
@@ -145,15 +144,14 @@ class GrowthPrices:
         return added + self.token * held if move.is_step else added
 
     def most(self, move: Transition) -> Values:
-        """Return the most that a move adds, for each that may start or end, shape (n,)."""
+        """Return the most that a move adds for each request, shape (n,)."""
         added: Values = self.added(move, self.places(move)).max(axis=1)
         return added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrowthStates:
-    """
-    The states that a job's requests can be in.
+    """States that a job's requests can be in.
 
     capacity: Most tokens in the KV cache.
     first, last: Distinct numbers of tokens read in a first step, and held after a last one.
@@ -173,7 +171,7 @@ class GrowthStates:
 
     @classmethod
     def of(cls, problem: Problem, slots: int) -> GrowthStates:
-        """Return the states of a problem with a KV capacity, on no more slots than requests."""
+        """Return the states of a problem with a KV capacity."""
         assert problem.kv_capacity is not None
         running = problem.decode_steps > 0
         first = problem.kv_at_start[running]
@@ -190,7 +188,7 @@ class GrowthStates:
         return len(self.least) - 1
 
     def steps(self) -> Iterator[Transition]:
-        """Yield the decode steps of each number of requests, after a stage or without one."""
+        """Yield the decode steps of each number of requests."""
         for active in range(1, self.slots + 1):
             least = self.least[active : active + 1]
             span = least, np.minimum(self.capacity, self.most[active : active + 1] - active)
@@ -199,13 +197,13 @@ class GrowthStates:
                     yield Transition(active, 0, side, CLOSED, np.array([active]), span)
 
     def _between(self, active: IntArray) -> Iterator[tuple[int, int]]:
-        """Yield the least and the most requests, apart from one that starts or ends, between two numbers."""
+        """Yield the least and most other requests between two numbers."""
         for low, high in pairwise(active.tolist()):
             if low < self.slots:
                 yield low, min(high, self.slots) - 1
 
     def stages(self, active: IntArray) -> Iterator[Transition]:
-        """Yield the prefill stages before which some numbers of requests run."""
+        """Yield the prefill stages before which some requests run."""
         for low, high in self._between(active):
             span = self.least[low : low + 1], np.minimum(self.capacity - self.first[:1], self.most[high])
             if span[0] <= span[1]:
@@ -213,7 +211,7 @@ class GrowthStates:
                     yield Transition(number, 0, CLOSED, OPEN, np.zeros(1, dtype=np.int64), span)
 
     def begun(self, active: IntArray) -> Iterator[tuple[IntArray, Transition]]:
-        """Yield which of the different first tokens can be added to some numbers of requests, and how."""
+        """Yield the possible starts for some numbers of requests."""
         for low, high in self._between(active):
             most = np.minimum(self.capacity - self.first, self.most[high])
             can = np.flatnonzero(most >= self.least[low])
@@ -222,7 +220,7 @@ class GrowthStates:
                 yield can, Transition(number, 1, OPEN, OPEN, self.first[can], span)
 
     def ended(self, active: IntArray) -> Iterator[tuple[IntArray, Transition]]:
-        """Yield which of the different last tokens can be left by an end to some numbers, and how."""
+        """Yield the possible ends for some numbers of requests."""
         for low, high in self._between(active):
             least = self.last + self.least[low]
             most = np.minimum(self.capacity + high + 1, self.last + self.most[high])
@@ -235,7 +233,7 @@ class GrowthStates:
 
 
 def gained(states: GrowthStates, prices: GrowthPrices) -> tuple[IntArray, IntArray]:
-    """Return the most that the different starts, and ends, add by whole prices."""
+    """Return the most that starts, and ends, add by whole prices."""
     least = np.iinfo(np.int64).min
     gains = np.full(len(states.first), least), np.full(len(states.last), least)
     moves = states.begun(prices.active), states.ended(prices.active)
@@ -247,10 +245,9 @@ def gained(states: GrowthStates, prices: GrowthPrices) -> tuple[IntArray, IntArr
 
 @dataclass(frozen=True, slots=True)
 class GrowthProof:
-    """
-    Numbers of any schedule: steps times ``step`` and stages times ``stage`` are ``worth`` at least.
+    """Proof that priced steps and stages sum to some worth.
 
-    worth, step, stage: In the same parts, the last two not negative.
+    worth, step, stage: ``step`` times the steps and ``stage`` times the stages are at least ``worth``.
     """
 
     worth: int
@@ -259,7 +256,7 @@ class GrowthProof:
 
     @classmethod
     def of(cls, states: GrowthStates, prices: GrowthPrices) -> GrowthProof:
-        """Return the numbers that whole prices prove."""
+        """Return the proof of whole prices."""
         step = max((int(prices.most(move)[0]) for move in states.steps()), default=0)
         stage = max((int(prices.most(move)[0]) for move in states.stages(prices.active)), default=0)
         worth = prices.token * states.tokens
@@ -271,7 +268,7 @@ class GrowthProof:
         return cls(worth, max(0, step), max(0, stage))
 
     def steps(self, stages: IntArray) -> IntArray:
-        """Return the least decode steps of any schedule with each number of prefill stages."""
+        """Return the least decode steps for each number of stages."""
         if self.step == 0:
             return np.zeros_like(stages)
         stages = exact(stages, abs(self.worth) + self.stage * int(stages.max(initial=0)))
@@ -281,7 +278,7 @@ class GrowthProof:
 
 
 def growth_curve(proof: GrowthProof, prices: GrowthPrices, stages: IntArray) -> Curve:
-    """Return the steps that whole prices prove for each number of stages, with the prices as a claim."""
+    """Return the curve of whole prices, with its claim."""
     values = dict(zip(("closed", "open"), prices.values.tolist(), strict=True))
     numbers = {"active": prices.active.tolist(), "points": prices.points.tolist()}
     claim = {**numbers, "token": prices.token, "end": prices.end, **values}

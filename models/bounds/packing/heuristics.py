@@ -11,7 +11,7 @@ IntArray = NDArray[np.int64]
 
 
 def checked_weights(weights: IntArray, machines: int) -> IntArray:
-    """Return the weights as an int64 array, shape (n,), once the instance makes sense."""
+    """Check an instance; return the weights as int64, shape (n,)."""
     array = np.asarray(weights)
     if array.ndim != 1:
         raise ValueError(f"weights: expected one dimension, got shape {array.shape}")
@@ -32,10 +32,10 @@ def machine_loads(weights: IntArray, assignment: IntArray, machines: int) -> Int
 
 
 def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
-    """
-    Return the machine of each item by Graham's rule: heaviest item first, always to the lightest machine.
+    """Return each item's machine by Graham's rule.
 
-    The largest load is at most 4/3 - 1/(3 machines) times the optimum (Graham 1969).
+    The heaviest item goes first, always to the lightest machine. The largest load is at most 4/3 - 1/(3
+    machines) times the optimum (Graham 1969).
     """
     weights = checked_weights(weights, machines)
     assignment = np.zeros(weights.size, dtype=np.int64)
@@ -48,7 +48,10 @@ def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
 
 
 def first_fit_decreasing(weights: IntArray, machines: int, capacity: int) -> IntArray | None:
-    """Return the machine of each item, first fit decreasing, or None if it needs more within a capacity."""
+    """Return each item's machine, first fit decreasing, or None.
+
+    It is None if the items need more machines of this capacity.
+    """
     room = np.full(machines, capacity, dtype=np.int64)
     assignment = np.zeros(weights.size, dtype=np.int64)
     for item in np.argsort(-weights, kind="stable").tolist():
@@ -62,10 +65,9 @@ def first_fit_decreasing(weights: IntArray, machines: int, capacity: int) -> Int
 
 
 def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray:
-    """
-    Return the machine of each item by MULTIFIT: first fit decreasing under a bisected capacity.
+    """Return each item's machine by MULTIFIT.
 
-    Never worse than longest processing time first.
+    It is first fit decreasing under a bisected capacity, and never worse than longest processing time first.
     """
     weights = checked_weights(weights, machines)
     best = longest_processing_time(weights, machines)
@@ -85,8 +87,7 @@ def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray
 
 
 def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
-    """
-    Return the machine of each item by the largest differencing method (Karmarkar and Karp 1982).
+    """Return each item's machine by largest differencing (Karmarkar and Karp 1982).
 
     Every item starts as a partial solution of its own (one machine loaded, the others empty). The two
     partial solutions of widest spread are merged, heaviest machine of one on lightest of the other, until

@@ -1,4 +1,4 @@
-"""Local search for makespan bin packing: pairs of machines re-split by exact subset sums."""
+"""Local search for packing: pairs of machines split by exact subset sums."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from .heuristics import IntArray
 
 MOST_PARTNERS = 16
-"""Machines below the target tried with an overloaded one before others are shuffled."""
+"""Light machines to try with an overloaded one before shuffling."""
 SHUFFLED_SHARE = 8
-"""Share of machines, as one in this number, that are shuffled if an overloaded one is stuck."""
+"""Part of the machines to shuffle: one in this number."""
 
 
 def subset_sums(weights: list[int]) -> int:
-    """Return the sums of all subsets of weights (none negative) as the set bits of one integer."""
+    """Return all subset sums of weights as bits of an integer."""
     sums = 1
     for weight in weights:
         sums |= sums << weight
@@ -45,8 +45,7 @@ def _lowest_bit(bits: int) -> int:
 
 
 class Resplit:
-    """
-    A search that re-splits the items of two machines at a time until no load exceeds a target.
+    """Local search that exchanges the items of two machines.
 
     The sums of a machine's subsets are the bits of an integer, those of a pair a few shifts of it. A pair's
     subsets of sum x are a subset of sum a of the first and x - a of the second; the sums of a machine are
@@ -74,7 +73,7 @@ class Resplit:
         self.sums = [subset_sums([self.values[item] for item in items]) for items in self.members]
 
     def run(self, seconds: float, tries: float = math.inf) -> bool:
-        """Return whether no machine is loaded beyond the target any more."""
+        """Return whether no machine exceeds the target any more."""
         deadline = time.perf_counter() + seconds
         while (worst := max(self.loads)) > self.target:
             tries -= 1
@@ -96,7 +95,7 @@ class Resplit:
         return result
 
     def _relieve(self, over: int) -> bool:
-        """Return whether a re-split with some machine below the target took excess off an overloaded one."""
+        """Return whether a split took excess off an overloaded machine."""
         load = self.loads[over]
         partners = [machine for machine, other in enumerate(self.loads) if other < self.target]
         for other in self.draw.sample(partners, min(MOST_PARTNERS, len(partners))):
@@ -110,7 +109,7 @@ class Resplit:
         return False
 
     def _shuffle(self, over: int) -> None:
-        """Split a random pair, often one with the overloaded machine, another way with no more excess."""
+        """Split a random pair differently, with no more excess."""
         if self.machines == 1:
             return
         first = over if self.draw.random() < 0.5 else self.draw.randrange(self.machines)
@@ -125,14 +124,14 @@ class Resplit:
             self._resplit(first, second, start + _lowest_bit(above))
 
     def _sums_of_pair(self, first: int, second: int) -> int:
-        """Return the sums of all subsets of two machines' items, as bits."""
+        """Return all subset sums of two machines' items, as bits."""
         sums = self.sums[first]
         for item in self.members[second]:
             sums |= sums << self.values[item]
         return sums
 
     def _resplit(self, first: int, second: int, total: int) -> None:
-        """Split the pair with that total, which some subset has, on the first machine."""
+        """Split the pair so that the first machine has some total."""
         shift = self.loads[second] - total
         mirrored = self.sums[second] >> shift if shift >= 0 else self.sums[second] << -shift
         meeting = self.sums[first] & mirrored

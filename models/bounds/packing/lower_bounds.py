@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of bin packing over machines (P||Cmax), each with its witness."""
+"""Lower bounds on bin packing over machines (P||Cmax), with witnesses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 from .heuristics import IntArray, checked_weights
 
 MOST_THRESHOLDS = 256
-"""Most thresholds tried per family of dual feasible functions; beyond it they are thinned out evenly."""
+"""Most thresholds per family of dual feasible functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionBound:
-    """
-    A proven lower bound on the largest machine load.
+    """Proven lower bound on the largest machine load.
 
-    value: No assignment has a smaller makespan.
-    source: Which argument proves it.
-    witness: Data with which a checker repeats the argument: ``kind`` and its numbers, JSON-able.
+    value: The bound.
+    source: Name of the argument.
+    witness: Data with which a checker repeats the argument: ``kind`` and its numbers, as JSON values.
     """
 
     value: int
@@ -29,8 +28,7 @@ class PartitionBound:
 
 
 def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
-    """
-    Return the best average over a sub-instance that some machines cannot escape.
+    """Return the best average over sub-instances that machines cannot escape.
 
     However the ``l`` heaviest items are spread over ``m`` machines, some ``k`` of the machines hold
     together at least ``k * (l // m) + min(k, l % m)`` of them, hence at least the sum of that many lightest
@@ -60,7 +58,10 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
 
 
 def mean_or_longest(weights: IntArray, machines: int) -> PartitionBound:
-    """Return the larger of the mean load and the heaviest item: two sub-instances of :func:`lifted_bound`."""
+    """Return the larger of the mean load and the heaviest item.
+
+    Both are sub-instances of :func:`lifted_bound`.
+    """
     weights = checked_weights(weights, machines)
     mean, heaviest = -(-int(weights.sum()) // machines), int(weights.max(initial=0))
     if mean >= heaviest and weights.size >= machines:
@@ -72,8 +73,7 @@ def mean_or_longest(weights: IntArray, machines: int) -> PartitionBound:
 def dual_feasible_bound(
     weights: IntArray, machines: int, at_least: int, at_most: int
 ) -> PartitionBound | None:
-    """
-    Return what dual feasible functions prove beyond ``at_least``, if anything.
+    """Return the proof of dual feasible functions beyond ``at_least``, or None.
 
     A capacity ``C`` is refuted by item prices when no set of items that fits in ``C`` is priced above a
     limit, yet all items together are priced above ``machines`` times that limit. Prices tried, for every
@@ -99,7 +99,7 @@ def dual_feasible_bound(
 def priced_bound(
     source: str, capacity: int, lengths: IntArray, prices: IntArray, limit: int
 ) -> PartitionBound:
-    """Return the bound that prices refuting a capacity prove."""
+    """Return the bound of prices that refute a capacity."""
     witness = {
         "kind": "prices",
         "capacity": int(capacity),
@@ -111,12 +111,12 @@ def priced_bound(
 
 
 def refuted_by_trial(capacity: int) -> PartitionBound:
-    """Return the bound that no packing into a capacity proves, where all of them have been tried."""
+    """Return the bound of a capacity that no packing fits."""
     return PartitionBound(capacity + 1, "every packing", {"kind": "every packing", "capacity": capacity})
 
 
 def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, object]]:
-    """Return how many bins of a capacity the items need at least, with the prices that prove it."""
+    """Bound the bins of some capacity; return it with its prices."""
     lengths, counts = np.unique(weights, return_counts=True)
     needed, best = -(-int(lengths @ counts) // capacity), (lengths, capacity)
     for _, prices, limits in _price_families(lengths, capacity):
@@ -130,7 +130,7 @@ def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, o
 def _refuting_prices(
     lengths: IntArray, counts: IntArray, machines: int, capacity: int
 ) -> tuple[str, IntArray, int] | None:
-    """Return the name, prices and limit of a dual feasible function that refutes the capacity, or None."""
+    """Return name, prices and limit of a refuting function, or None."""
     for name, prices, limits in _price_families(lengths, capacity):
         refuting = prices @ counts > machines * limits
         if refuting.any():
@@ -140,7 +140,7 @@ def _refuting_prices(
 
 
 def _price_families(lengths: IntArray, capacity: int) -> Iterator[tuple[str, IntArray, IntArray]]:
-    """Yield each family of dual feasible functions: name, prices (functions, distinct) and limits."""
+    """Yield families of dual feasible functions: name, prices, limits."""
     thresholds = np.unique(np.concatenate((lengths, capacity - lengths + 1, [1])))
     thresholds = thresholds[(thresholds >= 1) & (2 * thresholds <= capacity)]
     thresholds = thresholds[:: len(thresholds) // MOST_THRESHOLDS + 1, None]

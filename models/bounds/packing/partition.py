@@ -1,4 +1,4 @@
-"""Makespan bin packing, the hybrid paper's (26)-(30): the fullest slot as light as can be."""
+"""Makespan bin packing, the hybrid paper's (26)-(30)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from .small import settle_packing
 CONSTRUCTIVE = (longest_processing_time, multifit, karmarkar_karp)
 """Constructive heuristics, the quickest first."""
 FIRST_RESPLIT = 1.0
-"""Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
+"""Seconds for splitting pairs of machines before slower methods."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
 SMALL_KNAPSACK = 400_000
-"""Items times capacity up to which integer programming over patterns beats re-splits."""
+"""Items times capacity up to which integer programming comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """
-    An assignment of items to machines and what is proven about it.
+    """Assignment of items to machines, and its proof.
 
     assignment: Machine of each item, int64, shape (n,).
     makespan: Largest machine load.
-    bound: No assignment has a smaller makespan.
-    source: Which argument proves the bound.
-    witness: Data with which a checker repeats that argument, JSON-able.
+    bound: Lower bound on it.
+    source: Name of the bound's argument.
+    witness: Data with which a checker repeats that argument, as JSON values.
     seconds: Seconds spent.
     """
 
@@ -66,12 +65,11 @@ class PartitionResult:
 def solve_partition(
     weights: IntArray, machines: int, seconds: float = 10.0, seed: int = 0
 ) -> PartitionResult:
-    """
-    Return the best assignment found, proven optimal where time allows.
+    """Pack items onto machines; prove the optimum if time allows.
 
-    Bounds and constructive heuristics first; a small packing is then settled by trying every one. Else come
-    re-splits of pairs of machines towards the bound, then (only when a gap is left) column generation, which
-    lifts the bound and assembles an assignment from its patterns.
+    Bounds and constructive heuristics come first; a small packing is then settled by trying every one.
+    Otherwise pairs of machines are split towards the bound. If a gap is left, column generation lifts the
+    bound and assembles an assignment from its patterns.
     """
     weights = checked_weights(weights, machines)
     search = _Search(weights, machines, seconds, seed)
@@ -93,10 +91,9 @@ def solve_partition(
 def packed_full(
     weights: IntArray, machines: int, tries: int, rng: np.random.Generator, seconds: float = math.inf
 ) -> IntArray:
-    """
-    Return the machine of each item in an assignment nearly as good as there is, without a proof.
+    """Return each item's machine in a good packing, without proof.
 
-    The best of the quick heuristics, then re-splits towards ever smaller steps down.
+    It improves the best quick heuristic by splits of pairs.
     """
     began = time.perf_counter()
 
@@ -116,7 +113,7 @@ def packed_full(
 
 
 def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: float) -> PartitionBound | None:
-    """Return the bound above a known one that column generation proves within a time limit, if any."""
+    """Return the bound of column generation, if above a known one."""
     search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
     if search.master(max(at_least, search.bound.value)).work > LARGEST_KNAPSACK:
         return None
@@ -128,7 +125,7 @@ def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: flo
 
 
 class _Search:
-    """The best assignment and bound so far, and the steps that improve them while there is a gap and time."""
+    """Best assignment and bound so far, and steps that improve them."""
 
     def __init__(self, weights: IntArray, machines: int, seconds: float, seed: int) -> None:
         self.started = time.perf_counter()
@@ -161,7 +158,7 @@ class _Search:
             self.bound = refuted or self.bound
 
     def settle(self) -> None:
-        """Settle a small packing by trying every one, halving the gap each time."""
+        """Settle a small packing; halve the gap each time."""
         while self.open():
             capacity = (self.bound.value + self.makespan - 1) // 2
             settled = settle_packing(self.weights, self.machines, capacity)
@@ -173,7 +170,7 @@ class _Search:
                 self.accept(settled.assignment)
 
     def resplit(self, target: int, seconds: float) -> bool:
-        """Return whether re-splits reach the target."""
+        """Return whether splits of pairs reach the target."""
         if not self.open():
             return False
         search = Resplit(self.weights, self.best, self.machines, target, self.rng)
@@ -182,7 +179,7 @@ class _Search:
         return self.makespan <= target
 
     def price_out(self) -> None:
-        """Lift the bound to the first capacity that prices cannot refute."""
+        """Raise the bound to the first capacity that prices cannot refute."""
         unrefuted = self.makespan
         while self.open() and self.bound.value < unrefuted:
             capacity = (self.bound.value + unrefuted) // 2
@@ -193,7 +190,7 @@ class _Search:
                 self.bound = refuted
 
     def close_in(self) -> None:
-        """Step the makespan down by re-splits, with half as long a step after each failure."""
+        """Lower the makespan by splits, in smaller steps after a failure."""
         step = self.makespan
         while self.open():
             step = max(1, min(step, (self.makespan - self.bound.value) // 2))
@@ -203,7 +200,7 @@ class _Search:
                 step //= 2
 
     def assemble(self) -> None:
-        """Assemble assignments from patterns, halving the gap each time one is found."""
+        """Assemble assignments from patterns; halve the gap each time."""
         failed = self.bound.value - 1
         while self.open() and failed + 1 < self.makespan:
             capacity = failed + 1 if failed < self.bound.value else (failed + self.makespan) // 2

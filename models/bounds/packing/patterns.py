@@ -1,4 +1,4 @@
-"""Column generation for makespan bin packing: patterns that fit a capacity, and prices that refute it."""
+"""Column generation for packing: patterns, and prices that refute a capacity."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ FloatArray = NDArray[np.float64]
 Pattern = tuple[int, ...]
 
 PRICE_SCALE = 1_000_000
-"""Prices are rounded down to this fraction, so that a certificate holds whole numbers."""
+"""Fraction to which prices are rounded down for a certificate."""
 SMALLEST_GAIN = 1e-7
 SMOOTHING = 0.7
-"""Weight of the best prices so far where the next patterns are priced (Wentges 1997)."""
+"""Weight of the best prices when patterns are priced (Wentges 1997)."""
 
 
 class PatternMaster:
-    """
-    Patterns (sets of items that fit together) for one capacity, until it is refuted or they suffice.
+    """Patterns for one capacity, until they suffice or it is refuted.
 
-    The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item.
-    If it exceeds the machines, its prices refute the capacity.
+    The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item. If
+    it exceeds the machines, its prices refute the capacity.
 
-    weights: Weight of each item, at most ``capacity``, shape (n,). Items of no weight are left to any
-        machine.
+    weights: Weight of each item, at most ``capacity``, shape (n,); items without weight are left out.
     machines: Number of machines.
     capacity: Largest load allowed on a machine.
     """
@@ -43,7 +41,7 @@ class PatternMaster:
         self._known = set(self.patterns)
 
     def refute(self, seconds: float) -> PartitionBound | None:
-        """Return the bound that refutes the capacity, or None when the patterns suffice (or time is up)."""
+        """Return the bound that refutes the capacity, or None."""
         deadline = time.perf_counter() + seconds
         best_prices: FloatArray = self.lengths / self.capacity
         best_bound = float(best_prices @ self.counts)
@@ -80,7 +78,7 @@ class PatternMaster:
         return int(self.most.sum()) * self.capacity
 
     def assemble(self, weights: IntArray, seconds: float) -> IntArray | None:
-        """Return an assignment made of the patterns at hand, if integer programming finds one in time."""
+        """Return an assignment made of the patterns, if found in time."""
         count, kinds = len(self.patterns), len(self.lengths)
         used = np.full(count, kinds), np.arange(count), 1.0
         low, high = np.append(self.counts, 0.0), np.append(np.full(kinds, np.inf), self.machines)
@@ -105,13 +103,13 @@ class PatternMaster:
         return prices is None or float(prices[list(pattern)].sum()) > 1 + SMALLEST_GAIN
 
     def _cover(self) -> Entries:
-        """Return which kinds of items, the rows, each pattern, a column, holds."""
+        """Return the items (rows) of each pattern (column)."""
         rows = np.concatenate([np.array(pattern) for pattern in self.patterns])
         columns = np.repeat(np.arange(len(self.patterns)), [len(pattern) for pattern in self.patterns])
         return rows, columns, 1.0
 
     def _solve_master(self) -> tuple[float, FloatArray]:
-        """Return the fractional number of patterns needed and the price of each kind of item."""
+        """Return the fractional number of patterns and each kind's price."""
         counts = self.counts.astype(np.float64)
         programme = Programme.of(
             np.ones(len(self.patterns)), [self._cover()], counts, np.full(len(counts), np.inf)
@@ -121,7 +119,7 @@ class PatternMaster:
         return found.cost, found.prices
 
     def _whole_prices(self, prices: FloatArray) -> PartitionBound | None:
-        """Return the bound of the prices rounded down to whole numbers, if they still refute the capacity."""
+        """Return the bound of rounded prices, if they still refute the capacity."""
         whole = np.floor(np.maximum(prices, 0) * PRICE_SCALE).astype(np.int64)
         dearest = np.zeros(self.capacity + 1, dtype=np.int64)
         kinds = zip(self.lengths.tolist(), self.most.tolist(), whole.tolist(), strict=True)
@@ -137,7 +135,7 @@ class PatternMaster:
 def dear_patterns(
     lengths: IntArray, most: IntArray, capacity: int, prices: FloatArray
 ) -> tuple[float, list[Pattern]]:
-    """Return the highest price of a pattern, and for each kind of item a costly pattern with it."""
+    """Return the highest price, and a costly pattern for each item."""
     order = np.argsort(-prices / lengths, kind="stable")
     dearest = np.zeros(capacity + 1)
     steps: list[tuple[int, int, NDArray[np.bool_]]] = []

@@ -1,4 +1,4 @@
-"""Small packings settled: every way to fill machines up, by their loads alone."""
+"""Small packings, solved by trying every assignment."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ import numpy as np
 from .heuristics import IntArray
 
 MOST_ITEMS = 24
-"""Items up to which it is tried; the states decide whether it ends."""
+"""Items up to which every assignment is tried."""
 MOST_STATES = 40_000
-"""Loads of the machines met after one item beyond which it gives up: a tenth of a second or so."""
+"""States after which the search gives up, in about 0.1 s."""
 
 Loads = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """
-    Whether items fit.
+    """Result of a small packing.
 
-    assignment: The machine of each item, shape (items,), or None if they do not fit.
+    assignment: Machine of each item, shape (items,), or None if they do not fit.
     """
 
     assignment: IntArray | None
 
 
 def settle_packing(weights: IntArray, machines: int, capacity: int) -> Settled | None:
-    """
-    Return whether items fit machines of a capacity, or None if there is too much to try.
+    """Return whether items fit machines of a capacity; None if too many.
 
     Items go to machines in descending weight. All machines are equal, so only their sorted loads matter after
     each item. Idle room on machines that take no further item may not exceed the spare room.
