@@ -79,7 +79,7 @@ def test_packing_is_refused_where_requests_may_be_put_back() -> None:
     assert verify_iterations(work, roomy, IterationBound(8, "packing", claim)) is None
     violation = verify_iterations(work, tight, IterationBound(8, "packing", claim))
     assert violation is not None
-    assert "put back" in violation.message
+    assert "evicted" in violation.message
     assert iteration_bound(work, tight).iterations < 8
 
 
