@@ -57,16 +57,19 @@ def _run(entry: Mapping[str, Any], server: ServerCount) -> ServerRun:
 
 
 def rows() -> list[list[str]]:
-    """Return the rows of the table."""
-    found = []
+    """Return the rows of the table, one per configuration."""
+    found: dict[str, list[str]] = {}
     for entry, audit in recorded_runs():
+        counted = "not counted" if audit.counted is None else f"{audit.counted:,}"
+        if entry["configuration"] in found:
+            found[entry["configuration"]][4] = counted
+            continue
         claimed = f"{audit.label.removesuffix(' least')} {audit.bound.iterations:,}, by {audit.bound.source}"
-        counted = "not told" if audit.counted is None else f"{audit.counted:,}"
-        said = "; ".join(str(one) for one in audit.assumptions if one.basis in ("assumed", "broken"))
+        broken = "; ".join(one.name for one in audit.assumptions if one.basis in ("assumed", "broken"))
         lost = max(audit.losses.items(), key=lambda part: part[1], default=("", 0))
         cause = f"{lost[0]}: {lost[1]:,}" if lost[1] else ""
-        found.append([entry["configuration"], entry["sent"], claimed, said, counted, cause])
-    return found
+        found[entry["configuration"]] = [entry["configuration"], claimed, broken, counted, "not run", cause]
+    return list(found.values())
 
 
 def main() -> None:

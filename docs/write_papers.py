@@ -124,8 +124,8 @@ def page(text: str, figures: Mapping[str, Any]) -> str:
         if found[2] not in figures:
             return found[0]
         head, *rows = TABLES[found[2]](figures[found[2]])
-        lines = [head, ["---"] * len(head), *rows]
-        return found[1] + "\n".join("| " + " | ".join(line) + " |" for line in lines) + found[3]
+        lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
+        return found[1] + "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]]) + found[3]
 
     return _TABLE.sub(made, text)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ lower bound. This page is made by `python docs/write_results.py` from `docs/resu
 
 def table(found: Mapping[str, Any]) -> str:
     """Return one question: the table, a sentence of reading help, the caption."""
-    rows: Sequence[Sequence[str]] = [found["columns"], ["---"] * len(found["columns"]), *found["rows"]]
-    cells = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    lines = ["| " + " | ".join(row) + " |" for row in (found["columns"], *found["rows"])]
+    cells = "\n".join([lines[0], "|---" * len(found["columns"]) + "|", *lines[1:]])
     note = f"{found['note']}\n\n" if found.get("note") else ""
     return f"### {found['question']}\n\n{cells}\n\n{note}{found['command']} ({found['date']})\n"
 
