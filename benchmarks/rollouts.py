@@ -285,7 +285,7 @@ def intervals(name: str, policy: str, orders: int, most: int | None) -> dict[str
     for at, step in enumerate(steps[:most]):
         history = History(tuple(other.workload for other in steps[:at] + steps[at + 1 :]))
         problem = Problem(step.workload, CostModel.paper(), slots)
-        drawn = np.sort(drawn_makespans(problem, history, policy, step.known.longest))
+        drawn = np.sort(list(drawn_makespans(problem, history, policy, step.known.longest)))
         expected = Interval.of(drawn.tolist())
         for order in range(orders):
             served = Problem(step.shuffled(order).workload, CostModel.paper(), slots)
@@ -351,7 +351,7 @@ def drawn_intervals(times: int, numbers: Sequence[int]) -> dict[str, dict[str, i
                 steps = [drawn_step(kind, rng) for _ in range(earlier + 1)]
                 problem = Problem(steps[-1], CostModel.paper(), 16)
                 history = History(tuple(steps[:-1]))
-                drawn = drawn_makespans(problem, history, "fcfs-ski", int(kind["cap"]), seed=seed)
+                drawn = list(drawn_makespans(problem, history, "fcfs-ski", int(kind["cap"]), seed=seed))
                 expected = Interval.of(drawn)
                 held += expected.low <= simulate_hidden(problem, "fcfs-ski").makespan <= expected.high
             found[name][str(earlier)] = held

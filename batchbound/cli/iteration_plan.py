@@ -36,6 +36,7 @@ from .inputs import check_counted, columns_of, positive
 from .interrupts import terminating
 from .output import fail, note
 from .parser import Parser, Rule
+from .progress import working
 from .streams import say
 
 USUAL_BUDGET, USUAL_BLOCK = 2048, 16
@@ -120,10 +121,11 @@ def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> i
     """Make a plan for a server, write it and print its summary."""
     from ..integrations.handover import hand_over
 
-    read = _read(args)
-    engines = _engines(args, read)
+    with working(f"reading {args.workload}"):
+        read = _read(args)
+        engines = _engines(args, read)
     try:
-        with terminating():
+        with working(f"planning {len(read.job.workload):,} completions"), terminating():
             plan = make_iteration_plan(
                 read.job,
                 engines,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..executor.reports.tables import clock_text
 from .output import is_quiet
-from .streams import say
+from .streams import escaped, say
 
 if TYPE_CHECKING:
     from ..executor.jobs.plan_clock import Standing
 
 DELAY, BETWEEN, BETWEEN_LINES = 1.0, 0.2, 30.0
 """Seconds before progress is shown, between updates, and between lines of a file."""
+
+SIGN_OF_LIFE = 2.0
+"""Seconds of work without known progress before a terminal shows what runs and since when."""
 
 
 @contextlib.contextmanager
@@ -31,6 +35,44 @@ def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
     """Yield a callback that shows a run's progress through its plan."""
     with _shown(begin.planned) as show:
         yield lambda standing: show(standing.done, standing_text(standing))
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show what runs and for how long, if it takes long; yield a function that replaces the text."""
+    now, begun, over = [text], time.monotonic(), threading.Event()
+
+    def show() -> None:
+        if sys.stderr.isatty():
+            if not over.wait(SIGN_OF_LIFE):
+                _show_elapsed(now, begun, over)
+            return
+        while not over.wait(BETWEEN_LINES):
+            say(f"batchbound: {now[0]}, {clock_text(time.monotonic() - begun)}", sys.stderr)
+
+    thread = threading.Thread(target=show, daemon=True)
+    if not is_quiet():
+        thread.start()
+    try:
+        yield lambda changed: now.__setitem__(0, changed)
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
+
+
+def _show_elapsed(now: Sequence[str], begun: float, over: threading.Event) -> None:
+    """Show a text, which may change, and the time since its begin on a terminal until it is over."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(
+        console=Console(stderr=True), auto_refresh=False, redirect_stdout=False, transient=True
+    ) as live:
+        while not over.wait(BETWEEN):
+            text = f"{escaped(now[0])}, {clock_text(time.monotonic() - begun)}"
+            live.update(Text(text), refresh=True)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,14 +23,16 @@ from ..models.bounds.fleet import work_bound
 from ..models.bounds.prove import proven_bound
 from .history import History
 
-SAMPLES = 99
-"""Sampled sets of lengths for the interval, from the fifth to the fifth last makespan."""
+SAMPLES = {200: 99, 500: 39}
+"""Sampled sets of lengths by the job's most requests; more are more exact and slower."""
 
-SAMPLES_OF_MANY = 39
-"""The same for more than :data:`MANY` requests, from the second to the second last."""
+SAMPLES_OF_MANY = 19
+"""Sampled sets of lengths of larger jobs; the interval is from the least makespan to the largest."""
 
-MANY = 1000
-"""Requests above which fewer samples are taken."""
+
+def samples_of(problem: Problem) -> int:
+    """Return the number of sampled sets of lengths of a job."""
+    return next((found for most, found in SAMPLES.items() if len(problem) <= most), SAMPLES_OF_MANY)
 
 
 def drawn_makespans(
@@ -40,8 +42,8 @@ def drawn_makespans(
     longest: int | None,
     swap: float | None = None,
     seed: int = 0,
-) -> list[float]:
-    """Return the makespans of many sampled sets of lengths, in seconds.
+) -> Iterator[float]:
+    """Yield the makespans of many sampled sets of lengths, in seconds.
 
     Each set has an effect of its own, as steps differ.
 
@@ -52,12 +54,10 @@ def drawn_makespans(
     """
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
-    seconds = []
-    for _ in range(SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY):
+    for _ in range(samples_of(problem)):
         truth = predictive.draw(rng)
         made = hidden_policy(policy, blind, known, swap)
-        seconds.append(simulate(blind, made, truth, swap=swap).makespan)
-    return seconds
+        yield simulate(blind, made, truth, swap=swap).makespan
 
 
 def simulate_hidden(

@@ -30,6 +30,9 @@ WAVES_AT_ONE = 100.0
 LEARN_EVERY = 16
 """Updates of the model: one per 1/16 more finished requests."""
 
+LEARN_EVERY_SINGLE = 4
+"""The same for a job without groups, where an end only tells how far to trust the predictions."""
+
 ALIKE = 0.3
 """Intraclass correlation for replacing running requests."""
 
@@ -63,6 +66,7 @@ class Learner:
     def __init__(self, problem: Problem, known: Known = NOTHING) -> None:
         self.group, self.groups = group_numbers(problem)
         self.known, self._slots = known, problem.slots
+        self._every = LEARN_EVERY if self.groups < len(self.group) else LEARN_EVERY_SINGLE
         self.started = np.zeros(len(problem), dtype=np.bool_)
         self.ended = np.zeros(len(problem), dtype=np.bool_)
         self.stopped = np.zeros(len(problem), dtype=np.bool_)
@@ -84,13 +88,21 @@ class Learner:
         past = self.known.past is not None and bool(self.known.past.ended.any())
         if not self._ends and not past:
             return None
-        due = self._learnt_at + max(1, self._learnt_at // LEARN_EVERY)
+        due = self._learnt_at + max(1, self._learnt_at // self._every)
         if self._model is None or self._ends >= due or now:
             begun = np.flatnonzero(self.started)
             seen = Observed(self.group[begun], state.decoded[begun], self.ended[begun])
-            self._model = LengthModel.learnt(seen, self.groups, self.known)
+            self._model = LengthModel.learnt(seen, self.groups, self.known, self._wanted())
             self._learnt_at = self._ends
         return self._model
+
+    def _wanted(self) -> npt.NDArray[np.bool_] | None:
+        """Return which groups are unfinished, if each is a single request; None for all."""
+        if self.groups < len(self.group):
+            return None
+        wanted = np.zeros(self.groups, dtype=np.bool_)
+        wanted[self.group[~self.ended]] = True
+        return wanted
 
     def ordered_requests(self, state: State) -> float:
         """Return how many of the last waiting requests to order.
@@ -125,6 +137,9 @@ class LearnedOrder:
         self._scouted: npt.NDArray[np.bool_] = ~told[learner.group]
         self.since = np.zeros(len(problem), dtype=np.int64)
         """Decode steps each request had when it last joined."""
+        self._left_by: LengthModel | None = None
+        self._left = np.zeros(len(problem))
+        self._left_at = np.zeros(len(problem), dtype=np.int64)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return the next waiting requests, one per free slot."""
@@ -155,7 +170,13 @@ class LearnedOrder:
         if model is None:
             score = learner.known.score
             return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
-        return _told_apart(model.remaining(learner.group[requests], state.decoded[requests]))
+        tokens = state.decoded[requests]
+        if model is not self._left_by or (tokens != self._left_at[requests]).any():
+            # Few proposals change the model or what a waiting request has decoded.
+            self._left_by, self._left_at = model, np.full(len(self._left), -1)
+            self._left_at[requests] = tokens
+            self._left[requests] = _told_apart(model.remaining(learner.group[requests], tokens))
+        return self._left[requests]
 
     def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
         """Return each request's quantile of decode steps left."""
@@ -167,6 +188,8 @@ class LearnedOrder:
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Order waiting requests: scouts first, then the longest expected."""
         learner = self._learner
+        if not self._scouted.any():
+            return np.argsort(-self.left(state, waiting), kind="stable")
         group = learner.group[waiting]
         seen = np.bincount(learner.group[learner.started], minlength=learner.groups)
         scout = (place_in_group(group) + seen[group] < SCOUTS) & self._scouted[waiting]

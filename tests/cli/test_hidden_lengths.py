@@ -85,7 +85,7 @@ def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
 def test_a_history_that_is_named_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def simulated(args: object, problem: object, history: History, _: object) -> tuple[None, dict[str, Any]]:
+    def simulated(args: object, problem: object, history: History, *_: object) -> tuple[None, dict[str, Any]]:
         counted.append(len(history.workloads))
         return None, {}
 

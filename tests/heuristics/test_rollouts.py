@@ -352,6 +352,17 @@ def test_nothing_is_moved_where_every_group_has_one_request() -> None:
     assert mixed.evictions > 0
 
 
+def test_a_model_of_some_groups_says_the_same_of_them_as_one_of_all() -> None:
+    group, tokens = drawn(0.5, 12, 1, seed=3)
+    known = Known(score=np.where(group % 5 == 0, np.nan, np.log(tokens)))
+    seen = Observed(group[:8], tokens[:8], np.arange(8) < 6)
+    every = LengthModel.learnt(seen, 12, known)
+    some = LengthModel.learnt(seen, 12, known, wanted=np.arange(12) > 5)
+    assert some.mass[6:] == pytest.approx(every.mass[6:], abs=1e-12)
+    assert every.mass.sum(axis=1) == pytest.approx(np.ones(12))
+    assert some.predicted_share == every.predicted_share
+
+
 def test_predictions_order_the_groups_from_the_start() -> None:
     problem = rollouts([0, 1, 2, 3], [2, 9, 4, 7], slots=1)
     known = Known(score=np.array([2.0, 9.0, 4.0, 7.0]))

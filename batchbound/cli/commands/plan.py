@@ -43,6 +43,7 @@ from ..plan_options import (
     show_sweep,
     swept,
 )
+from ..progress import working
 from ..streams import say
 
 
@@ -110,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         refuse_outputs([args.output, *engine_files(args)], args.overwrite, named_files(args, "output"))
     if args.engine is not None:
         return plan_for_engine(args, _limits(args), begun)
-    inputs = read_inputs(args, keep_arrivals=False)
+    with working(f"reading {args.workload}"):
+        inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are ignored: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep is not None:
         return _sweep(args, inputs, limits)
     try:
-        with terminating():
+        with working(f"planning {len(inputs.problem):,} requests"), terminating():
             plan = planned(args, inputs, limits, provenance_of(inputs, args.output))
     except PlanningError as error:
         return fail(str(error))
@@ -149,7 +151,8 @@ def _note_missing(solver: str) -> None:
 
 def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
     try:
-        rows = swept(args, inputs, limits)
+        with working(f"planning {len(inputs.problem):,} requests"):
+            rows = swept(args, inputs, limits)
     except PlanningError as error:
         return fail(str(error))
     if args.json:

@@ -30,6 +30,7 @@ from ...planning.fleet import fleet_of
 from ...run_job.outputs import trace_paths
 from ..inputs import add_problem, check_outputs, named_files, read_inputs
 from ..parser import Parser, Rule
+from ..progress import working
 from ..reporting import print_report
 from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, run_hidden
 
@@ -103,12 +104,14 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     if args.hidden_lengths:
         _check_traces(args, 1)
-        traces, found = run_hidden(args)
+        with working("simulating") as tell:
+            traces, found = run_hidden(args, tell)
         _write_traces(args, traces)
         print_hidden({**found, "seconds": time.perf_counter() - begun}, as_json=args.json)
         return 0
     carried_out = _followed if args.plan is not None else _by_policy if args.replicas is None else _by_fleet
-    traces, value = carried_out(args)
+    with working("simulating"):
+        traces, value = carried_out(args)
     _write_traces(args, traces)
     print_report(replace(value, seconds=time.perf_counter() - begun), as_json=args.json)
     return 0

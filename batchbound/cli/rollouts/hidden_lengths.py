@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ...planning.history import History, earlier_completions
 from ...planning.unknown_lengths import (
     bound_of_runs,
     drawn_makespans,
+    samples_of,
     shared_variance,
     simulate_hidden,
     simulate_hidden_steps,
@@ -129,7 +130,9 @@ def _add_way(group: Group) -> None:
     )
 
 
-def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
+def run_hidden(
+    args: argparse.Namespace, tell: Callable[[str], None]
+) -> tuple[Sequence[Trace], dict[str, Any]]:
     """Simulate; return the traces of a single step and the figures."""
     _entry(args)
     inputs = read_inputs(args, keep_arrivals=args.steps is None)
@@ -139,7 +142,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
         raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
     history = History(tuple(earlier_completions(path) for path in each_once(args.history or ())))
     if args.steps is None:
-        trace, found = _one(args, problem, history, _longest(inputs))
+        trace, found = _one(args, problem, history, _longest(inputs), tell)
         return [trace], found
     return [], _several(args, problem, history, _longest(inputs))
 
@@ -153,7 +156,11 @@ def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _one(
-    args: argparse.Namespace, problem: Problem, history: History, longest: int | None
+    args: argparse.Namespace,
+    problem: Problem,
+    history: History,
+    longest: int | None,
+    tell: Callable[[str], None],
 ) -> tuple[Trace, dict[str, Any]]:
     """Return the trace and the figures of one step."""
     name = args.policy or CHOSEN
@@ -178,7 +185,11 @@ def _one(
         "slots": problem.slots,
     }
     if history.workloads:
-        expected = Interval.of(drawn_makespans(problem, history, name, longest, args.swap))
+        samples, seconds = samples_of(problem), []
+        for each in drawn_makespans(problem, history, name, longest, args.swap):
+            seconds.append(each)
+            tell(f"simulating sampled lengths, {len(seconds)} of {samples}")
+        expected = Interval.of(seconds)
         found |= {f"expected_{key}_s": value for key, value in asdict(expected).items()}
         found["coverage"] = COVERAGE
     return trace, found
