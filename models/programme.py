@@ -15,6 +15,15 @@ Entries = tuple[IntArray, IntArray, FloatArray | IntArray | float]
 """Entries of a matrix: rows, columns, and a number or numbers."""
 
 
+STEPS, MANY_STEPS = 20, 1_000_000
+"""Simplex steps after which a solution may already be good enough, and steps without such a limit."""
+
+PRIMAL = {"threads": 1, "presolve": "off", "solver": "simplex", "simplex_strategy": 4, "simplex_scale_strategy": 0}
+"""Options of a primal simplex that starts from a given basis."""
+
+STATUS = tuple(highspy.HighsBasisStatus.__members__.values())
+
+
 class Optimum(NamedTuple):
     """Least cost, its point, and the dual value of each row."""
 
@@ -77,6 +86,34 @@ class Programme:
             return None
         found = solver.getSolution()
         return Optimum(solver.getObjectiveValue(), np.array(found.col_value), np.array(found.row_dual))
+
+    def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
+        """
+        Return the columns of least cost, or of one below ``enough``, by a primal simplex from a feasible basis.
+
+        basis: HiGHS's status of each column and each row. Returns None if there is no optimum.
+        """
+        solver = SilentHighs()
+        for name, value in PRIMAL.items():
+            solver.setOptionValue(name, value)
+        self.give_to(solver)
+        start = highspy.HighsBasis()
+        start.col_status, start.row_status = ([STATUS[one] for one in part.tolist()] for part in basis)
+        start.valid = True
+        solver.setBasis(start)
+        steps = STEPS if np.isfinite(enough) else MANY_STEPS
+        while True:
+            solver.setOptionValue("simplex_iteration_limit", steps)
+            solver.run()
+            found = solver.getModelStatus()
+            limited = found == highspy.HighsModelStatus.kIterationLimit
+            if found == highspy.HighsModelStatus.kOptimal or (
+                limited and solver.getObjectiveValue() < enough
+            ):
+                return np.array(solver.getSolution().col_value)
+            if not limited:
+                return None
+            steps *= 2
 
     def solved_whole(
         self, whole: IntArray | None = None, seconds: float = np.inf, **options: float

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
-from ....models.programme import Programme
+from ....models.programme import Entries, Programme
 from .slot_flow import LengthProfile, Spans, pairs
+
+
+LOWER, BASIC, ZERO = 0, 1, 3
+"""HiGHS's numbers for a row or column at its lower bound, in the basis, or free and outside of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +25,7 @@ class SlotPrice:
     """Share of a slot's time spent by each stage, 0 to 1, not decreasing, shape (stages + 1,)."""
 
 
-def slot_price(times: IntArray, profile: LengthProfile) -> SlotPrice | None:
+def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) -> SlotPrice | None:
     r"""
     Return the fractional slots needed with stages at ``times``, or None if no number is enough.
 
@@ -30,30 +34,68 @@ def slot_price(times: IntArray, profile: LengthProfile) -> SlotPrice | None:
 
     .. math:: \max_{0 = v_0 \le \dots \le v_S = 1} \sum_i \min_{(a, b):\, t_b - t_a \ge n_i} (v_b - v_a)
 
-    The linear programme solved is that of the slots, whose multipliers are the prices: what leaves a stage
-    has entered it, and spans of each length or above hold the requests that need them.
+    With the spans ordered by length, the minimum is a span's own price less a discount, and it rises with the
+    length. The simplex method starts from prices that rise evenly with time, where few discounts are above
+    zero.
+
+    most: Slots from which on the exact number does not matter: prices that prove so many are enough.
     """
     spans = Spans.between(times, profile)
     if not spans.hold(profile):
         return None
-    rank, at_least = spans.demand(profile)
-    stages, ranks = len(times) - 1, len(at_least)
-    held = len(spans) + stages + np.arange(ranks)
-    slots = np.array([len(spans) + stages + ranks])
-    entries = spans.flow(rank, stages, ranks)
-    entries += [(np.array([0]), slots, -1.0), (np.array([stages]), slots, 1.0)]
-    cost, lower = np.zeros(slots[0] + 1), np.zeros(slots[0] + 1)
-    cost[-1], lower[held] = 1.0, at_least
-    balanced = np.zeros(stages + 1 + ranks)
-    # From nothing a simplex takes up to twenty times as long as an interior point method.
-    found = Programme.of(cost, entries, balanced, balanced, lower).solved(interior=True)
+    order = np.argsort(spans.decode_steps, kind="stable")
+    first, last = spans.first[order], spans.last[order]
+    payers = np.diff(profile.at_most[spans.decode_steps[order]], prepend=0).astype(np.float64)
+    even = times / times[-1]
+    price = even[last] - even[first]
+    programme, basis = _discounts(first, last, payers, price, even)
+    found = programme.solved_from(basis, float(payers @ price) - most)
     if found is None:
         return None
-    multiplier = found.prices[: stages + 1]
-    # They are known but for a constant, and rise from 0 at the first stage to 1 at the end.
-    value = np.maximum.accumulate(np.clip(multiplier - multiplier[0], 0.0, 1.0))
-    value[-1] = 1.0
-    return SlotPrice(found.cost, value)
+    value = even.copy()
+    value += found[: len(times)]
+    value = np.maximum.accumulate(np.clip(value, 0.0, 1.0))
+    cheapest = np.minimum.accumulate((value[last] - value[first])[::-1])[::-1]
+    return SlotPrice(float(payers @ cheapest), value)
+
+
+def _discounts(
+    first: IntArray, last: IntArray, payers: FloatArray, price: FloatArray, value: FloatArray
+) -> tuple[Programme, tuple[IntArray, IntArray]]:
+    """
+    Return the programme of the discounts, and its basis where the prices are the given ones.
+
+    Columns: changes of the inner stages' values, a discount for each span. Rows: the discounted prices rise
+    from span to span, the values from stage to stage.
+
+    first, last, payers, price: Of the spans by length, shape (spans,).
+    value: The values from which changes count, shape (stages + 1,).
+    """
+    spans, stages = len(first), len(value) - 1
+    span, stage = np.arange(spans - 1), np.arange(stages)
+    discount = stages + 1 + np.arange(spans)
+    entries: list[Entries] = [
+        (span, last[1:], 1.0),
+        (span, first[1:], -1.0),
+        (span, last[:-1], -1.0),
+        (span, first[:-1], 1.0),
+        (span, discount[:-1], 1.0),
+        (span, discount[1:], -1.0),
+        (spans - 1 + stage, stage + 1, 1.0),
+        (spans - 1 + stage, stage, -1.0),
+    ]
+    paid = np.bincount(last, payers, stages + 1) - np.bincount(first, payers, stages + 1)
+    cost = np.concatenate((-paid, payers))
+    lower, upper = np.zeros(len(cost)), np.full(len(cost), np.inf)
+    lower[1:stages], upper[[0, stages]] = -np.inf, 0.0
+    least = -np.concatenate((np.diff(price), np.diff(value)))
+    programme = Programme.of(cost, entries, least, np.full(len(least), np.inf), lower, upper)
+    discounted = price[:-1] > np.minimum.accumulate(price[::-1])[-2::-1]
+    inner = np.full(stages + 1, ZERO)
+    inner[[0, stages]] = LOWER
+    columns = np.concatenate((inner, np.where(discounted, BASIC, LOWER), [LOWER]))
+    rows = np.concatenate((np.where(discounted, LOWER, BASIC), np.full(stages, BASIC)))
+    return programme, (columns, rows)
 
 
 def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) -> FloatArray:

@@ -22,6 +22,9 @@ STRETCHED = 0.7
 RESIZED = 0.25
 """Share of the steps that try one stage more or less."""
 
+PRICES_KEPT = 24
+"""Slot prices that screen candidates; more refuse more of them and take longer."""
+
 FEASIBLE_KEPT = 24
 """Cheapest stage times kept for rounding to whole slots."""
 
@@ -79,6 +82,17 @@ class StageCosts:
         seconds = self.stage * stages + lifted + self.decode_step * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
+    def slots_within(self, times: IntArray, limit: float, kink: float) -> float:
+        """Return the slots at which the guide of ``times``, shape (stages + 1,), comes to ``limit``."""
+        end = int(times[-1])
+        worth = (limit - float(self.seconds(times))) / self.decode_step
+        if worth > 0:
+            excess = worth / (1.0 + kink)
+        else:
+            spare, most = -worth / (1.0 - kink), max(end - self.least, 0)
+            excess = -(spare if spare <= most else most + (spare - most) / IDLE)
+        return self.slots * (1.0 + excess / max(end, 1))
+
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
         """
         Return the penalised cost: the seconds, and slots lacking or to spare priced in decode steps.
@@ -131,8 +145,8 @@ class StageTimesSearch:
         self.times = times
         price = self._price(times)
         self.slots = np.inf if price is None else price.slots
-        self._value = np.empty((0, len(times))) if price is None else price.value[None]
-        """The price of where the walk is, shape (1, stages + 1); shape (0, ...) without one."""
+        self._values = np.empty((0, len(times))) if price is None else price.value[None]
+        """Prices made for recent stage times, the oldest first, shape (prices, stages + 1)."""
 
     def feasible(self) -> list[IntArray]:
         """Return the cheapest times met that need no more slots than there are, cheapest first."""
@@ -158,19 +172,27 @@ class StageTimesSearch:
             while len(alive) and priced < PRICED and not out_of_time():
                 chosen, alive = alive[0], alive[1:]
                 priced += 1
-                price = self._price(times[chosen])
+                most = self._costs.slots_within(times[chosen], limit[chosen], kink)
+                price = self._price(times[chosen], most)
                 if price is None:
                     continue
-                if self._costs.guide(times[chosen], price.slots, kink) <= limit[chosen]:
-                    self.times, self.slots, self._value = times[chosen], price.slots, price.value[None]
-                    return
                 neighbours = neighbours.with_price(price)
+                if price.slots <= most:
+                    self.times, self.slots = times[chosen], price.slots
+                    self._values = neighbours.of(chosen)
+                    return
                 alive = self._passing(times, price.value[None, None], alive, limit, kink)
+        if times.shape[1] == len(self.times):
+            self._values = neighbours.of(0)
 
-    def _price(self, times: IntArray) -> SlotPrice | None:
-        """Return the price of ``times``, which are kept if there are slots enough."""
+    def _price(self, times: IntArray, most: float = np.inf) -> SlotPrice | None:
+        """
+        Return the price of ``times``, which are kept if there are slots enough.
+
+        Beyond ``most`` slots, and those there are, the first prices that prove so many will do.
+        """
         self.priced += 1
-        price = slot_price(times, self._profile)
+        price = slot_price(times, self._profile, max(most, self._costs.slots + 1e-3))
         if price is not None and price.slots <= self._costs.slots + 1e-6:
             heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
             if len(self._feasible) > FEASIBLE_KEPT:
@@ -195,16 +217,16 @@ class StageTimesSearch:
         if kind < RESIZED:
             return self._with_one_more()
         times = moved(self.times, self._profile, self._rng, CANDIDATES)
-        return _Neighbours(times, self._value[:, None, :])
+        return _Neighbours(times, self._values[:, None, :])
 
     def _with_one_less(self) -> _Neighbours:
-        """Return the times without each of the inner stages, and the price without its value."""
+        """Return the times without each of the inner stages, and the prices without its value."""
         stages = len(self.times) - 1
         keep = np.array([np.delete(np.arange(stages + 1), k) for k in self._rng.permutation(stages - 1) + 1])
-        return _Neighbours(self.times[keep], self._value[:, keep])
+        return _Neighbours(self.times[keep], self._values[:, keep])
 
     def _with_one_more(self) -> _Neighbours:
-        """Return the times with one stage more, and the price with its value between its neighbours'."""
+        """Return the times with one stage more, and the prices with its value between its neighbours'."""
         new = self._rng.integers(0, int(self.times[-1]) + 1, CANDIDATES)
         place = np.searchsorted(self.times[1:-1], new, side="right") + 1
         column = np.arange(len(self.times) + 1)
@@ -214,8 +236,8 @@ class StageTimesSearch:
         times[row, place] = new
         before, after = self.times[place - 1], self.times[place]
         share = (new - before) / np.maximum(after - before, 1)
-        values = self._value[:, source]
-        low, high = self._value[:, place - 1], self._value[:, place]
+        values = self._values[:, source]
+        low, high = self._values[:, place - 1], self._values[:, place]
         values[:, row, place] = low + share * (high - low)
         return _Neighbours(times, values)
 
@@ -230,7 +252,11 @@ class _Neighbours:
     def with_price(self, price: SlotPrice) -> _Neighbours:
         """Return the same with the price of a refused candidate, which holds for all of them."""
         value = np.broadcast_to(price.value, (1, *self.values.shape[1:]))
-        return _Neighbours(self.times, np.concatenate((self.values, value)))
+        return _Neighbours(self.times, np.concatenate((self.values[-PRICES_KEPT + 1 :], value)))
+
+    def of(self, candidate: int) -> FloatArray:
+        """Return the prices for one of the candidates, shape (prices, stages + 1)."""
+        return self.values[:, min(candidate, self.values.shape[1] - 1)]
 
 
 def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
