@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import highspy
@@ -18,10 +19,16 @@ Entries = tuple[IntArray, IntArray, FloatArray | IntArray | float]
 STEPS, MANY_STEPS = 20, 1_000_000
 """Simplex steps after which a solution may already be good enough, and steps without such a limit."""
 
-PRIMAL = {"threads": 1, "presolve": "off", "solver": "simplex", "simplex_strategy": 4, "simplex_scale_strategy": 0}
+PRIMAL: Mapping[str, float | str] = MappingProxyType(
+    {"presolve": "off", "solver": "simplex", "simplex_strategy": 4, "simplex_scale_strategy": 0}
+)
 """Options of a primal simplex that starts from a given basis."""
 
+LOWER, BASIC, ZERO = 0, 1, 3
+"""A row or column at its lower bound, in the basis, or free and outside of it."""
+
 STATUS = tuple(highspy.HighsBasisStatus.__members__.values())
+"""HiGHS's names for these numbers."""
 
 
 class Optimum(NamedTuple):
@@ -89,14 +96,11 @@ class Programme:
 
     def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
         """
-        Return the columns of least cost, or of one below ``enough``, by a primal simplex from a feasible basis.
+        Return the columns of least cost, or of a cost below ``enough``, None if there is no optimum.
 
-        basis: HiGHS's status of each column and each row. Returns None if there is no optimum.
+        A primal simplex goes there from a feasible basis: :data:`STATUS` of each column and of each row.
         """
-        solver = SilentHighs()
-        for name, value in PRIMAL.items():
-            solver.setOptionValue(name, value)
-        self.give_to(solver)
+        solver = self._solver(PRIMAL)
         start = highspy.HighsBasis()
         start.col_status, start.row_status = ([STATUS[one] for one in part.tolist()] for part in basis)
         start.valid = True
@@ -104,16 +108,13 @@ class Programme:
         steps = STEPS if np.isfinite(enough) else MANY_STEPS
         while True:
             solver.setOptionValue("simplex_iteration_limit", steps)
-            solver.run()
-            found = solver.getModelStatus()
-            limited = found == highspy.HighsModelStatus.kIterationLimit
-            if found == highspy.HighsModelStatus.kOptimal or (
-                limited and solver.getObjectiveValue() < enough
-            ):
-                return np.array(solver.getSolution().col_value)
-            if not limited:
-                return None
+            _solve(solver)
+            limited = solver.getModelStatus() == highspy.HighsModelStatus.kIterationLimit
+            if not limited or solver.getObjectiveValue() < enough:
+                break
             steps *= 2
+        optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        return np.array(solver.getSolution().col_value) if optimal or limited else None
 
     def solved_whole(
         self, whole: IntArray | None = None, seconds: float = np.inf, **options: float
@@ -144,15 +145,24 @@ class Programme:
 
     def _run(self, seconds: float, whole: IntArray | None = None, **options: float | str) -> highspy.Highs:
         """Return HiGHS after it has solved the programme."""
+        solver = self._solver({"time_limit": max(0.0, seconds), **options}, whole)
+        _solve(solver)
+        return solver
+
+    def _solver(self, options: Mapping[str, float | str], whole: IntArray | None = None) -> highspy.Highs:
+        """Return HiGHS with the programme and the options, for one thread."""
         solver = SilentHighs()
-        for name, value in {"threads": 1, "time_limit": max(0.0, seconds), **options}.items():
+        for name, value in {"threads": 1, **options}.items():
             solver.setOptionValue(name, value)
         self.give_to(solver, whole)
-        if solver.run() == highspy.HighsStatus.kError:
-            # Its threads belong to the process, and other users may have started more of them.
-            solver.setOptionValue("threads", 0)
-            solver.run()
         return solver
+
+
+def _solve(solver: highspy.Highs) -> None:
+    if solver.run() == highspy.HighsStatus.kError:
+        # Its threads belong to the process, and other users may have started more of them.
+        solver.setOptionValue("threads", 0)
+        solver.run()
 
 
 class SilentHighs(highspy.Highs):

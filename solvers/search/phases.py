@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ PACKING_SHARE = 0.1
 FEW_STAGES = 10
 """Requests a slot up to which stage times are annealed with a linear programme besides spans."""
 
+SPANS_SECONDS = 1.5
+"""Seconds after which annealing spans gains less than annealing few stage times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -33,6 +37,8 @@ class Phase:
     """Offers better schedules until its budget is over, or it has no more."""
     share: float | None = None
     """Share of the time left that it gets unless the parameters say otherwise; None for the usual one."""
+    rest_seconds: float = math.inf
+    """Most seconds that it then leaves to later phases, which gain little from more."""
 
 
 def _only_prefills(problem: Problem) -> bool:
@@ -73,7 +79,7 @@ def _has_few_stages(problem: Problem) -> bool:
 PHASES = (
     Phase("pack_stages", lambda job, _: _only_prefills(job) and len(job) <= MOST_PACKED, _pack_stages),
     Phase("exchange_stages", lambda job, _: _only_prefills(job), _exchange_stages),
-    Phase("stage_times", lambda job, _: _has_few_stages(job), anneal_stage_times),
+    Phase("stage_times", lambda job, _: _has_few_stages(job), anneal_stage_times, rest_seconds=SPANS_SECONDS),
     Phase("spans", core.only_slots_bind, core.anneal_spans),
     Phase("orders", core.few_under_memory, core.anneal_orders, share=0.6),
     Phase("spans_within_memory", core.slots_bind_under_memory, core.anneal_spans_within_memory, share=0.8),

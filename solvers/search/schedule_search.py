@@ -125,7 +125,9 @@ class ScheduleSearch:
 
     def _share(self, phase: Phase) -> float:
         """Return the share of the time left that a phase gets."""
-        usual = self._params.share if phase.share is None else phase.share
+        usual, left = self._params.share if phase.share is None else phase.share, self.incumbent.left
+        if phase.rest_seconds < left < math.inf:
+            usual = max(usual, 1.0 - phase.rest_seconds / left)
         return self._params.shares.get(phase.name, usual)
 
     def _is_on(self, phase: Phase) -> bool:

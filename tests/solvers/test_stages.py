@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -55,6 +56,34 @@ def test_uneven_stages_need_fewer_slots_than_even_ones() -> None:
     assert prices[0] is not None
     assert prices[1] is not None
     assert prices[0].slots < prices[1].slots
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=12), st.lists(st.integers(1, 30), max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_the_price_of_stage_times_is_the_slots_that_a_flow_needs(
+    lengths: list[int], inner: list[int]
+) -> None:
+    profile = profile_of(lengths)
+    times = np.array([0, *sorted(inner), 30 + max(lengths)])
+    spans = Spans.between(times, profile)
+    entering = np.equal.outer(np.arange(1, len(times) - 1), spans.last).astype(float)
+    leaving = np.equal.outer(np.arange(1, len(times) - 1), spans.first).astype(float)
+    # Slots leave the first stage or wait there; no more leave a stage than have come to it so far.
+    slots = np.zeros(len(spans)) + (spans.first == 0)
+    waits = np.cumsum(leaving - entering, axis=0)
+    enough = [(np.minimum(spans.decode_steps, profile.longest) >= length) * -1.0 for length in lengths]
+    wanted = [-float(sum(other >= length for other in lengths)) for length in lengths]
+    rows = np.vstack(
+        [np.column_stack([waits, -np.ones(len(waits))]), *(np.append(row, 0.0) for row in enough)]
+    )
+    cost = np.append(slots, 1.0)
+    least = linprog(cost, A_ub=rows, b_ub=np.concatenate([np.zeros(len(waits)), wanted]))
+    price = slot_price(times, profile)
+    assert price is not None
+    assert price.slots == pytest.approx(least.fun, abs=1e-6)
+    proven = slot_price(times, profile, most=0.5 * price.slots)
+    assert proven is not None
+    assert 0.5 * price.slots < proven.slots <= price.slots + 1e-6
 
 
 def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
-from ....models.programme import Entries, Programme
+from ....models.programme import BASIC, LOWER, ZERO, Entries, Programme
 from .slot_flow import LengthProfile, Spans, pairs
-
-
-LOWER, BASIC, ZERO = 0, 1, 3
-"""HiGHS's numbers for a row or column at its lower bound, in the basis, or free and outside of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
