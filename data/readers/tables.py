@@ -499,6 +499,6 @@ def _layout(
     ]
     if fitting:
         return max(fitting, key=lambda layout: (bool(layout.marks), layout.arrival in columns))
-    layouts = ", ".join(f"{layout.input_tokens} {layout.output_tokens}" for layout in FORMATS)
-    hint = f"For lengths say --input-column and --output-column, or name two columns as one of: {layouts}."
+    pairs = dict.fromkeys(f"{layout.input_tokens} and {layout.output_tokens}" for layout in FORMATS)
+    hint = f"For lengths say --input-column and --output-column, or name the columns {', or '.join(pairs)}."
     raise UnknownColumnsError(path, columns, hint)
