@@ -9,7 +9,7 @@ from typing import Literal
 from .lengths.remaining import RemainingLengths
 
 Follow = Literal["schedule", "longest-first", "as-given", "shortest-first"]
-"""How a run follows a plan: its schedule, or a queue in some order."""
+"""Way to follow a plan: its schedule, or a queue in some order."""
 
 
 @dataclass(frozen=True, slots=True)

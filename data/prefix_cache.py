@@ -1,4 +1,4 @@
-"""Shared prompts: who computes them, and how long they are kept."""
+"""Shared prompts in the KV cache: computed once, kept while needed."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def _three(value: Percentiles) -> str:
 
 
 def duration(value: float) -> str:
-    """Format seconds in ms or s, from a minute on as h:mm:ss too."""
+    """Format seconds in ms or s, long ones also as h:mm:ss."""
     if value < 60:
         return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
     return f"{_number(value)} s ({clock_text(value)})"

@@ -1,1 +1,1 @@
-"""Jobs on servers that are already running: client, dispatch, probe and the job itself."""
+"""Jobs on running servers: client, dispatch, probe and job."""

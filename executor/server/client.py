@@ -1,4 +1,4 @@
-"""Client of a server that speaks OpenAI's protocol: send a request, classify the reply."""
+"""Client of a server that speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .connection import Address, BrokenConnectionError, Connection, ReplyBudget,
 from .reply import Kind, Reply
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-"""Environment variable with the API key of a server that needs one."""
+"""Environment variable with a server's API key."""
 
 _MODELS = "/v1/models"
 
 _OPENED = 32
-"""Connections opened at once: fewer than the backlog of a listening socket."""
+"""Connections to open at once, fewer than a socket's backlog."""
 
 _REMEMBERED = 2**16
-"""Response names kept to recognise a repeated response."""
+"""Response names kept to recognise repeated responses."""
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Surrogate code points, escaped or raw."""
@@ -39,8 +39,7 @@ _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class ServerClient:
-    """
-    Connections to one server, each with one request at a time.
+    """Connections to one server, each with one request at a time.
 
     url: Address of the server, with or without ``/v1`` at the end.
     timeout: Seconds from sending a request to its whole response.
@@ -73,7 +72,7 @@ class ServerClient:
         self._all.clear()
 
     async def open(self, count: int) -> None:
-        """Open connections beforehand, so that a burst of requests arrives in order."""
+        """Open connections, so that a burst of requests arrives in order."""
         opened = [self._new() for _ in range(count - len(self._idle))]
         self._idle += reversed(opened)
         for first in range(0, len(opened), _OPENED):
@@ -82,13 +81,12 @@ class ServerClient:
                 return
 
     async def text(self, path: str, timeout: float = 10.0) -> str | None:
-        """Return the text at a path of the server; None if it is missing or late."""
+        """Return the text at a path, or None if missing or late."""
         response = await self._get(path, timeout)
         return response.text if response is not None and response.status == 200 else None
 
     async def reachable(self) -> bool:
-        """
-        Return whether the server responds without an error of its own.
+        """Return whether the server responds without an error of its own.
 
         Offline, ``transformers serve`` cannot list its models, but still completes requests.
         """
@@ -99,7 +97,7 @@ class ServerClient:
         return False
 
     async def send(self, request: ServerRequest) -> Reply:
-        """Send a request once; return its reply, also for a connection error."""
+        """Send a request once; return its reply or connection error."""
         body = request.body
         if self._model is not None:
             body = {**body, "model": self._model}
@@ -137,7 +135,7 @@ class ServerClient:
             return None
 
     async def _complete(self, request: ServerRequest, content: bytes) -> Reply:
-        """Return the server's reply to a request, never a copy of an earlier reply."""
+        """Return the server's reply, never a copy of an earlier one."""
         connection = self._idle.pop() if self._idle else self._new()
         asked, completed = connection.asked > 0, connection.completed
         try:
@@ -161,7 +159,10 @@ class ServerClient:
         return connection
 
     def _is_copy(self, reply: Reply, *, first: bool) -> bool:
-        """Return whether a reply may be a repeated one; ``first`` if the connection completed none yet."""
+        """Return whether a reply may repeat another one.
+
+        ``first`` is true if the connection completed none yet.
+        """
         name = _name(reply)
         if first:
             return (
@@ -173,7 +174,6 @@ class ServerClient:
         return name in self._seen
 
     def _remember(self, reply: Reply) -> bool:
-        """Note the name of a response; return whether it is new."""
         name = _name(reply)
         if not name or name in self._seen:
             return False
@@ -184,13 +184,12 @@ class ServerClient:
 
 
 def base_url(url: str) -> str:
-    """Return the address of a server without ``/v1`` at its end."""
+    """Return a server's address without ``/v1`` at its end."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None:
-    """
-    Return a request's field that the server ignored, or None.
+    """Return a request's field that the server ignored, or None.
 
     Servers ignore unknown fields silently; a missing choice or log-probability shows in the response.
     """
@@ -229,16 +228,15 @@ def _reply(request: ServerRequest, response: Response) -> Reply:
 
 
 def _name(reply: Reply) -> str:
-    """Return the ``id`` that the server gave a response, or an empty text."""
+    """Return the server's ``id`` of a response, or an empty text."""
     name = (reply.body or {}).get("id")
     return name if isinstance(name, str) else ""
 
 
 def _parsed(response: Response) -> Any:
-    """
-    Return the JSON of a response in a form that a file can hold; None if it is not JSON.
+    """Return the JSON of a response, or None.
 
-    Infinite numbers become null, lone surrogates the replacement character.
+    Infinite numbers become null, lone surrogates the replacement character, so that a file can hold it.
     """
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(response.body)
@@ -265,7 +263,10 @@ def _is_completion(request: ServerRequest, body: Mapping[str, Any]) -> bool:
 
 
 def _says(choice: object, chat: bool) -> bool:
-    """Return whether a choice holds a text or a message; a tool call has no content."""
+    """Return whether a choice holds a text or a message.
+
+    A tool call has no content.
+    """
     if not isinstance(choice, Mapping):
         return False
     said = choice.get("message" if chat else "text")
@@ -283,7 +284,10 @@ def _named(error: Exception) -> str:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which holds a number or a date."""
+    """Return the seconds of a Retry-After header.
+
+    It holds a number or a date.
+    """
     if value is None:
         return None
     try:

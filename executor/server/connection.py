@@ -1,4 +1,4 @@
-"""Connection to a server, for one request at a time, by aiohttp."""
+"""Connection to a server for one request at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 import yarl
 
 _KEEP_SECONDS = 4.0
-"""Seconds to keep an idle connection: servers close theirs after five."""
+"""Seconds to keep an idle connection; servers close theirs after five."""
 
 _CONNECT_SECONDS = 10.0
 
@@ -24,8 +24,7 @@ class BrokenConnectionError(Exception):
 
 @dataclass(slots=True)
 class ReplyBudget:
-    """
-    Memory for all replies in transit.
+    """Memory for all replies in transit.
 
     most: Bytes of all replies together; a reply that exceeds it is broken.
     """
@@ -34,7 +33,7 @@ class ReplyBudget:
     used: int = 0
 
     def take(self, count: int) -> None:
-        """Reserve bytes of a reply, or raise BrokenConnectionError."""
+        """Reserve bytes of a reply; raise BrokenConnectionError if too many."""
         if self.used + count > self.most:
             raise BrokenConnectionError(f"the reply is larger than {self.most:,} bytes")
         self.used += count
@@ -42,7 +41,7 @@ class ReplyBudget:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response, its body decompressed; header names ignore case."""
+    """Whole response, with a decompressed body and caseless header names."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +55,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """
-    Address of a server, and the headers of each request.
+    """Address of a server, and the headers of each request.
 
     url: URL without user name, password and ``/v1``.
     proxy: URL of the proxy that the environment names for the server, or None.
@@ -70,7 +68,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str, key: str | None) -> Address:
-        """Return the address of a URL, which may hold a name and a password."""
+        """Return a URL's address and its name and password."""
         parts = urlsplit(url)
         headers = {
             "Accept": "application/json",
@@ -127,7 +125,10 @@ class Connection:
         self.asked = self.completed = 0
 
     async def exchange(self, method: str, path: str, body: bytes | None = None) -> Response:
-        """Send a request and return its response; raise OSError or BrokenConnectionError."""
+        """Send a request; return its response.
+
+        Raises OSError or BrokenConnectionError.
+        """
         loop = asyncio.get_running_loop()
         if not self._usable(loop.time()):
             self.hang_up()
@@ -166,7 +167,7 @@ class Connection:
         await self._session.close()
 
     def _usable(self, now: float) -> bool:
-        """Return whether the connection is open, fresh, and free of unread bytes."""
+        """Return whether the connection is open, fresh and empty."""
         held = self._held
         fresh = now <= self._used_at + _KEEP_SECONDS
         return held is not None and fresh and held.is_connected() and not held.should_close
@@ -178,7 +179,10 @@ def _url(text: str) -> yarl.URL:
 
 
 def _plain(error: aiohttp.ClientError) -> OSError | BrokenConnectionError:
-    """Translate an error of aiohttp; OSError means that no server was reached."""
+    """Translate an error of aiohttp.
+
+    OSError means that no server was reached.
+    """
     why = str(error) or type(error).__name__
     reached = (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError)
     return OSError(why) if isinstance(error, reached) else BrokenConnectionError(why)

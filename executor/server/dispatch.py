@@ -1,4 +1,4 @@
-"""Dispatch of requests to servers in a plan's order, as a state machine without I/O."""
+"""Dispatch of requests to servers, as a state machine without I/O."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _LONG = 10**6
 
 
 def queue_of(slots: int, largest: int = 1) -> int:
-    """Return the number of completions to keep queued on a server: at least one request's."""
+    """Return the number of completions to queue on a server.
+
+    It is at least one request's.
+    """
     return max(4, slots // 8, largest)
 
 
 def in_flight_of(slots: int, largest: int = 1) -> int:
-    """
-    Return the number of completions to keep in flight on a server.
+    """Return the number of completions to keep in flight on a server.
 
-    A few more than the slots wait in the server's queue, so that a freed slot is filled at once.
-
-    largest: Most completions of one request that are expected to run.
+    A few more than the slots wait in the server's queue, so that a freed slot is filled at once. ``largest``
+    is the most completions of one request that are expected to run.
     """
     return slots + queue_of(slots, largest)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Outcome of one request: position, and the last attempt's server, reply, start and end (seconds)."""
+    """Outcome of one request, by its last attempt."""
 
     request: int
     server: int
@@ -45,7 +46,7 @@ class Served:
 
 
 class _Queue:
-    """Requests in flight on a server, in sending order; those beyond the slots wait."""
+    """Requests in flight on a server; those beyond the slots wait."""
 
     def __init__(self, slots: int | None) -> None:
         self._slots, self._running_weight = slots, 0
@@ -54,13 +55,13 @@ class _Queue:
         self.waiting_tokens = 0
 
     def add(self, request: int, weight: int, tokens: int) -> None:
-        """Note that a request was sent, with its number of completions and all their tokens."""
+        """Note a sent request, with its completions and all their tokens."""
         self._waiting[request] = weight, tokens
         self.waiting_tokens += tokens
         self._admit()
 
     def remove(self, request: int) -> None:
-        """Note that a request has ended; waiting requests take its slots."""
+        """Note an ended request; waiting requests take its slots."""
         if request in self._running:
             self._running_weight -= self._running.pop(request)
         else:
@@ -90,11 +91,11 @@ class _Server:
 
     @property
     def alone(self) -> bool:
-        """True if requests are sent singly, to find the one that crashes the server."""
+        """True if requests are sent singly, to find one that crashes."""
         return self.breaks >= self._params.patience.breaks_before_alone
 
     def takes(self, weight: int, now: float) -> bool:
-        """Return whether a request of ``weight`` completions can be sent now."""
+        """Return whether a request of some completions can be sent."""
         if self.down or now < self.paused_until:
             return False
         if self.flying == 0:
@@ -103,15 +104,14 @@ class _Server:
         return not self.alone and self.held + weight <= most
 
     def _queue_is_short(self, weight: int) -> bool:
-        """Return whether the queue would run empty before a new request arrives."""
+        """Return whether the queue could run empty before a new request."""
         if self.slots is None or self.held + weight <= self.most:
             return False
         return self.queue.waiting_tokens < self._params.queue_iterations * self.slots
 
 
 class Dispatch:
-    """
-    Release of requests in order to the least loaded server, until each has its outcome.
+    """Release of requests to the least loaded server.
 
     A failed request returns to its place in the order. An unreachable server gets no request until it
     responds; its requests go to any server.
@@ -165,7 +165,7 @@ class Dispatch:
         self.left = len(self._ready)
 
     def due(self, now: float) -> list[tuple[int, int]]:
-        """Return the pairs (request, server) to send now, in order."""
+        """Return the pairs (request, server) to send now."""
         while self._later and self._later[0][0] <= now:
             _, rank, request = heapq.heappop(self._later)
             heapq.heappush(self._ready, (rank, request))
@@ -188,7 +188,7 @@ class Dispatch:
         return found
 
     def wakes_at(self, now: float) -> float | None:
-        """Return the time of the next action that needs no reply, or None."""
+        """Return the time of the next action without a reply, or None."""
         times = [at for at, _, _ in self._later[:1]]
         if self._ready:
             times += [server.paused_until for server in self._servers if server.paused_until > now]
@@ -222,8 +222,7 @@ class Dispatch:
         return f"no server could be reached for {out:.0f} s"
 
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
-        """
-        Raise the number in flight on a server whose queue is empty.
+        """Raise the number in flight on a server with an empty queue.
 
         A reading counts if a completion arrived since the last change, or if the server has started
         everything sent to it. Otherwise requests are still in transit.
@@ -255,17 +254,17 @@ class Dispatch:
 
     @property
     def given_up_at(self) -> float | None:
-        """Time at which the job ends if no server accepts a request before; else None."""
+        """Time at which the job ends without a reachable server, or None."""
         return self._reached + self._patience.outage_seconds if self._out else None
 
     @property
     def in_flight(self) -> int:
-        """Largest number of completions kept in flight on a server so far."""
+        """Largest number of completions in flight on a server so far."""
         return max(server.most for server in self._servers)
 
     @property
     def interrupted(self) -> list[bool]:
-        """True for each server that was unreachable at some time, and may have restarted."""
+        """True for each server that was unreachable at some time."""
         return [server.was_down for server in self._servers]
 
     @property
@@ -274,7 +273,7 @@ class Dispatch:
         return all(server.down or server.too_long for server in self._servers)
 
     def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:
-        """Return the outcome of a request, or None to send it again."""
+        """Return a request's outcome, or None to send it again."""
         server, kind = self._servers[k], reply.kind
         server.held -= self._weight[request]
         server.flying -= 1
@@ -301,7 +300,10 @@ class Dispatch:
         return None
 
     def _wait_of_broken(self, request: int, server: _Server, sent: float, now: float) -> float | None:
-        """Return the seconds until the next attempt; None if the request crashes the server each time."""
+        """Return the wait after a broken connection.
+
+        It is None if the request crashes the server each time.
+        """
         if server.alone and server.flying == 0:
             broke = self._broke[request] = self._broke.get(request, 0) + 1
             if broke >= self._patience.breaks_alone:
@@ -311,7 +313,7 @@ class Dispatch:
         return self._patience.wait(1, self._rng)
 
     def _wait_of_busy(self, request: int, k: int, reply: Reply, now: float) -> float | None:
-        """Return the seconds until the next attempt; None after the last one."""
+        """Return the wait for a busy server; None after the last attempt."""
         failed = self._failed[request] = self._failed.get(request, 0) + 1
         patience = self._patience
         if failed >= (patience.attempts if reply.kind is Kind.BUSY else patience.timed_out_attempts):
@@ -325,14 +327,13 @@ class Dispatch:
         return wait
 
     def _hold(self, server: _Server, reply: Reply, until: float) -> None:
-        """Pause a server, or mark it as down, by the status of its reply."""
+        """Pause a server, or mark it as down."""
         if reply.status in (502, 504) or (reply.status == 503 and reply.wait is None):
             self._mark_down(server)  # a proxy replied for a server that is gone
         elif reply.status in (429, 503, 529):
             server.paused_until = max(server.paused_until, until)
 
     def _tell_wait(self, k: int, reply: Reply, now: float, wait: float) -> None:
-        """Report a long wait once."""
         server, long = self._servers[k], self._patience.longest_backoff_seconds
         if self._on_wait is not None and wait > long and now + wait > server.told_until + long:
             server.told_until = now + wait

@@ -1,4 +1,4 @@
-"""Probe of a server: its facts before a job, and its counters during one."""
+"""Probe of a server: facts before a job, counters during it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .client import ServerClient
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """
-    Facts about a server; None if unknown.
+    """Facts about a server; None if unknown.
 
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
     models: Names of the models that it serves.
@@ -46,7 +45,7 @@ class ServerFacts:
 
 
 async def probe(client: ServerClient) -> ServerFacts:
-    """Return the facts about a server without sending it a completion request."""
+    """Return the facts about a server without a completion request."""
     models, metrics, version, props = await asyncio.gather(
         *(client.text(path) for path in ("/v1/models", "/metrics", "/version", "/props"))
     )

@@ -1,4 +1,4 @@
-"""Tasks that send the requests of a dispatch and retry unreachable servers."""
+"""Tasks that send a dispatch's requests and retry servers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """
-    State of a server that cannot be reached.
+    """State of an unreachable server.
 
     server: Position of the server.
     seconds: Seconds since the server last responded.
@@ -39,10 +38,8 @@ class Outage:
 
 
 class Sender:
-    """
-    Sender of the requests that a dispatch releases.
+    """Sender of the requests that a dispatch releases.
 
-    clients: Clients of the servers.
     patience: Waits between attempts to reach an unreachable server.
     on_outage: Called while a server is unreachable, first after ``outage_told_seconds``.
     """
@@ -68,8 +65,7 @@ class Sender:
     async def run(
         self, order: Sequence[int], on_served: Callable[[Served], None], deadline: float | None = None
     ) -> str | None:
-        """
-        Send requests; return the reason for an early stop, or None.
+        """Send requests; return the reason for an early stop, or None.
 
         deadline: Seconds after which requests without an outcome are ``expired``.
         """
@@ -102,7 +98,7 @@ class Sender:
         return None
 
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
-        """Pass a reading of a server's counters on to the dispatch."""
+        """Pass a reading of a server's counters to the dispatch."""
         self._dispatch.counters_read(k, running, waiting)
         self._changed.set()
 
@@ -127,7 +123,7 @@ class Sender:
             self._changed.set()
 
     async def _send(self, request: int, k: int) -> None:
-        """Send a request, then the next one that is due, until none is."""
+        """Send a request, then the next ones that are due."""
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         while True:
             sent = loop.time()
@@ -150,7 +146,7 @@ class Sender:
             self._start(self._revived(k, now))
 
     async def _revived(self, k: int, since: float) -> None:
-        """Retry a server until it is reachable; report the outage at growing intervals."""
+        """Retry a server until it responds; report the outage."""
         loop, attempts = asyncio.get_running_loop(), 1
         told: asyncio.TimerHandle | None = None
 
@@ -180,8 +176,7 @@ class Sender:
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    """
-    Run a coroutine; SIGTERM and SIGINT cancel it before their handlers run.
+    """Run a coroutine; SIGTERM and SIGINT cancel it first.
 
     A handler that raises between two steps of a coroutine would leave other coroutines unawaited.
     """

@@ -1,4 +1,4 @@
-"""A batch job on existing servers, from request bodies to completions on disk."""
+"""Batch job on running servers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from .sending import Outage, Sender, run_until_stopped
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerOutcome:
-    """
-    Outcome of a run on servers.
+    """Outcome of a run on servers.
 
     run: Record of the requests that this run served.
     failed: Requests without a completion, of this run and of its interrupted part.
@@ -106,7 +105,7 @@ class ServerJob:
         on_served: Callable[[int], None] | None = None,
         remark: Callable[[str], None] = lambda _: None,
     ) -> ServerOutcome:
-        """Send every request that has no outcome in the journal yet."""
+        """Send every request without an outcome in the journal."""
         return run_until_stopped(self._run(journal, facts, on_served, _Remarks(facts, remark)))
 
     def _client(self, url: str, default: str | None = None, model: str | None = None) -> ServerClient:
@@ -225,7 +224,7 @@ class _Log:
         self._times.extend((one.sent, one.finished))
 
     def record(self, job: ServerJob, counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
-        """Return the run, in the order of sending."""
+        """Return the run, in sending order."""
         times = np.array(self._times).reshape(-1, 2)
         order = np.argsort(times[:, 0], kind="stable")
         sent, finished = times[order].T
@@ -263,14 +262,14 @@ class _Remarks:
     remark: Callable[[str], None]
 
     def waits(self, k: int, reply: Reply, wait: float) -> None:
-        """Report that a server asks for a long wait."""
+        """Report a server's long wait."""
         asked = "" if reply.wait is None or reply.wait <= wait else f" of the {reply.wait:,.0f} s it asks for"
         does = f"the run waits {wait:,.0f} s{asked} (--outage)" if asked else ""
         does = does or f"it asks to wait {wait:,.0f} s, and the run does"
         self.remark(f"{self.facts[k].url}: {reply.message}; {does}")
 
     def outage(self, outage: Outage) -> None:
-        """Report the start of an outage, its attempts, and when the run stops."""
+        """Report an outage: its start, attempts and end."""
         url, now = self.facts[outage.server].url, time.time()
         if outage.over:
             self.remark(Alert(f"{url}: reachable again after {outage.seconds:,.0f} s"))
@@ -285,7 +284,7 @@ class _Remarks:
 
 
 class _Reordering:
-    """Order of the requests, longest first by the completions of their prompts so far."""
+    """Order of the requests by completions of their prompts."""
 
     def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
         self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
@@ -309,7 +308,7 @@ class _Reordering:
             self._since += 1
 
     def due(self, left: int) -> bool:
-        """Return whether enough completions arrived since the last reordering of ``left`` requests."""
+        """Return whether enough completions arrived for a new order."""
         return self._since >= self._share * left
 
     def order(self) -> list[int]:
@@ -321,7 +320,7 @@ class _Reordering:
 
 
 def output_line(custom_id: str, reply: Reply) -> dict[str, object]:
-    """Return a request's line of the OpenAI batch output format."""
+    """Return a request's line in OpenAI's batch output format."""
     if reply.status is not None and reply.body is not None:
         response = {"status_code": reply.status, "request_id": reply.request_id, "body": dict(reply.body)}
         return {**_named_line(custom_id), "response": response, "error": None}
@@ -345,14 +344,14 @@ def completed(line: Mapping[str, Any]) -> bool:
 
 
 _EXPIRED = "This request could not be executed before the completion window expired."
-"""OpenAI's message for expired requests of a batch."""
+"""OpenAI's message for expired requests."""
 
 _COUNTED = (("prompt", "input"), ("completion", "output"))
-"""Names of prompt and completion tokens; the second of each pair is the Responses API's."""
+"""Names of prompt and completion tokens, in two APIs."""
 
 
 def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Return the server's count of prompt and completion tokens, 0 if missing."""
+    """Return the server's counts of prompt and completion tokens."""
     usage = (body or {}).get("usage")
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTED]

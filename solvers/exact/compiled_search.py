@@ -1,4 +1,4 @@
-"""The two compiled exact searches: which problems each takes, and what they find."""
+"""The two compiled exact searches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..search.core.plans import countable, job_of
 from .outcome import Argument, ExactOutcome
 
 MOST_REQUESTS: dict[Argument, int] = {"states": 24, "orders": 14}
-"""Requests beyond which states are too many, or all sets of them."""
+"""Most requests of each search."""
 MOST_CHOICES = 60_000
-"""Sets of requests that a stage can start beyond which each state has too many successors."""
+"""Most sets of requests that a stage can start."""
 PRECISION = 1e-10
-"""Relative difference below which two costs are the same."""
+"""Relative difference below which two costs are equal."""
 EXACT = ExactParameters()
 
 _ENDED = (StoppedBy.PROOF, StoppedBy.TIME, StoppedBy.GAVE_UP)
@@ -32,7 +32,10 @@ _NAMES: dict[Argument, Literal["core_stage_states", "core_end_orders"]] = {
 
 
 def can_list_states(problem: Problem) -> bool:
-    """Return whether a problem is small enough to try, and free of arrival times and shared prompts."""
+    """Return whether the search by states can be tried.
+
+    The problem must be small, without arrival times and shared prompts.
+    """
     slots = min(problem.slots, len(problem))
     return (
         len(problem) <= MOST_REQUESTS["states"]
@@ -45,7 +48,10 @@ def can_list_states(problem: Problem) -> bool:
 
 
 def can_list_orders(problem: Problem) -> bool:
-    """Return whether few requests, all with decode steps that cost something, can run out of memory."""
+    """Return whether the search by orders can be tried.
+
+    It takes few requests under scarce memory, all with decode steps.
+    """
     return (
         len(problem) <= MOST_REQUESTS["orders"]
         and problem.memory_can_run_out
@@ -58,12 +64,11 @@ def can_list_orders(problem: Problem) -> bool:
 def search_exactly(
     problem: Problem, argument: Argument, limits: Limits, start: Schedule, params: ExactParameters = EXACT
 ) -> ExactOutcome:
-    """
-    Return an optimal schedule, or the best one found within the limits.
+    """Return an optimal schedule, or the best within the limits.
 
     argument: Name of the exhaustive search.
     limits: Work is in states.
-    start: A schedule to beat.
+    start: Schedule to beat.
     """
     cost, makespan = problem.cost, start.makespan(problem)
     fixed = cost.decode_per_slot * int(problem.decode_steps.sum())
@@ -85,7 +90,7 @@ def search_exactly(
 
 
 def _columns(problem: Problem) -> list[Int32Array]:
-    """Return what C reads of all requests, none of which shares a prompt."""
+    """Return the requests' columns for C."""
     group, shared = np.full(len(problem), -1), np.zeros(1)
     columns = (problem.decode_steps, problem.prompt_tokens, problem.kv_at_start, group, shared)
     return [np.ascontiguousarray(column, dtype=np.int32) for column in columns]

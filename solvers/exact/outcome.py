@@ -1,4 +1,4 @@
-"""Result of an exact search of a small problem, with the bound that it proves."""
+"""Result of an exact search, with its bound."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...models.bounds.least_counts import cost_terms
 from ..result import StoppedBy
 
 Argument = Literal["states", "orders"]
-"""Every stage was tried from every state, or every order back from the end."""
+"""States: every stage from every state. Orders: every order from the end."""
 
 REPEATABLE_STEPS = {"states": 400_000, "orders": 0}
-"""Steps up to which a proof stands as a certificate: a check by plain code takes seconds."""
+"""Most steps of a proof that a checker can repeat in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,17 +25,15 @@ class ExactOutcome:
     """Result of an exact search."""
 
     schedule: Schedule
-    """The best schedule."""
     stopped_by: StoppedBy
-    """``PROOF`` if no schedule is better, ``GAVE_UP`` if there is too much to try, else the limit reached."""
+    """``PROOF`` if optimal, ``GAVE_UP`` if too large, else the limit."""
     steps: int
     """Steps of the search, the unit of ``Limits.work``."""
     argument: Argument
-    """Argument by which a checker repeats the search."""
+    """Argument with which a checker repeats the search."""
 
     def bound(self, problem: Problem) -> Bound | None:
-        """
-        Return the optimum as a bound, or None if it is not proven.
+        """Return the optimum as a bound, or None without a proof.
 
         Its certificate is of kind ``solver`` where a check by plain code would take too long.
         """
@@ -50,7 +48,7 @@ class ExactOutcome:
 
 
 def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:
-    """Return the seconds of a schedule by what they pay for, with the names of :func:`cost_terms`."""
+    """Return a schedule's seconds by the names of :func:`cost_terms`."""
     cost, tokens = problem.cost, schedule.stage_tokens(problem)
     tokens = tokens[np.bincount(schedule.bin_of, minlength=schedule.bins) > 0]
     least = cost_terms(problem, len(tokens), int(schedule.decode_steps.sum()))

@@ -1,4 +1,4 @@
-"""Small problems solved to a proven optimum: which of the exact searches goes first, and for how long."""
+"""Small problems solved to a proven optimum."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ from .compiled_search import can_list_orders, can_list_states, search_exactly
 from .outcome import REPEATABLE_STEPS, ExactOutcome
 
 STEPS_PER_REQUEST = 15
-"""Steps, for each request, of the search that gives the exact search a schedule to beat."""
+"""Steps per request of the search for a schedule to beat."""
 FEWEST = 12
-"""Requests up to which the search over states settles most problems."""
+"""Requests up to which the search over states solves most problems."""
 AGAIN_SHARE = 0.6
-"""Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
+"""Share of the time left for a repeatable proof, after another one."""
 LEAST_SECONDS = 1e-6
-"""What is left of a time limit at least: a limit must be positive."""
+"""Least seconds of a limit, which must be positive."""
 START_SHARE = 0.25
-"""Most of the time limit that the search for a schedule to beat may take."""
+"""Share of the time for a schedule to beat."""
 
 
 def solve_small(
     problem: Problem, limits: Limits | None = None, start: Schedule | None = None
 ) -> ExactOutcome:
-    """
-    Return an optimal schedule, or the best one found within the limits.
+    """Return an optimal schedule, or the best within the limits.
 
-    Every stage from every state is tried of any small problem; where memory is scarce, every order from the
-    end goes before it.
+    Small problems are searched by states; under scarce memory by orders from the end first. Raises
+    UnsupportedProblemError for arrival times, shared prompts or too many requests.
 
     limits: Work is in states.
-    start: A schedule to beat; by default what a short search finds.
-    Raises UnsupportedProblemError if the problem has arrival times, shared prompts or too many requests for
-        its slots.
+    start: Schedule to beat; by default that of a short search.
     """
     if not can_solve_exactly(problem):
         raise UnsupportedProblemError(f"the exact search cannot take {_unsupported(problem)}")
@@ -67,12 +64,12 @@ def solve_small(
 
 
 def can_solve_exactly(problem: Problem) -> bool:
-    """Return whether a problem is small enough, and free of arrival times and shared prompts."""
+    """Return whether an exact search can be tried."""
     return can_list_states(problem)
 
 
 def _unsupported(problem: Problem) -> str:
-    """Return what the exact search does not take of a problem."""
+    """Return the part of a problem that exact search cannot solve."""
     if problem.workload.arrival.any():
         return "arrival times; choose another solver"
     if len(problem.prefix_tokens):
@@ -85,6 +82,6 @@ def _unsupported(problem: Problem) -> str:
 
 
 def _left(limits: Limits, deadline: float | None, steps: int) -> Limits:
-    """Return what is left of limits, at least a little."""
+    """Return the rest of some limits, at least a little."""
     seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
     return replace(limits, seconds=seconds, work=None if limits.work is None else max(1, limits.work - steps))

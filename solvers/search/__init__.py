@@ -1,1 +1,1 @@
-"""The one search for schedules: starts, annealing over stage times, exact enumeration."""
+"""Schedule search: baselines, and phases that improve on them."""

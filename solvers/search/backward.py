@@ -1,9 +1,8 @@
-"""
-Schedules built from their end, where KV memory is scarce: backwards, what a request holds only shrinks.
+"""Schedules built from their end, for scarce KV memory.
 
-From its last step back to its first a request frees a token each step, so that one which fits now fits on.
-Memory stays full up to the smallest request that waits, where a construction forwards has to keep room for
-what grows. Requests that run back to the same decode step share a prefill stage.
+From its last step back to its first a request frees a token each step, so a request that fits now fits on.
+Memory stays full up to the smallest waiting request, whereas a forward construction must keep room for
+growth. Requests that run back to the same decode step share a prefill stage.
 """
 
 from __future__ import annotations
@@ -19,25 +18,27 @@ from ...data.schedule import Schedule
 from ...models.bounds.least_counts import least_counts
 
 NEAREST = 4
-"""Requests looked at for each prefill stage that there is: the longest ones that fit before it."""
+"""Longest fitting requests to compare for each prefill stage."""
 
 WEIGHT, WEIGHT_OF_SLOTS = 3.0, 10.0
-"""Steps of full memory that the first request may waste more than the last; where slots are scarcer."""
+"""Further steps of full memory that the first request may waste; second for scarcer slots.
+"""
 
 
 def slots_are_scarcer(problem: Problem) -> bool:
-    """Return whether slots that are never free would hold less than the KV capacity on average."""
+    """Return whether full slots would hold less than the KV capacity."""
     assert problem.kv_capacity is not None
     slot_steps = int(problem.decode_steps.sum())
     return problem.kv_token_steps * problem.slots < slot_steps * problem.kv_capacity
 
 
 def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> Schedule:
-    """
-    Return the schedule in which requests start some steps before the end, all others in stages behind them.
+    """Return the schedule with some requests' distances from the end.
 
-    running: The requests that take a decode step at least, shape (running,).
-    back: Decode steps from the start of each to the end of them all, counted back, shape (running,).
+    The requests without decode steps fill stages behind them.
+
+    running: Requests that take a decode step at least, shape (running,).
+    back: Decode steps from the start of each to the end of the job, shape (running,).
     """
     start = int(back.max()) - back
     times, stage = np.unique(start, return_inverse=True)
@@ -53,7 +54,7 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
 
 
 def backward_schedule(problem: Problem, late: Callable[[], bool] = lambda: False) -> Schedule | None:
-    """Return the schedule built backward; None where no request decodes, or once it is late."""
+    """Return the schedule built backward; None if late."""
     running = np.flatnonzero(problem.decode_steps > 0)
     if not len(running):
         return None
@@ -66,7 +67,7 @@ def backward_schedule(problem: Problem, late: Callable[[], bool] = lambda: False
 
 
 def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
-    """Return stages of requests that take no decode step, in the order given, as full as the limits allow."""
+    """Pack requests without decode steps into full stages."""
     caps = [cap for cap in (problem.prefill_token_cap, problem.kv_capacity) if cap is not None]
     most = min(caps, default=int(problem.prompt_tokens.sum()))
     stages, stage, count, tokens = [], 0, 0, 0
@@ -79,13 +80,11 @@ def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
 
 
 class _Construction:
-    """
-    One construction, in decode steps counted back from the end.
+    """One construction, in decode steps counted back from the end.
 
-    requests: Those to serve, each of a decode step at least.
-    keys: Decode steps of full memory that each may waste, to go before those that waste less, shape
-        (requests,).
-    end: Decode steps aimed at: requests that would need more if they began any later go first.
+    requests: Requests to serve, each of a decode step at least.
+    keys: Decode steps of full memory that each may waste before those that waste less, shape (requests,).
+    end: Planned decode steps: requests that would need more if they began any later go first.
     """
 
     def __init__(self, problem: Problem, requests: IntArray, keys: FloatArray, end: int) -> None:
@@ -109,11 +108,10 @@ class _Construction:
         self._tokens: dict[int, int] = {}
 
     def ends(self, stage_price: float, late: Callable[[], bool]) -> IntArray | None:
-        """
-        Return the decode step, counted back, in which each request's prefill stage comes, shape (requests,).
+        """Return each request's stage, in steps from the end, shape (requests,).
 
         stage_price: Price of one more stage, as a multiple of its cost.
-        late: Returns True if no time is left; asked before each request, then None is returned.
+        late: Returns True if no time is left; then None is returned.
         """
         cost = self._problem.cost
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)
@@ -135,7 +133,7 @@ class _Construction:
         return ends
 
     def _next(self, price: float) -> tuple[int, int]:
-        """Return the place of the request that goes next, and when its stage comes, counted back."""
+        """Return the next request's place, and its stage."""
         count, room = self._left, self._capacity - self._held
         decode_steps, peak, _, prompt = self._whole[:, :count]
         keys, share = self._real[:, :count]
@@ -159,7 +157,7 @@ class _Construction:
         return int(place.flat[best]), int(self._stages[best // NEAREST])
 
     def _stage_at(self, step: int, prompt: int) -> int:
-        """Return the first decode step from this one on whose stage has room for a prompt, as a stage."""
+        """Return the first stage from a step on with room."""
         while self._cap is not None and self._tokens.get(step, 0) + prompt > self._cap:
             step += 1
         at = int(np.searchsorted(self._stages, step))
@@ -168,7 +166,7 @@ class _Construction:
         return step
 
     def _begin(self, request: int, end: int, decode_steps: int, peak: int) -> None:
-        """Take a slot and memory for a request from now on, though it may run only a little later."""
+        """Take a slot and memory for a request from now on."""
         heapq.heappush(self._coming, (end, request))
         self._held += peak
         self._free -= 1
@@ -178,13 +176,12 @@ class _Construction:
             heapq.heappush(self._coming, (end - decode_steps, -1))
 
     def _drop(self, place: int) -> None:
-        """Take a request out of those that wait."""
         for columns in (self._whole, self._real):
             columns[:, place : self._left - 1] = columns[:, place + 1 : self._left]
         self._left -= 1
 
     def _go_back(self, least: int) -> None:
-        """Go back to the next step in which something ends, or the smallest request that waits may fit."""
+        """Go back to the next step with an end or with room."""
         then = self._coming[0][0]
         lacking = self._held + least - self._capacity
         if self._free and self._left and lacking > 0 and self._active:

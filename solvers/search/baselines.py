@@ -1,4 +1,4 @@
-"""The baselines: schedules of every rule that a user could run instead, the cheapest first."""
+"""Baselines: schedules of every rule that a user could run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .backward import backward_schedule
 from .constructive import ski_rental_in_time
 
 PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
-"""Patiences of the ski-rental rule, the best one of Table III first; 0 never waits."""
+"""Patiences of the ski-rental rule, the best first; 0 never waits."""
 
 CLASSES = (0, 1, 2)
-"""Numbers of length classes, each half of the one before, within which groups are taken in turn."""
+"""Numbers of length classes within which groups go in turn."""
 
 PROMISING = (
     "packing",
@@ -33,44 +33,43 @@ PROMISING = (
     "lagrangian",
     "packing-algorithm1",
 )
-"""Policies simulated before the others, as they were best most often."""
+"""Policies to simulate first, as they were best most often."""
 
 SCARCE = ("lpt-ski", "lpt", "threshold", "fcfs-ski")
-"""Policies simulated first where memory can run out."""
+"""Policies to simulate first under scarce memory."""
 
 WAITING = ("threshold", "lagrangian-token", "lagrangian")
 """Policies that wait longest before a prefill stage."""
 
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
-"""Policies whose schedules one pass makes as well: nothing but slots is limited, a stage's cost linear."""
+"""Policies that one pass also schedules, if only slots are limited."""
 
 SIMULATED, IN_PASSES = 2_000, 5_000
-"""Requests up to which every rule is a baseline, and those that take time in proportion to the requests."""
+"""Requests up to which every rule, and the fast rules, are baselines."""
 
 
 class _GivenUpError(Exception):
-    """A simulation that has become too late or too long to be of use."""
+    """Error that ends a late or long simulation."""
 
 
 Baseline = Callable[[float], Schedule | None]
-"""Makes a rule's schedule, given the makespan to beat in seconds; None if it is no better, or evicts."""
+"""Function that returns a rule's schedule if it beats a makespan."""
 
 
 def baselines(
     problem: Problem, late: Callable[[], bool], sizes: tuple[int, int] = (SIMULATED, IN_PASSES)
 ) -> tuple[list[Baseline], list[Baseline]]:
-    """
-    Return the baselines: those that a user could run instead, and other quick constructions.
+    """Return the baselines, and other quick constructions.
 
     The former are every policy of :data:`~batchbound.heuristics.registry.POLICIES`, the cheapest and most
-    promising first, preceded by what makes a good makespan to beat. The others are longest first and first
-    come, first served with several patiences of the ski-rental rule. Where shared prompts cannot all be kept,
-    passes take one group after another, the one with the longest request first.
+    promising first. The others are longest first and first come, first served with several patiences of the
+    ski-rental rule. Where shared prompts cannot all be kept, passes take one group after another, the one
+    with the longest request first.
 
-    problem: The problem, every request there at the start.
-    late: Returns True if no time is left; asked with each stage of a simulation or a pass.
-    sizes: Requests up to which the former are every policy, and up to which longest first and first come,
-        first served. Of more, longest first is the only one; under scarce memory with and without waiting.
+    problem: Problem with every request there at the start.
+    late: Returns True if no time is left; asked with each stage.
+    sizes: Requests up to which all policies, and up to which longest first and first come, first served are
+        baselines. Larger jobs have longest first alone; under scarce memory with and without waiting.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
@@ -120,14 +119,13 @@ def simulated_schedule(
     late: Callable[[], bool] = lambda: False,
     met: set[object] | None = None,
 ) -> Schedule | None:
-    """
-    Return the schedule of a policy in the simulator, or None if it evicts or takes ``least`` seconds or more.
+    """Simulate a policy; None if it evicts or takes too long.
 
-    policy: Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
-    least: The makespan to beat, seconds.
+    policy: Name in :data:`~batchbound.heuristics.registry.POLICIES`.
+    least: Makespan to beat, seconds.
     late: Returns True if no time is left.
     met: Keys of the policies simulated so far, to which this one is added unless it is late. Policies of one
-        key have the same schedule where lengths are known, and None is returned for a later one.
+        key have equal schedules, so a later one gives None.
     """
     policy_made = policy_named(policy, problem)
     dispatch = dispatch_of(policy_made)

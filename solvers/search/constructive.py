@@ -1,4 +1,4 @@
-"""A schedule built in one pass: requests in an order, prefill stages by the ski-rental rule."""
+"""Schedule built in one pass, with the ski-rental rule."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from ...heuristics.queues.ordered import longest_first
 from ...heuristics.queues.prefill_rules import bearable_idle, steps_to_wait
 
 LOOK_AHEAD = 48
-"""Waiting requests tried in a row without finding one that fits before a stage is closed."""
+"""Requests to try in a row before a stage is closed."""
 
 
 ASKED_EVERY = 64
-"""Stages between two looks at the clock where stages take the next requests in order."""
+"""Stages between two looks at the clock."""
 
 
 def ski_rental_schedule(
     problem: Problem, *, order: IntArray | None = None, patience: float = 0.5, burst: int | None = None
 ) -> Schedule:
-    """
-    Return a schedule that fills free slots in the given order whenever waiting has cost enough.
+    """Return a schedule that fills free slots in a given order.
 
     A prefill stage starts once slots have idled as long as the rule of ski rental bears
     (:func:`~batchbound.heuristics.queues.prefill_rules.bearable_idle`). A stage also starts when the token
-    cap lets no other request join it, when no others are left, or when nothing runs. A request joins only
-    if the KV capacity holds to the end of everything that runs, which known lengths tell.
+    cap lets no other request join it, when no others are left, or when nothing runs. A request joins only if
+    the KV capacity holds to the end of everything that runs.
 
-    problem: The problem scheduled. Arrival times are not looked at.
-    order: The requests in the order they are taken, shape (requests,); longest first if left out.
-    patience: Stage openings' worth of idle rounds to wait for; 0 never waits.
-    burst: Most requests a stage starts, or None for no limit. Requests that start together also hold most
-        tokens together, so a tight KV capacity is better used by small bursts.
+    problem: Problem to schedule; arrival times are ignored.
+    order: Order of the requests, shape (requests,); by default longest first.
+    patience: Stage openings' worth of idle steps to wait for; 0 never waits.
+    burst: Most requests that a stage starts, or None. Requests that start together also hold most tokens
+        together, so a tight KV capacity is better used by small bursts.
     """
     schedule = ski_rental_in_time(problem, lambda: False, order=order, patience=patience, burst=burst)
     assert schedule is not None, "it is never late"
@@ -53,9 +52,9 @@ def ski_rental_in_time(
     patience: float = 0.5,
     burst: int | None = None,
 ) -> Schedule | None:
-    """Return :func:`ski_rental_schedule`, or None once it is late, which is asked before each stage."""
+    """Return :func:`ski_rental_schedule`, or None once it is late."""
     order = longest_first(problem) if order is None else order
-    # Where decode steps cost nothing, longer than any could idle.
+    # If decode steps cost nothing, the limit is longer than any slot could idle.
     bearable = min(bearable_idle(problem, patience), float(problem.decode_steps.max() * problem.slots))
     most = problem.slots if burst is None else min(burst, problem.slots)
     limited = problem.kv_capacity is not None or problem.prefill_token_cap is not None
@@ -69,7 +68,7 @@ def ski_rental_in_time(
 def _in_order(
     problem: Problem, late: Callable[[], bool], order: IntArray, bearable: float, most: int
 ) -> tuple[IntArray, list[int]] | None:
-    """Return the bins and their times, and the end, where every stage takes the next requests in order."""
+    """Return bins, times and end, with requests strictly in order."""
     decode_steps: list[int] = problem.decode_steps[order].tolist()
     finishes, begun, starts = list[int](), list[int](), list[int]()
     head, now, idle, count = 0, 0, 0, len(order)
@@ -101,7 +100,7 @@ def _in_order(
 def _chosen(
     problem: Problem, late: Callable[[], bool], order: IntArray, bearable: float, most: int
 ) -> tuple[IntArray, list[int]] | None:
-    """Return the bins and their times, and the end, where memory or tokens choose who joins a stage."""
+    """Return bins, times and end, with requests chosen by memory or tokens."""
     waiting: list[int] = order.tolist()
     waiting.reverse()
     chooser = _Chooser(problem)
@@ -139,7 +138,6 @@ def _chosen(
 
 
 def _remove(waiting: list[int], chosen: list[int]) -> None:
-    """Take the chosen requests, which lie near the end, out of the waiting list."""
     left = set(chosen)
     kept: list[int] = []
     while left:
@@ -152,7 +150,7 @@ def _remove(waiting: list[int], chosen: list[int]) -> None:
 
 
 class _Chooser:
-    """Which waiting requests the next prefill stage takes."""
+    """Choice of the waiting requests for the next prefill stage."""
 
     def __init__(self, problem: Problem) -> None:
         self._cap = problem.prefill_token_cap
@@ -165,7 +163,7 @@ class _Chooser:
         self._held = 0
 
     def choose(self, waiting: list[int], free: int, now: int) -> tuple[list[int], bool]:
-        """Return the requests a stage at round ``now`` takes, and whether it is as full as can be."""
+        """Return the requests of a stage, and whether it is full."""
         if self._memory is not None:
             self._memory.forget(self._held)
             self._memory.advance(now)
@@ -190,28 +188,24 @@ class _Chooser:
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
     def _computed(self, request: int, computed: set[int]) -> int:
-        """Return the additional tokens of a request in a stage with some shared prompts."""
+        """Return the tokens that a request adds to a stage."""
         assert self._cache is not None
         prefix = self._prefix_of[request]
         there = prefix < 0 or prefix in computed or self._cache.keeps(request)
         return self._own[request] + (0 if there else self._prefix_tokens[prefix])
 
     def admit(self, chosen: list[int]) -> None:
-        """Note that the requests chosen last run from the decode step they were chosen for."""
+        """Note that the chosen requests run from now on."""
         self._held = 0
         if self._cache is not None:
             self._cache.begin(np.array(chosen, dtype=np.int64))
 
 
 class Memory:
-    """
-    The KV tokens that running requests will hold, up to the end of the last of them.
+    """KV tokens of running requests, up to the last one's end.
 
-    What is held only grows between two finishes, so the capacity holds at every step if it holds in the
-    last decode step of every running request.
-
-    problem: Its requests' prompts and decode steps are read.
-    capacity: Most tokens held at any moment.
+    Held tokens only grow between two ends, so the capacity holds always if it holds in the last decode step
+    of every running request.
     """
 
     def __init__(self, problem: Problem, capacity: int) -> None:
@@ -229,34 +223,33 @@ class Memory:
         self._index()
 
     def _index(self) -> None:
-        """Sort the running requests by their last decode step, latest first, and add up what they hold."""
+        """Sort the running requests by their end, and add up their tokens."""
         last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
         latest_first = np.argsort(-last, kind="stable")
         self._last[: len(last)], self._offset[: len(last)] = last[latest_first], offset[latest_first]
         self._add_up()
 
     def _add_up(self) -> None:
-        """Add up what the running requests hold."""
         count = len(self._running)
         last, sums = self._last[:count], self._sums[1 : count + 1]
         np.cumsum(self._offset[:count], out=sums)
         self._before = -last
-        # What a newcomer's offset is added to, at the worst of the last rounds up to its own.
+        # Most tokens held at the ends up to each one's own; a newcomer's offset is added to them.
         held = sums + (self._ranks[:count] + 1) * last
         self._worst = np.append(np.maximum.accumulate(held[::-1])[::-1], -self._capacity)
 
     def advance(self, now: int) -> None:
-        """Forget the requests that have finished by decode step ``now``."""
+        """Forget the requests that have finished by a decode step."""
         self._running = [entry for entry in self._running if entry[0] >= now]
         self._index()
 
     def forget(self, count: int) -> None:
-        """Take the requests let in last out again."""
+        """Remove the requests admitted last."""
         if count:
             del self._running[-count:]
 
     def hold(self, request: int, now: int) -> bool:
-        """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
+        """Admit a request if the capacity allows; return success."""
         offset, last = self._at_start[request] - now, now + self._decode_steps[request] - 1
         count = len(self._running)
         if self._sums[count] + count * now + self._prompt[request] > self._capacity:

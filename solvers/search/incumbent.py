@@ -1,4 +1,4 @@
-"""The best schedule in hand, the clock of a search, and what its phases share."""
+"""Best schedule in hand, with the clock of a search."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .core.parameters import CoreParameters
 from .stage_split import split_stages
 
 BETTER = 1e-12
-"""Seconds by which a schedule has to be better than the incumbent."""
+"""Seconds by which a schedule must beat the incumbent."""
 
 
 class TracePoint(NamedTuple):
-    """A moment of a search: seconds since it began, and the makespan and the bound in hand then."""
+    """Moment of a search: seconds, makespan and bound."""
 
     seconds: float
     makespan: float
     bound: float
-    """Seconds that no schedule goes below; 0 before a bound is proven."""
+    """Lower bound in seconds; 0 before it is proven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,14 @@ class Stop:
     """Stopping criteria of a search, and its callback for each better schedule."""
 
     gap: float = 0.0
-    """Gap to the bound, as a fraction of it, that is good enough."""
+    """Gap to the bound, as a fraction, at which the search ends."""
     stalled: float = math.inf
     """Seconds without a better schedule after which it ends."""
     on_improvement: Callable[[TracePoint], None] | None = None
 
 
 class Incumbent:
-    """
-    The best schedule offered so far, on a clock that begins with it.
+    """Best schedule so far, with a clock that begins with it.
 
     Parameters
     ----------
@@ -111,7 +110,7 @@ class Incumbent:
 
     @property
     def stalled(self) -> bool:
-        """True if there was no better schedule for too long."""
+        """True if no better schedule came for too long."""
         return bool(self.trace) and self.elapsed - self.trace[-1].seconds > self._stop.stalled
 
     @property
@@ -121,19 +120,19 @@ class Incumbent:
 
     @property
     def patience(self) -> float:
-        """Seconds without a better schedule until the search ends, at least 0."""
+        """Seconds until the search ends without a better schedule."""
         since = self.trace[-1].seconds if self.trace else self.elapsed
         return max(0.0, self._stop.stalled - (self.elapsed - since))
 
     @property
     def progress(self) -> float:
-        """The share of the limits that is used up, from 0 on; infinite where the search is to end."""
+        """Share of the limits that is used; infinite at the end."""
         if self.good_enough or self.stalled:
             return math.inf
         return max(self.elapsed / self.seconds, self.steps / self.max_steps)
 
     def offer(self, schedule: Schedule) -> bool:
-        """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
+        """Keep a valid, better schedule; return whether it was."""
         schedule = split_stages(self.problem, schedule.without_idle_steps(self.problem))
         makespan = schedule.makespan(self.problem)
         if makespan >= self.makespan - BETTER or schedule.check(self.problem) is not None:
@@ -147,7 +146,7 @@ class Incumbent:
 
 
 class Budget:
-    """Part of a search's limits, up to a share of its progress."""
+    """Part of a search's limits."""
 
     def __init__(self, best: Incumbent, share: float) -> None:
         self._best, self._begun = best, best.progress
@@ -156,7 +155,7 @@ class Budget:
 
     @property
     def done(self) -> float:
-        """The share of it that is used up, from 0 on; 1 and more once it is over."""
+        """Used share, from 0; at least 1 once it is over."""
         progress = self._best.progress
         return (progress - self._begun) / (self._end - self._begun) if progress < self._end else math.inf
 
@@ -167,20 +166,20 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left of it, at least 0; infinite where time is not limited."""
+        """Seconds left; infinite without a limit."""
         if math.isinf(self._best.seconds):
             return math.inf
         return max(0.0, self._end * self._best.seconds - self._best.elapsed)
 
     @property
     def steps_left(self) -> int | None:
-        """Steps left of it, at least 1; None where steps are not limited."""
+        """Steps left, at least 1; None without a limit."""
         if math.isinf(self._best.max_steps):
             return None
         return max(1, math.ceil(self._end * self._best.max_steps - self._best.steps))
 
     def part(self, share: float) -> Budget:
-        """Return a share of what is left of it."""
+        """Return a share of the rest."""
         part = Budget(self._best, 0.0)
         if part._begun < self._end:
             part._end = part._begun + share * (self._end - part._begun)
@@ -189,7 +188,7 @@ class Budget:
 
 @dataclass(slots=True, eq=False)
 class SearchRun:
-    """A search as its phases see it."""
+    """State that the phases of a search share."""
 
     problem: Problem
     best: Incumbent
@@ -198,7 +197,10 @@ class SearchRun:
     """Parameters of the compiled phases."""
 
     def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
-        """Offer what steps make, given the share of the budget used up, until it is over."""
+        """Offer the schedules of steps until the budget is over.
+
+        Each step takes the share of the budget that is used.
+        """
         best, took = self.best, 0.0
         # A step that would probably end late does not begin: for large problems one takes 0.1 s.
         while not budget.over and best.left >= 0.5 * took:

@@ -1,4 +1,4 @@
-"""Parameters of the search as data: what runs, and for how long."""
+"""Parameters of the search as data."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ TABLE = "search"
 """Name of the table in a TOML file."""
 
 OTHER_TABLES = ("bounds", "run")
-"""Other tables of such a file: the bound's parameters, and those of a run."""
+"""Other tables of such a file."""
 
 _HINT = "Correct it, or leave it out for the default."
 
 
 class ParamsError(InputError):
-    """A parameter that cannot be used."""
+    """Error of a parameter that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
-    """
-    Parameters of the schedule search.
+    """Parameters of the schedule search.
 
-    off: Names of phases that are left out, from :data:`~batchbound.solvers.search.phases.PHASES`.
-    share: Share of the time left that each phase gets, 0 to 1. The last one that applies gets all of it. A
-        larger share gives more to the first phases.
+    off: Names of phases to leave out, from :data:`~batchbound.solvers.search.phases.PHASES`.
+    share: Share of the time left for each phase, 0 to 1; the last one gets all. Larger favours the first
+        phases.
     shares: Shares of single phases by name, in place of ``share``.
-    baseline_requests: Requests up to which every built-in rule is simulated before the search begins,
-        whatever the limit. With more, a plan is never worse than a rule for larger jobs, which start later.
-    linear_requests: Requests up to which longest first and first come, first served are, each with and
-        without waiting. Larger jobs begin with longest first alone.
-    baseline_share: Share of the limits for the other schedules that a search starts from.
+    baseline_requests: Requests up to which every built-in rule is simulated before the search begins. With
+        more, a plan is never worse than a rule for larger jobs, which start later.
+    linear_requests: Requests up to which longest first and first come, first served are simulated, each with
+        and without waiting. Larger jobs begin with longest first alone.
+    baseline_share: Share of the limits for the other initial schedules.
     exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
     exact_share: Share of the time for bound and exact search where the exact search takes most of it.
     core: Parameters of the compiled phases.
     bounds: Arguments of the bound, and their shares of time; the table ``[bounds]`` of a file.
+
     Raises ParamsError if a share is outside 0 to 1, or a number negative.
     """
 
@@ -74,11 +74,10 @@ class SearchParams:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> SearchParams:
-        """
-        Return the parameters of the tables ``[search]`` and ``[bounds]`` of a TOML file.
+        """Read the tables ``[search]`` and ``[bounds]`` of a TOML file.
 
-        Parameters that are left out keep their defaults.
-        Raises InputError if the file cannot be read, or holds an unknown or impossible parameter.
+        Parameters that are left out keep their defaults. Raises InputError if the file cannot be read, or
+        holds an unknown or impossible parameter.
         """
         try:
             document = tomllib.loads(read_text(Path(path)))
@@ -94,7 +93,7 @@ class SearchParams:
 
 
 def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], within: str) -> None:
-    """Raise InputError if a table, or one within it, has a parameter that its dataclass has not."""
+    """Raise InputError for a parameter that a dataclass lacks."""
     if not isinstance(table, dict):
         return
     known = [each.name for each in fields(kind) if each.name != "bounds"]

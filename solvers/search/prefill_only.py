@@ -1,4 +1,4 @@
-"""Jobs without a decode step, such as scoring: requests packed into prefill stages, then exchanged."""
+"""Jobs without decode steps: requests packed into prefill stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...models.bounds.packing.partition import packed_full
 from .incumbent import BETTER
 
 TRIES = 20
-"""Stages relieved for one step down before it counts as not found."""
+"""Stages to relieve for one step down before it is given up."""
 
 MOVES = 500
 """Moves tried in a step."""
@@ -25,15 +25,14 @@ HOTTEST, COLDEST = 0.2, 0.002
 
 
 def evenly_packed(problem: Problem, rng: np.random.Generator, seconds: float) -> Iterator[Schedule]:
-    """
-    Yield schedules of ever more prefill stages, from the number that would be cheapest if all were alike.
+    """Yield schedules of ever more, evenly packed prefill stages.
 
-    Even stages keep a token cap and a KV capacity if any of so many do, and pay least beyond a bend of the
-    prefill cost. A schedule may break a limit of tokens where so few stages have no room for whole prompts.
+    Even stages keep a token cap and a KV capacity if any packing does, and pay least beyond a bend of the
+    prefill cost. A schedule may break a limit of tokens if too few stages have room for whole prompts.
 
-    problem: A problem whose requests have no decode step and share no prompts.
+    problem: Problem whose requests have no decode step and share no prompts.
     rng: Draws the moves of the packing.
-    seconds: After which a packing is taken as it is.
+    seconds: Time limit of a packing.
     """
     prompts = problem.prompt_tokens
     least = least_counts(problem).stages
@@ -50,7 +49,7 @@ def _schedule(problem: Problem, stage_of: IntArray) -> Schedule:
 
 
 def _on_slots(problem: Problem, stage_of: IntArray, stages: int) -> IntArray:
-    """Return the stages with the shortest prompts of those beyond the slots moved to the shortest others."""
+    """Move the shortest prompts beyond the slots to other stages."""
     prompts, slots = problem.prompt_tokens, problem.slots
     count, load = (np.bincount(stage_of, weights, stages) for weights in (None, prompts))
     for stage in np.flatnonzero(count > slots):
@@ -65,7 +64,10 @@ def _on_slots(problem: Problem, stage_of: IntArray, stages: int) -> IntArray:
 
 
 class StageExchange:
-    """Annealing over which requests share a prefill stage: one moves to another, or two change places."""
+    """Annealing over the requests of prefill stages.
+
+    A request moves to another stage, or two change places.
+    """
 
     def __init__(self, problem: Problem, rng: np.random.Generator, start: Schedule) -> None:
         self._problem, self._rng = problem, rng
@@ -82,7 +84,10 @@ class StageExchange:
         self._gained = self._least = 0.0
 
     def step(self, done: float) -> Schedule | None:
-        """Try some moves, told how much of the time is over, and return where they lead if it is best."""
+        """Try some moves; return a schedule if it is best.
+
+        done: Share of the time that is over.
+        """
         temperature = self._opening * HOTTEST * (COLDEST / HOTTEST) ** done
         requests = self._rng.integers(len(self._prompts), size=(MOVES, 2)).tolist()
         bearable = (-temperature * np.log(self._rng.random(MOVES))).tolist()
@@ -95,7 +100,7 @@ class StageExchange:
         return _schedule(self._problem, np.array(self._stage_of, dtype=np.int64))
 
     def _move(self, one: int, other: int, most: float, swap: bool) -> None:
-        """Move a request to the stage of another, or exchange them, if that costs no more than so much."""
+        """Move or exchange a request if that costs little enough."""
         left, right = self._stage_of[one], self._stage_of[other]
         if one == other:
             # A stage of its own.
@@ -120,5 +125,4 @@ class StageExchange:
             self._count[right] += 1
 
     def _seconds(self, tokens: float, requests: int = 1) -> float:
-        """Return the seconds of a stage, none if it has no requests."""
         return float(self._problem.cost.prefill_seconds(int(tokens))) if requests else 0.0

@@ -1,4 +1,4 @@
-"""Prefill stages made as several: where that takes less beyond the bend of their cost, or to keep a cap."""
+"""Prefill stages split into several, by their costs or the cap."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 
 FEW_IN_A_PART = 4
-"""Prompts in a part of a stage up to which numbers of parts are tried that hold as many in each."""
+"""Prompts in a part up to which equal parts are tried."""
 
 
 def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
-    """
-    Return the schedule with prefill stages made as several, one right after another, where that takes less.
+    """Split prefill stages where that takes less.
 
-    problem: The problem; if no stage can exceed the bend, the schedule stays as it is.
-    schedule: It keeps its slots and decode steps.
+    problem: Problem; if no stage can exceed the bend, the schedule stays as it is.
+    schedule: Its slots and decode steps stay.
     """
     if not problem.reaches_bend:
         return schedule
@@ -31,11 +30,9 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
-    """
-    Return the schedule with prefill stages made as several, one right after another, to keep the token cap.
+    """Split prefill stages to keep the token cap.
 
-    problem: The problem, with a token cap or without.
-    schedule: It may break the cap; its slots and decode steps stay as they are.
+    schedule: It may break the cap; its slots and decode steps stay.
     """
     cap = problem.prefill_token_cap
     if cap is None:
@@ -44,7 +41,7 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def _first_fit(prompts: IntArray, cap: int) -> IntArray:
-    """Return the part of a stage each prompt goes to, the largest first, shape (prompts,)."""
+    """Return each prompt's part, the largest first, shape (prompts,)."""
     part, room = np.zeros(len(prompts), dtype=np.int64), np.full(len(prompts), cap)
     if int(prompts.sum()) > cap:
         for at in np.argsort(-prompts, kind="stable").tolist():
@@ -56,7 +53,7 @@ def _first_fit(prompts: IntArray, cap: int) -> IntArray:
 def _best_split(
     problem: Problem, schedule: Schedule, parts: Callable[[IntArray], IntArray], *others: Schedule
 ) -> Schedule:
-    """Return the best of others and of the schedule split, requests that share prompts together or apart."""
+    """Return the best of several schedules and their splits."""
     split = _split(schedule, parts, _Units(problem))
     if not len(problem.prefix_tokens):
         return split
@@ -65,7 +62,7 @@ def _best_split(
 
 
 def _split(schedule: Schedule, parts: Callable[[IntArray], IntArray], units: _Units) -> Schedule:
-    """Return the schedule with each stage made as several: the part of each unit."""
+    """Split each stage by the part of each unit."""
     bin_of, decode_steps = np.empty_like(schedule.bin_of), list[int]()
     order = np.argsort(schedule.bin_of, kind="stable")
     ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))
@@ -79,8 +76,7 @@ def _split(schedule: Schedule, parts: Callable[[IntArray], IntArray], units: _Un
 
 
 class _Units:
-    """
-    What a stage can be divided into, stage by stage: requests, those that share a prompt together.
+    """Units of a stage: requests, or those that share a prompt.
 
     together: True if requests with a shared prompt stay together; else each counts the whole prompt.
     """
@@ -91,10 +87,9 @@ class _Units:
         """Which shared prompts an earlier stage computed and all later ones find kept."""
 
     def of(self, members: IntArray) -> tuple[IntArray, IntArray]:
-        """
-        Return the unit of each request of the next stage, shape (members,), and the tokens of the units.
+        """Return each request's unit, and the units' tokens.
 
-        Those that share a prompt are several where all of them are beyond the cap of a stage.
+        Requests that share a prompt are several units if all of them exceed the cap of a stage.
         """
         problem = self._problem
         if not self._together:
@@ -115,7 +110,7 @@ class _Units:
 
 
 def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:
-    """Return labels that requests have in common up to the tokens that there is room for."""
+    """Return labels of requests that fit a room of tokens together."""
     order = np.argsort(label, kind="stable")
     pieces, piece, tokens, last = np.empty_like(label), -1, 0, -1
     for at in order.tolist():
@@ -127,7 +122,7 @@ def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:
 
 
 def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
-    """Return the part of a stage each prompt goes to, shape (prompts,): one where more are no better."""
+    """Return each prompt's part of a stage, split only for gain."""
     tokens, alone = int(prompts.sum()), np.zeros(len(prompts), dtype=np.int64)
     if len(prompts) < 2 or tokens <= cost.prefill_bend:
         return alone
@@ -145,7 +140,7 @@ def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
 
 
 def _evenly(prompts: IntArray, count: int) -> IntArray:
-    """Return the part of each prompt, the largest first to the part of fewest tokens, shape (prompts,)."""
+    """Return each prompt's part, the largest to the part of fewest tokens."""
     part, loads = np.zeros(len(prompts), dtype=np.int64), [(0, k) for k in range(count)]
     for at in np.argsort(-prompts, kind="stable").tolist():
         load, part[at] = heapq.heappop(loads)

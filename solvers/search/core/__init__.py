@@ -1,1 +1,1 @@
-"""The compiled searches, and what calls them."""
+"""Compiled searches and their callers."""

@@ -1,4 +1,4 @@
-"""The compiled library: where it is, its structures, and calls that Ctrl-C ends."""
+"""Compiled library: its structures, and calls that Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .parameters import EventParameters, ExactParameters, RuinParameters, SpanPa
 Int32Array = npt.NDArray[np.int32]
 INTS = ctypes.POINTER(ctypes.c_int32)
 MOST = 2**29 - 1
-"""Largest number of steps or tokens that the library counts."""
+"""Largest number of steps or tokens for the library."""
 
 POLL_SECONDS = 0.1
-"""Seconds between looks for Ctrl-C, as a signal that another thread receives wakes no waiting one."""
+"""Seconds between looks for Ctrl-C."""
 
 
 class Job(ctypes.Structure):
@@ -70,10 +70,9 @@ Parameters = SpanParameters | EventParameters | RuinParameters
 
 @functools.cache
 def compiled_core() -> ctypes.CDLL | None:
-    """
-    Return the compiled library, or None where the installation could not build it.
+    """Return the compiled library, or None if it was not built.
 
-    ``BATCHBOUND_CORE`` names another build, with sanitizers say.
+    ``BATCHBOUND_CORE`` names another build, such as one with sanitizers.
     """
     beside = [Path(__file__).with_name(f"_core{suffix}") for suffix in EXTENSION_SUFFIXES]
     named = os.environ.get("BATCHBOUND_CORE")
@@ -84,7 +83,7 @@ def compiled_core() -> ctypes.CDLL | None:
 
 
 def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
-    """Return the library with the types of its functions, if it was built from these sources."""
+    """Return the library with typed functions, if its sources are these."""
     doubles = ctypes.sizeof(ctypes.c_double)
     expected = [ctypes.sizeof(structure) for structure in (Job, Plan, LimitsStructure)]
     kinds = (SpanParameters, EventParameters, RuinParameters, ExactParameters)
@@ -105,7 +104,7 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Limits of one search: seconds, moves or both, a makespan that ends it, and the seed of its moves."""
+    """Limits of one search, and the seed of its moves."""
 
     seconds: float = math.inf
     moves: int | None = None
@@ -115,7 +114,10 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A search's best plan: first step and stage of each request; the cost is infinite if there is none."""
+    """Best plan of a search: first step and stage of each request.
+
+    The cost is infinite if there is none.
+    """
 
     start: Int32Array
     stage: Int32Array
@@ -123,23 +125,22 @@ class Found:
     moves: int
     interrupted: bool
     ended: int = 0
-    """Why an exact search ended: 0 with a proof, 1 at a limit, 2 without memory."""
+    """Exact search: 0 for a proof, 1 at a limit, 2 without memory."""
 
 
 def pointer(column: Int32Array) -> Any:
-    """Return the address of a column as C wants it."""
+    """Return a column's address for C."""
     return column.ctypes.data_as(INTS)
 
 
 def call(
     name: str, job: Job, parameters: Parameters, allowance: Allowance, plan: Sequence[IntArray], end: int
 ) -> Found:
-    """
-    Run one of the searches from a plan: first step, stage and slot of each request, and the last step.
+    """Run a search from a plan.
 
-    The makespan that is enough counts in decode steps here, without what is the same in every schedule.
-
-    An interrupt ends the search, and is left to the caller to raise again.
+    The plan is first step, stage and slot of each request, and the last step. The makespan that is enough
+    counts in decode steps, without the part that all schedules share. An interrupt ends the search, and the
+    caller raises it again.
     """
     core = compiled_core()
     assert core is not None, "phases apply only where there is a library"
@@ -162,7 +163,10 @@ def call(
 
 
 def call_exact(name: str, job: Job, parameters: ExactParameters, allowance: Allowance, best: float) -> Found:
-    """Run an exact search for fewer seconds than the best ones, without what is the same in all schedules."""
+    """Run an exact search for less than some seconds.
+
+    The part that all schedules share is excluded.
+    """
     core = compiled_core()
     assert core is not None, "problems are solved exactly only where there is a library"
     start, stage = (np.zeros(job.requests, dtype=np.int32) for _ in range(2))
@@ -184,7 +188,7 @@ def call_exact(name: str, job: Job, parameters: ExactParameters, allowance: Allo
 
 
 def _limits(allowance: Allowance, stop: ctypes.c_int32) -> LimitsStructure:
-    """Return limits as C has them, with a flag that ends a search."""
+    """Return limits for C, with a flag that ends a search."""
     # Benchmarks make limits count CPU seconds by putting one clock in the place of the other.
     cpu = int(time.perf_counter is time.process_time)
     moves = allowance.moves or 0
@@ -192,7 +196,10 @@ def _limits(allowance: Allowance, stop: ctypes.c_int32) -> LimitsStructure:
 
 
 def _interruptible(search: Callable[[], None], stop: ctypes.c_int32) -> bool:
-    """Run a search and return whether Ctrl-C ended it; Python sees a signal only outside of C."""
+    """Run a search; return whether Ctrl-C ended it.
+
+    Python sees a signal only outside of C.
+    """
     if threading.current_thread() is not threading.main_thread():
         search()
         return False

@@ -16,7 +16,7 @@ from .plans import CompiledJob, countable
 
 
 def is_compiled(problem: Problem) -> bool:
-    """Return whether the compiled searches can plan a problem, and are installed."""
+    """Return whether compiled searches can plan a problem."""
     if problem.cost.decode_base <= 0 or not problem.decode_steps.any():
         return False
     return countable(problem) and compiled_core() is not None
@@ -39,7 +39,7 @@ def few_under_memory(problem: Problem, core: CoreParameters) -> bool:
 
 
 def slots_bind_under_memory(problem: Problem, core: CoreParameters) -> bool:
-    """Return whether many requests have scarce memory, and still scarcer slots."""
+    """Return whether memory and, even more, slots are scarce."""
     many = len(problem) > core.events_requests
     return is_compiled(problem) and problem.memory_can_run_out and many and slots_are_scarcer(problem)
 
@@ -54,7 +54,7 @@ def anneal_spans(run: SearchRun, budget: Budget) -> None:
 
 
 def anneal_spans_within_memory(run: SearchRun, budget: Budget) -> None:
-    """Anneal spans that fill less of the memory each time, until they make a schedule."""
+    """Anneal spans that fill less memory until they make a schedule."""
     fill, heat, schedule = run.core.spans.memory_share, 1.0, run.best.schedule
     for share in run.core.spans_memory_shares:
         found = _spans(run, budget.part(share), schedule, fill=fill, heat=heat)
@@ -77,7 +77,7 @@ def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
 
 
 def _is_curved(problem: Problem) -> bool:
-    """Return whether what a stage costs depends on which prompts are in it."""
+    """Return whether a stage's cost depends on its prompts."""
     return problem.prefill_token_cap is not None or problem.reaches_bend or _computes_again(problem)
 
 
@@ -89,7 +89,7 @@ def _computes_again(problem: Problem) -> bool:
 def _spans(
     run: SearchRun, budget: Budget, start: Schedule, *, fill: float | None = None, heat: float = 1.0
 ) -> Schedule | None:
-    """Anneal spans from a schedule on; under memory they fill some share of it."""
+    """Anneal spans from a schedule; under memory fill a share of it."""
     count, core, spans = len(run.problem), run.core, run.core.spans
     if count >= core.many_requests:
         spans = replace(spans, stage_bias=core.most_bias if count >= core.most_requests else core.many_bias)
@@ -111,7 +111,7 @@ def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParam
 
 
 def _allowance(run: SearchRun, budget: Budget, moves_per_work: int) -> Allowance:
-    """Return the limits of one search, whose steps count at once."""
+    """Return the limits of one search."""
     best, seed = run.best, int(run.rng.integers(2**31))
     if budget.over:
         return Allowance(0.0, None, best.enough, seed)
@@ -125,7 +125,7 @@ def _allowance(run: SearchRun, budget: Budget, moves_per_work: int) -> Allowance
 def _run(
     run: SearchRun, name: str, parameters: Parameters, allowance: Allowance, start: Schedule
 ) -> Schedule | None:
-    """Offer what a search finds, and return it; an interrupt is raised again after that."""
+    """Offer a search's schedule and return it; then raise an interrupt again."""
     if allowance.seconds <= 0:
         return None
     job = CompiledJob(run.problem, memory=run.problem.memory_can_run_out)

@@ -1,4 +1,4 @@
-"""Jobs and schedules as the compiled searches see them, and back."""
+"""Jobs and schedules in the form of the compiled searches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .compiled import MOST, Allowance, Found, Int32Array, Job, Parameters, call,
 
 
 class CompiledJob:
-    """
-    A problem's requests with decode steps as C arrays; the others are added to schedules afterwards.
+    """Requests with decode steps as C arrays.
 
-    problem: The problem; without its KV capacity if ``memory`` is false.
+    Other requests are added to schedules afterwards.
+
+    problem: Problem; without its KV capacity if ``memory`` is false.
     """
 
     def __init__(self, problem: Problem, *, memory: bool) -> None:
@@ -49,7 +50,7 @@ class CompiledJob:
         return call(name, self.job, parameters, allowance, plan, end)
 
     def _steps(self, seconds: float, schedule: Schedule) -> float:
-        """Return a makespan in decode steps, without the seconds that are the same in every schedule."""
+        """Return a makespan in decode steps, without its constant part."""
         problem, cost = self.problem, self.problem.cost
         _, decode = schedule.stage_seconds(problem)
         fixed = float(decode.sum()) - cost.decode_base * len(decode)
@@ -58,7 +59,7 @@ class CompiledJob:
         return (seconds - fixed) / cost.decode_base
 
     def schedule(self, found: Found) -> Schedule | None:
-        """Return the schedule that a search found, or None if it found none."""
+        """Return the schedule of a search, or None."""
         if not np.isfinite(found.cost):
             return None
         problem, members = self.problem, self.members
@@ -75,7 +76,10 @@ class CompiledJob:
 
 
 def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end: int) -> IntArray:
-    """Give the requests of no decode step, -1 in ``bin_of``, bins with room; return the times of new ones."""
+    """Add requests without decode steps to bins; return new bins' times.
+
+    They have -1 in ``bin_of``.
+    """
     decode_steps, prompts, held = problem.decode_steps, problem.prompt_tokens, problem.kv_at_start
     placed = np.flatnonzero(bin_of >= 0)
     begins = times[bin_of[placed]]
@@ -114,8 +118,7 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
 
 
 def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_capacity: int | None) -> Job:
-    """
-    Return a problem's C structure, which reads ``columns`` as long as it is used.
+    """Return a problem's C structure, which refers to ``columns``.
 
     columns: Decode steps, prompt tokens, KV at the start and group of requests; shared tokens of groups.
     """
@@ -137,6 +140,6 @@ def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_ca
 
 
 def countable(problem: Problem) -> bool:
-    """Return whether all steps and tokens are numbers that the library can count."""
+    """Return whether the library can count all steps and tokens."""
     peak = int(problem.kv_peak.max()) * min(problem.slots, len(problem))
     return max(int(problem.decode_steps.sum()), problem.kv_capacity or 0, peak) <= MOST

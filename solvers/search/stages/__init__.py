@@ -1,1 +1,1 @@
-"""The search over the decode steps at which prefill stages happen."""
+"""Search over the times of prefill stages."""

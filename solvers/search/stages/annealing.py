@@ -1,4 +1,4 @@
-"""Annealing over the times of prefill stages: where it starts and how it cools."""
+"""Annealing over the times of prefill stages."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from .slot_price import slot_price
 from .times import StageCosts, StageTimesSearch
 
 HOT, COLD = 0.5, 0.04
-"""Temperatures at the start and the end of a long annealing, in costs of a prefill stage."""
+"""Temperatures of a long annealing, in costs of a prefill stage."""
 
 LONG = 2000
-"""Steps from which an annealing is long; a shorter one starts colder in proportion."""
+"""Steps from which an annealing is long; shorter ones start colder."""
 
 FEW = 40
-"""Requests up to which an annealing starts hot however short it is."""
+"""Requests up to which an annealing always starts hot."""
 
 KINK = 0.15
-"""How slots lacking or to spare are priced (:meth:`StageCosts.guide`)."""
+"""Price of missing and spare slots (:meth:`StageCosts.guide`)."""
 
 TIMED = 4
-"""Steps after which the annealing estimates how many there will be."""
+"""Steps after which the annealing estimates their number."""
 
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
-"""Settings of the ski-rental rule whose stage times the annealing may start from."""
+"""Patiences of the ski-rental rule that give initial stage times."""
 
 SPREAD = 5
-"""Numbers of unevenly spread stages that the annealing may start from."""
+"""Numbers of unevenly spread stages to start from."""
 
 ENOUGH = 1.001
-"""Factor on the decode steps that stages need by their price: lengths are whole, so they do not scale."""
+"""Factor on the decode steps that stages need, as lengths are whole."""
 
 
 class StageAnnealing:
-    """
-    A walk over stage times that cools down once.
+    """Walk over stage times that cools down once.
 
     rng: Draws the moves.
     split: The problem's full levels and the rest, whose stage times are annealed.
-    start: Stage times of the rest at which the walk starts.
+    start: Initial stage times of the rest.
     """
 
     def __init__(
@@ -74,11 +73,10 @@ class StageAnnealing:
         late: Callable[[], bool],
         most_spans: tuple[int, int],
     ) -> StageAnnealing | None:
-        """
-        Return an annealing from the cheapest of several starts, or None if all have too many stages.
+        """Begin from the cheapest of several starts; None without one.
 
         late: Returns True if no further start may be tried.
-        most_spans: Spans between unevenly spread stages, about, and the most that any start may have.
+        most_spans: Most spans of a start.
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.decode_steps)
@@ -89,8 +87,7 @@ class StageAnnealing:
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
-        """
-        Take a step of the walk.
+        """Take a step of the walk.
 
         done: Share of the annealing that is over, 0 to 1.
         late: Returns True if the step has to end at once.
@@ -111,7 +108,7 @@ def _start_times(
     late: Callable[[], bool],
     most_spans: tuple[int, int],
 ) -> IntArray | None:
-    """Return the cheapest stage times, scaled to the slots there are; None if all have too many spans."""
+    """Return the cheapest stage times, scaled to the slots; None without any."""
     constructed: list[IntArray] = []
     for patience in START_PATIENCE:
         if late() and constructed:
@@ -138,7 +135,7 @@ def _start_times(
 def _cheapest(
     tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
 ) -> IntArray:
-    """Return the stage times of least penalised cost, the last ones if none serves every request."""
+    """Return the stage times of least penalised cost."""
     best, least = tried[-1], np.inf
     for times in tried:
         price = slot_price(times, profile)

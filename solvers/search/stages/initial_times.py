@@ -1,4 +1,4 @@
-"""Stage times spread unevenly over the decode steps needed: hardly two spans between them are alike."""
+"""Initial stage times, spread unevenly over the decode steps."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ RATIO = 1.25
 """Ratio of neighbouring numbers of stages tried."""
 
 DRAWS = 12
-"""Stage times drawn for each number of stages, of which the best by lengths alone is tried."""
+"""Stage times to draw for each number of stages."""
 
 KEPT = 3
-"""Draws of each number of stages that are handed out."""
+"""Draws to keep for each number of stages."""
 
 MOST_SPANS = 4000
-"""Spans between the stages of a start from which a price takes seconds: no walk gets far then."""
+"""Spans from which a price takes seconds."""
 
 UNEVEN = 0.5
-"""How far a stage is from its place among evenly spread ones at most, in their distances."""
+"""Largest shift of a stage from even spacing, in distances."""
 
 
 def initial_times(
     profile: LengthProfile, costs: StageCosts, rng: np.random.Generator, most_spans: int
 ) -> Iterator[IntArray]:
-    """
-    Yield stage times, each with another number of stages, the most promising number first.
+    """Yield stage times, the most promising number of stages first.
 
-    With S stages there are some S² / 2 spans between them, so that a request finds one hardly longer than
-    itself, if no two spans are alike: evenly spread stages would have only S different ones.
+    With S stages there are about S² / 2 spans between them. A request finds one hardly longer than itself if
+    no two spans are equal; evenly spread stages would have only S different ones.
 
-    costs: What a stage and a decode step cost, and the slots.
+    costs: Costs of a stage and a decode step, and the slots.
     rng: Draws the times.
-    most_spans: Spans between stages from which on no more stages are tried.
+    most_spans: Spans between stages from which no more stages are tried.
     """
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))
@@ -54,7 +53,7 @@ def initial_times(
         best = np.argsort(guide, kind="stable")[:KEPT]
         tried += [(float(guide[k]), count, drawn[k]) for k in best if np.isfinite(guide[k])]
         count = max(count + 1, round(RATIO * count))
-        # No request needs a stage of its own, and one to spare helps nobody.
+        # No request needs a stage of its own, and a spare one helps no request.
         if count > profile.requests or spans * RATIO**2 > most_spans:
             break
     # The best of each number first: lengths alone say more of the numbers than of the draws.
@@ -68,7 +67,7 @@ def initial_times(
 
 
 def _drawn(end: int, count: int, rng: np.random.Generator) -> IntArray:
-    """Return stage times, shape (draws, count + 1): uneven, closer together or farther towards the end."""
+    """Return uneven stage times, shape (draws, count + 1)."""
     place = np.arange(1, count) + rng.uniform(-UNEVEN, UNEVEN, (DRAWS, count - 1))
     bent = np.clip(place / count, 0.0, 1.0) ** rng.uniform(0.8, 1.25, (DRAWS, 1))
     inner = np.sort(np.rint(bent * end).astype(np.int64), axis=1)

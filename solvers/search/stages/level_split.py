@@ -1,4 +1,4 @@
-"""A job's full levels of longest requests, set apart from the rest."""
+"""Full levels of longest requests, separated from the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ....models.bounds.least_counts import cheapest_stages, cost_terms
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelSplit:
-    """A head of full levels, a longest request in every slot of each, and the rest, with far fewer stages."""
+    """Head of full levels, and the rest, with far fewer stages.
+
+    A level holds a longest request in every slot.
+    """
 
     problem: Problem
     levels: IntArray
@@ -26,7 +29,7 @@ class LevelSplit:
 
     @classmethod
     def of(cls, problem: Problem) -> LevelSplit:
-        """Return the problem split so that the rest has at least one longest request."""
+        """Split a problem; the rest keeps a longest request."""
         longest = np.flatnonzero(problem.decode_steps == problem.decode_steps.max())
         levels = (len(longest) - 1) // problem.slots
         if levels < 1 or problem.prefill_token_cap is not None:
@@ -43,14 +46,14 @@ class LevelSplit:
         return cls(problem, head.reshape(levels, problem.slots), rest, others)
 
     def least_makespan(self, times: IntArray) -> float:
-        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
+        """Return the least seconds for some stage times of the rest."""
         levels = len(self.levels)
         stages = cheapest_stages(self.problem, levels + len(times) - 1)
         decode_steps = levels * int(self.problem.decode_steps.max()) + int(times[-1])
         return sum(cost_terms(self.problem, stages, decode_steps).values())
 
     def schedule(self, bin_of: IntArray, decode_steps: IntArray) -> Schedule:
-        """Return the schedule of the whole problem, given that of the rest."""
+        """Return the whole problem's schedule for one of the rest."""
         levels = len(self.levels)
         bins = np.empty(len(self.problem), dtype=np.int64)
         bins[self.levels] = np.arange(levels)[:, None]

@@ -1,4 +1,4 @@
-"""A fractional slot flow made whole, and the stage times moved to what it then needs."""
+"""Rounding of a fractional slot flow, and shifted stage times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ....data.arrays import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
 
 WORK, MOST_WORK = 0.2, 1.0
-"""CP-SAT's own, deterministic seconds for one rounding without a time limit, and the most with one."""
+"""CP-SAT's deterministic seconds for one rounding, usual and most."""
 
 WHOLE = 1e-6
-"""Largest distance of a flow from a whole number to count as whole."""
+"""Largest distance from a whole number."""
 
 
 def can_round() -> bool:
-    """Return whether flows are rounded by CP-SAT: OR-Tools is installed, by the extra ``solvers``."""
+    """Return whether CP-SAT is installed (extra ``solvers``)."""
     return find_spec("ortools") is not None
 
 
@@ -29,17 +29,16 @@ def round_flow(
     flow: FloatArray,
     seconds: float,
 ) -> IntArray | None:
-    """
-    Return a flow of whole slots, each span's rounded up or down, that lacks the least, or None if not found.
+    """Round a flow to whole slots that lack the least.
 
-    Where spans of a length or above are fewer than the requests that need them, a request takes the next
-    shorter span, and what it lacks there is what CP-SAT minimises: the times are stretched for it afterwards
-    (:func:`shift_times`). A flow that lacks nothing often does not exist, and is long to find where it does.
+    If spans of a length or above are fewer than the requests that need them, a request takes the next shorter
+    span. CP-SAT minimises the missing steps, for which the times are stretched afterwards
+    (:func:`shift_times`). A flow without missing steps often does not exist, and takes long to find.
 
-    spans, profile, slots: What the flow passes through, what it serves, and how many slots there are.
+    spans, profile, slots: Arcs of the flow, requests to serve, and number of slots.
     stages: Number of stages.
-    flow: The fractional flow, shape (spans,).
-    seconds: Time allowed.
+    flow: Fractional flow, shape (spans,).
+    seconds: Time limit.
     """
     below = np.floor(flow + WHOLE).astype(np.int64)
     open_spans = np.flatnonzero(flow - below > WHOLE)
@@ -98,16 +97,14 @@ def round_flow(
 def shift_times(
     times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile
 ) -> tuple[IntArray, Spans]:
-    """
-    Return the stage times that a use of slots needs, earlier or later than those it was made for.
+    """Shift stage times to the times that a use of slots needs.
 
-    The longest requests take the longest spans; then every stage comes as early as what ends there allows.
-    As long as single steps can still be left out, they are: the requests fit the spans if for every length
-    no fewer spans than requests have it or more, so a step between two stages can go where that stays true
-    of the spans across it, each a decode step shorter.
+    The longest requests take the longest spans; then every stage comes as early as the ends there allow. Then
+    single steps are left out while the requests still fit the spans: for every length at least as many spans
+    as requests have it or more.
 
-    times: The decode steps of the stages and the end, shape (stages + 1,).
-    spans, used: The spans, and the slots in each, shape (spans,), no fewer than there are requests.
+    times: Decode steps of the stages and the end, shape (stages + 1,).
+    spans, used: Spans, and the slots in each, shape (spans,), no fewer than there are requests.
     """
     longest_first = np.argsort(-(times[spans.last] - times[spans.first]), kind="stable")
     taken = np.repeat(longest_first, used[longest_first])[: profile.requests]
@@ -118,7 +115,7 @@ def shift_times(
 
 
 def _earliest(first: IntArray, last: IntArray, decode_steps: IntArray, points: int) -> IntArray:
-    """Return the earliest stages and end for requests between them, each of so many decode steps."""
+    """Return the earliest stages and end for some requests."""
     order = np.argsort(last, kind="stable")
     first, decode_steps = first[order], decode_steps[order]
     ends = np.searchsorted(last[order], np.arange(points + 1))
@@ -130,7 +127,7 @@ def _earliest(first: IntArray, last: IntArray, decode_steps: IntArray, points: i
 
 
 def _without_steps(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfile) -> IntArray:
-    """Return the times with single steps left out, one after the other, while all requests fit the spans."""
+    """Leave single steps out while all requests fit the spans."""
     needed = profile.requests - np.concatenate(([0], profile.at_most[:-1]))
     first, last, weight = spans.first[used > 0], spans.last[used > 0], used[used > 0]
     while True:
@@ -149,7 +146,7 @@ def _without_steps(times: IntArray, spans: Spans, used: IntArray, profile: Lengt
         fits[0] = False
         if not fits.any():
             return times
-        # Where the fewest spans are across it, most is left for further decode steps.
+        # A step with few spans across it leaves most for further steps.
         stage = int(np.argmin(np.where(fits, across.sum(axis=0), np.inf)))
         times = times.copy()
         times[stage:] -= 1

@@ -1,4 +1,4 @@
-"""The phase that anneals over stage times and makes schedules of the best ones."""
+"""Phase that anneals stage times, and makes schedules of the best."""
 
 from __future__ import annotations
 
@@ -17,61 +17,64 @@ from .slot_flow import Spans, stretched, whole_slots
 from .times import StageCosts
 
 START_SHARE = 0.3
-"""Share of the budget after which no better start is looked for."""
+"""Share of the budget for finding a better start."""
 
 START_SPANS = (1200, 800, 400)
-"""Spans between the stages that the annealing starts with; fewer where more made no schedule."""
+"""Most spans of a start; fewer follow if no schedule was made."""
 
 BRIEF = 3.0
-"""Seconds left up to which it starts with fewer."""
+"""Seconds left up to which it starts with fewer spans."""
 
 BRIEF_SPANS, BRIEF_STAGES = 1800, 160
-"""Spans and stages up to which it starts at all then: from twice as many on a step takes a second."""
+"""Most spans and stages of such a start."""
 
 FIRST_ROUNDING = 0.5
-"""Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
+"""Seconds before the first schedule; doubled for each further one."""
 
 STEP_SECONDS = 0.01
-"""Seconds that a step counts as where steps are limited."""
+"""Seconds that a step counts as, if steps are limited."""
 
 STRETCHED = 1e-3
-"""Share of all decode steps by which stage times are first stretched where whole slots are too few."""
+"""Share of decode steps for the first stretch of stage times."""
 
 STRETCHES = 6
-"""Times that stage times are stretched, each by twice as much, until whole slots are enough."""
+"""Most stretches, each by twice as much."""
 
 LONGEST_ROUNDING = 2.0
-"""Seconds allowed to turn one set of stage times into whole slots."""
+"""Most seconds for rounding one set of stage times."""
 
 ROUNDING_LEFT = 0.4
-"""Share of the seconds left that one attempt may take."""
+"""Share of the seconds left for one attempt."""
 
 ROUNDING_SHARE = 0.08
-"""Most of the budget that is kept for turning the last stage times into a schedule."""
+"""Share of the budget for the last schedule."""
 
 ROUNDINGS = 12
-"""Seconds kept for that, in times of what the last one took."""
+"""Seconds kept for that, as a multiple of the last rounding's."""
 
 
 def can_anneal_stage_times(problem: Problem) -> bool:
-    """Return whether decode steps cost anything and each request may take one."""
+    """Return whether stage times can be annealed.
+
+    Decode steps must cost something, and each request must take one.
+    """
     return StageCosts.of(problem).decode_step > 0
 
 
 def anneal_stage_times(run: SearchRun, budget: Budget) -> None:
-    """Anneal over the stage times where they are few enough, and make schedules of the best."""
+    """Anneal stage times if they are few, and make schedules."""
     _StageTimes(run, budget).run()
 
 
 class _StageTimes:
-    """One annealing over stage times, with what making schedules of them takes."""
+    """One annealing over stage times, with its schedules."""
 
     def __init__(self, run: SearchRun, budget: Budget) -> None:
         self._problem, self._rng, self._best, self._budget = run.problem, run.rng, run.best, budget
         self._attempt, self._reserve = 0, ROUNDING_SHARE
 
     def run(self) -> None:
-        """Anneal until the budget is over but for a reserve, then make schedules of the best times."""
+        """Anneal, then make schedules of the best times."""
         budget = self._budget
         annealing = self._begun(StageCosts.of(self._problem))
         if annealing is None:
@@ -91,12 +94,12 @@ class _StageTimes:
 
     @property
     def _clock(self) -> float:
-        """Seconds since the search began, or their equivalent where steps are limited."""
+        """Seconds since the search began, or their equivalent in steps."""
         best = self._best
         return best.elapsed if math.isinf(best.max_steps) else best.steps * STEP_SECONDS
 
     def _begun(self, costs: StageCosts) -> StageAnnealing | None:
-        """Return an annealing from stages that make a schedule, or from few; None if all have too many."""
+        """Return an annealing from a start with few enough stages."""
         budget, annealing = self._budget, None
         start = budget.part(START_SHARE)
         brief = budget.left <= BRIEF
@@ -119,11 +122,10 @@ class _StageTimes:
         return annealing
 
     def _realise(self, times: IntArray, annealing: StageAnnealing) -> bool:
-        """
-        Offer a schedule with these stage times, and return whether there is one.
+        """Offer a schedule with these stage times; return success.
 
-        Where whole slots are too few though fractions of them suffice, a few more decode steps, spread evenly
-        over the stages, make up for it. The next times are first stretched by a little less than was needed.
+        If whole slots are too few, a few more decode steps, spread evenly over the stages, make up for it.
+        The next times are first stretched by a little less.
         """
         best, budget = self._best, self._budget
         for attempt in range(max(0, self._attempt - 1), STRETCHES):
@@ -142,7 +144,7 @@ class _StageTimes:
         return False
 
     def _schedule_for(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:
-        """Return a schedule of these stage times with whole slots, or None if none is found."""
+        """Return a schedule of these stage times, or None."""
         split, profile = annealing.split, annealing.profile
         flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds())
         if flow is None:
@@ -153,7 +155,7 @@ class _StageTimes:
         )
 
     def _rounding_seconds(self) -> float:
-        """Return the seconds for one attempt at whole slots; infinite if time does not limit the search."""
+        """Return the seconds for one attempt at whole slots."""
         if math.isinf(self._best.seconds):
             return math.inf
         return min(max(ROUNDING_LEFT * self._budget.left, 0.05), LONGEST_ROUNDING)

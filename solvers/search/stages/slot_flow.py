@@ -1,4 +1,4 @@
-"""Given the decode steps at which prefill stages happen, how few slots can serve all requests."""
+"""Fewest slots that serve all requests with given stage times."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ....data.arrays import FloatArray, IntArray
 from ....models.programme import Entries, Programme
 
 ROUNDING_NODES = 200
-"""Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
+"""Nodes after which a search for whole slots ends."""
 
 SOME_SPANS, FEW_SPANS = 400, 120
-"""Spans up to which one slot more is tried in each, and any number in each: both take long."""
+"""Spans up to which one more slot, and any number, is tried in each."""
 
 BOX_SHARE = 0.35
-"""The share of the time left in which flows near the fractional one are searched: most are found at once."""
+"""Share of the time for flows near the fractional one."""
 
 QUICK = 0.15
-"""Seconds below which nothing is begun that has to be loaded first."""
+"""Seconds below which no library is loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthProfile:
-    """How many requests need how many decode steps."""
+    """Number of requests by decode steps."""
 
     at_most: IntArray
     """Requests that need at most L decode steps, shape (longest + 1,)."""
@@ -52,7 +52,7 @@ class LengthProfile:
 
 @functools.cache
 def pairs(points: int) -> tuple[IntArray, IntArray]:
-    """Return the earlier and the later one of each pair of points, read-only, each shape (pairs,)."""
+    """Return the earlier and later point of each pair, shape (pairs,)."""
     first, last = np.triu_indices(points, 1)
     first.flags.writeable = last.flags.writeable = False
     return first, last
@@ -60,10 +60,11 @@ def pairs(points: int) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """
-    The spans between two stages in which a request can run: the arcs of the slot flow.
+    """Spans between two stages in which a request can run.
 
-    first, last: The stage that opens each span and the one (or the end) that closes it, shape (spans,).
+    They are the arcs of the slot flow.
+
+    first, last: Stage that opens each span, and stage (or end) that closes it, shape (spans,).
     decode_steps: Decode steps of each span, cut at the longest request, shape (spans,).
     """
 
@@ -73,10 +74,11 @@ class Spans:
 
     @classmethod
     def between(cls, times: IntArray, profile: LengthProfile) -> Spans:
-        """
-        Return the spans worth using: no shorter than any request, none that a shorter one replaces.
+        """Return the useful spans between stage times.
 
-        times: The decode steps of the stages and the end, not decreasing, shape (stages + 1,).
+        None is shorter than every request, and none can be replaced by a shorter one.
+
+        times: Decode steps of the stages and the end, not decreasing, shape (stages + 1,).
         """
         begin, count = cls._reach(times, profile)
         first = np.repeat(np.arange(len(times)), count)
@@ -86,12 +88,12 @@ class Spans:
 
     @classmethod
     def number_between(cls, times: IntArray, profile: LengthProfile) -> int:
-        """Return how many spans :meth:`between` would list, without listing them: thousands of stages do."""
+        """Return the number of spans, without listing them."""
         return int(cls._reach(times, profile)[1].sum())
 
     @staticmethod
     def _reach(times: IntArray, profile: LengthProfile) -> tuple[IntArray, IntArray]:
-        """Return the first point that closes a span from each point, and how many do, shape (points,)."""
+        """Return the first closing point of each point, and their number."""
         point = np.arange(len(times))
         begin = np.maximum(np.searchsorted(times, times + profile.shortest), point + 1)
         end = np.minimum(np.searchsorted(times, times + profile.longest), len(times) - 1)
@@ -101,29 +103,25 @@ class Spans:
         return len(self.first)
 
     def demand(self, profile: LengthProfile) -> tuple[IntArray, IntArray]:
-        """
-        Return each span's rank by length, and the requests that need at least each rank.
+        """Return each span's rank by length, and requests per rank.
 
         A request of any length between two ranks needs a span of the upper one, so only the spans' own
-        lengths matter.
-
-        Returns rank: Shape (spans,), 0 for the shortest.
-        Returns at_least: Requests that only spans of this rank or above can hold, shape (ranks,).
+        lengths matter. The ranks have shape (spans,), 0 for the shortest. The second array counts requests
+        that only spans of this rank or above can hold, shape (ranks,).
         """
         lengths, rank = np.unique(self.decode_steps, return_inverse=True)
         below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
         return rank.astype(np.int64), profile.requests - below
 
     def hold(self, profile: LengthProfile) -> bool:
-        """Tell whether the longest request has a span."""
+        """Return whether the longest request has a span."""
         return len(self) > 0 and bool(self.decode_steps.max() >= profile.longest)
 
     def of_requests(self, used: IntArray, decode_steps: IntArray) -> IntArray:
-        """
-        Return the span of each request, shape (requests,): the longest requests take the longest spans.
+        """Return each request's span, the longest to the longest.
 
         used: Slots in each span, shape (spans,), no fewer than there are requests.
-        decode_steps: Decode steps each request needs, shape (requests,).
+        decode_steps: Decode steps of each request, shape (requests,).
         """
         longest_first = np.argsort(-self.decode_steps, kind="stable")
         span = np.empty(len(decode_steps), dtype=np.int64)
@@ -132,13 +130,13 @@ class Spans:
         return span
 
     def flow(self, rank: IntArray, stages: int, ranks: int) -> list[Entries]:
-        """
-        Return the rows of a flow of slots: rows, columns and factors.
+        """Return the rows of a flow of slots: rows, columns and factors.
 
         Columns are slots in the spans, slots that wait from a stage to the next, and spans of each rank or
-        above. Rows: what leaves each stage has entered it, shape (stages + 1,); spans of a rank or above.
+        above. Rows balance what enters and leaves each stage, shape (stages + 1,), and count spans of a rank
+        or above.
 
-        rank, ranks: Of the spans, by :meth:`demand`, and how many there are.
+        rank, ranks: Ranks of the spans by :meth:`demand`, and their number.
         """
         column, point, level = np.arange(len(self)), np.arange(stages), np.arange(ranks)
         idle, held = len(self) + point, len(self) + stages + level
@@ -154,24 +152,24 @@ class Spans:
 
 
 def stretched(times: IntArray, decode_steps: float) -> IntArray:
-    """Return stage times with more decode steps, spread evenly."""
+    """Return stage times with more steps, spread evenly."""
     return times + np.rint(np.linspace(0, decode_steps, len(times))).astype(np.int64)
 
 
 def whole_slots(
     times: IntArray, profile: LengthProfile, slots: int, seconds: float
 ) -> tuple[Spans, IntArray] | None:
-    """
-    Return how many slots pass through each span so that every request has one, or None if not found.
+    """Return a whole flow of slots that serves every request, or None.
 
-    The fractional flow that holds slots for the fewest decode steps is rounded up or down in each span where
-    that gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few.
-    If they are many, or that finds none, some of the spans may be a little shorter than what they are for:
-    the times then have to be shifted (:func:`~batchbound.solvers.search.stages.rounding.shift_times`).
+    The fractional flow that holds slots for the fewest decode steps is rounded up or down in each span. If
+    that gives no flow, whole numbers are searched farther from it for few spans. For many spans, or if none
+    is found, some spans may be a little too short: the times then have to be shifted
+    (:func:`~batchbound.solvers.search.stages.rounding.shift_times`).
 
     times: Decode steps of the stages and the end, not decreasing, shape (stages + 1,).
-    seconds: Time allowed for all of that.
-    Returns tuple or None: The spans, and the slots in each, shape (spans,).
+    seconds: Time limit.
+
+    The result is the spans, and the slots in each, shape (spans,).
     """
     from .rounding import round_flow
 
@@ -212,7 +210,7 @@ def whole_slots(
 def _boxes(
     fractional: FloatArray, lower: FloatArray, rounding: bool
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yield ever wider bounds of whole flows near a fractional one, narrower ones only if spans are many."""
+    """Yield ever wider bounds of whole flows."""
     spans = len(fractional)
     nearest, above = lower.copy(), np.full(len(lower), np.inf)
     nearest[:spans] = np.floor(fractional + 1e-7)
