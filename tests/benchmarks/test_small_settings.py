@@ -58,6 +58,7 @@ SMALL: dict[str, str] = {
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
     "trl_rounding.py": "--hidden 32 --layers 1",
     "uncertain.py": "--seeds 1 --time-limit 0.1 --only 0.2",
+    "unknown_orders.py": "--requests 12 --slots 4 --orders 1",
 }
 """What each script's own options make small; one with a question mark only where it is shown."""
 
