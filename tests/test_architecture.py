@@ -168,7 +168,7 @@ def _arrows() -> list[Arrow]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
         at_import = set(_at_import(tree.body))
-        for node in ast.walk(tree):
+        for node in _statements(tree.body):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 place = f"{file.relative_to(ROOT)}:{node.lineno}"
                 arrows += [
@@ -178,10 +178,20 @@ def _arrows() -> list[Arrow]:
     return arrows
 
 
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield all statements, those within others too."""
+    for node in body:
+        yield node
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, field, []))
+        for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            yield from _statements(inner.body)
+
+
 def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements that run when the module is imported; those for type checkers alone do not."""
     for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from scripts import ended
 
 from batchbound.cli import COMMANDS, whole_parser
 
@@ -215,17 +212,3 @@ BENCHMARKS = {
 
 
 NEEDS = {"mutation_score.py": "mutmut", "trl_rounding.py": "trl"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", sorted({words.split()[0] for words in BENCHMARKS}))
-def test_every_benchmark_shown_knows_its_options(script: str, tmp_path: Path) -> None:
-    missing = NEEDS.get(Path(script).name)
-    if missing and find_spec(missing) is None:
-        pytest.skip(f"needs {missing}")
-    told = ended(ROOT / script, ["--help"], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
-    assert told.returncode == 0, told.stderr
-    for command, page in BENCHMARKS.items():
-        if command.split()[0] == script:
-            unknown = [word for word in re.findall(r"(--[a-z-]+)", command) if word not in told.stdout]
-            assert not unknown, (command, page)

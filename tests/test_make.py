@@ -19,8 +19,8 @@ INSTALLS = {"test-lowest"}
 """Gigabytes: docs/reliability.md says what was seen."""
 SMALL = {
     "demo": [],
-    "attack": ["ATTACK=--only plans --kills 10 --seed 3"],
-    "mutants": ["MUTANTS=models/certificates/reads.py"],
+    "attack": ["ATTACK=--only plans --kills 3 --seed 3"],
+    "mutants": ["MUTANTS=models/certificates/reads.py --every 40"],
 }
 
 

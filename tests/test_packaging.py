@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from test_docs import ROOT
 
 WITHOUT = """
@@ -34,14 +35,16 @@ def without(names: tuple[str, ...], *words: str, folder: Path) -> subprocess.Com
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_solver_but_highs_and_names_what_is_off(tmp_path: Path) -> None:
-    words = ("plan", "table3:0:40", "--slots", "8", "--cost", "paper", "--work", "20")
+    words = ("plan", "table3:0:40", "--slots", "8", "--cost", "paper", "--work", "2")
     planned = without(SOLVERS, *words, folder=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert planned.stderr.count("pip install 'batchbound[solvers]'") == 1
     assert without(SOLVERS, "verify", folder=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_tables_of_text_need_no_arrow_and_parquet_names_its_extra(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("id,input_tokens,output_tokens\na,5,7\nb,9,3\n", encoding="utf-8")
     (tmp_path / "lengths.parquet").write_bytes(b"PAR1")

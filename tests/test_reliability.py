@@ -110,7 +110,9 @@ def test_a_plan_that_is_killed_leaves_no_temporary_folder(asked: signal.Signals,
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
     )
-    time.sleep(8)
+    begun = time.monotonic()
+    while not any(temporary.iterdir()) and time.monotonic() - begun < 8:
+        time.sleep(0.05)
     process.send_signal(asked)
     process.communicate(timeout=120)
     assert list(temporary.iterdir()) == []

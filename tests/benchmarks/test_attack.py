@@ -23,9 +23,9 @@ def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_bit_of_a_journal_is_flipped_and_loses_only_its_own_record(tmp_path: Path) -> None:
-    tally = journal_damage.flip_bits(tmp_path, 10, random.Random(1), Tally("bits", ""))
+    tally = journal_damage.flip_bits(tmp_path, 5, random.Random(1), Tally("bits", ""))
     assert tally.violations == []
-    journal_damage.write_journal(tmp_path / "again", 10, random.Random(1))
+    journal_damage.write_journal(tmp_path / "again", 5, random.Random(1))
     assert tally.trials == 8 * (tmp_path / "again").stat().st_size
 
 

@@ -59,6 +59,7 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
         read_splitwise(tmp_path / "perf.csv")
 
 
+@pytest.mark.slow
 def test_cost_models_fit_the_published_times(public_data: Path) -> None:
     found = read_splitwise(public_data / "splitwise" / "perf_model.csv")
     assert sum("left out" in trap for each in found for trap in each.traps) == 3

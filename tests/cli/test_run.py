@@ -109,9 +109,9 @@ def test_no_answer_is_longer_than_the_longest_planned_whatever_its_request_state
 
 
 def test_answers_are_those_of_generate_in_input_order(tmp_path: Path) -> None:
-    write_prompts(tmp_path / "prompts.jsonl", count=30, longest=20)
+    write_prompts(tmp_path / "prompts.jsonl", count=12, longest=12)
     answers = plan_and_run(tmp_path, "tiny:llama")
-    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(30)]
+    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(12)]
     assert said(answers) == generated("tiny:llama", tmp_path / "prompts.jsonl")
     assert not (tmp_path / "answers.jsonl.journal").exists()
 
@@ -119,8 +119,8 @@ def test_answers_are_those_of_generate_in_input_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_of_every_family_are_those_of_generate(family: str, tmp_path: Path) -> None:
-    write_prompts(tmp_path / "prompts.jsonl", count=60, longest=24)
-    answers = plan_and_run(tmp_path, f"tiny:{family}", slots=16)
+    write_prompts(tmp_path / "prompts.jsonl", count=16, longest=10)
+    answers = plan_and_run(tmp_path, f"tiny:{family}", slots=6)
     assert said(answers) == generated(f"tiny:{family}", tmp_path / "prompts.jsonl")
 
 
@@ -143,7 +143,7 @@ def test_a_run_at_pinned_lengths_follows_the_plan_to_the_step(tmp_path: Path) ->
 
 
 def test_sampled_answers_do_not_depend_on_the_plan(tmp_path: Path) -> None:
-    write_prompts(tmp_path / "prompts.jsonl", count=20, longest=16)
+    write_prompts(tmp_path / "prompts.jsonl", count=9, longest=12)
     sampling = ("--temperature", "0.9", "--top-p", "0.9", "--seed", "5", "--overwrite")
     few = said(plan_and_run(tmp_path, "tiny:llama", *sampling, slots=3))
     many = said(plan_and_run(tmp_path, "tiny:llama", *sampling, slots=20))
@@ -153,7 +153,7 @@ def test_sampled_answers_do_not_depend_on_the_plan(tmp_path: Path) -> None:
 
 
 def test_each_line_of_a_batch_file_is_sampled_as_it_asks(tmp_path: Path) -> None:
-    write_prompts(tmp_path / "prompts.jsonl", count=18, longest=16)
+    write_prompts(tmp_path / "prompts.jsonl", count=9, longest=8)
     # Its weights are fixed: --seed would draw others.
     model = "tiny:llama:0"
     plain = (tmp_path / "prompts.jsonl").read_text()
@@ -169,7 +169,7 @@ def test_each_line_of_a_batch_file_is_sampled_as_it_asks(tmp_path: Path) -> None
         record["body"].update(asked[number % 3])
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
     mixed = said(plan_and_run(tmp_path, model, "--overwrite", slots=4))
-    assert mixed == {f"r{number}": alone[number % 3][f"r{number}"] for number in range(18)}
+    assert mixed == {f"r{number}": alone[number % 3][f"r{number}"] for number in range(9)}
     greedy = said(plan_and_run(tmp_path, model, "--temperature", "0", "--overwrite", slots=4))
     assert greedy == alone[0]
 

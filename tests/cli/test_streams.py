@@ -72,6 +72,7 @@ def test_a_file_whose_name_is_no_text_is_refused_before_the_work(
     assert "l\\udce4ngs.csv' is not UTF-8 text" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_docstrings_plans_are_made_and_a_model_is_refused_by_what_it_needs(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the engine extra is not installed")
     for words, status, said in (

@@ -94,7 +94,7 @@ def rewrite(path: Path, text: str) -> None:
     ("made", "load"),
     [
         (plan_file, Plan.load),
-        (fleet_file, Plan.load),
+        pytest.param(fleet_file, Plan.load, marks=pytest.mark.slow),
         (cost_file, CalibratedCost.load),
         (report_file, Report.load),
     ],

@@ -77,7 +77,7 @@ def bodies(draw: st.DrawFn) -> tuple[dict[str, Any], str | None]:
     return body, wrong
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bodies())
 def test_a_field_is_served_as_it_stands_or_refused_by_line_and_name(
     tmp_path: Path, drawn: tuple[dict[str, Any], str | None]

@@ -394,7 +394,7 @@ def cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     return problem, schedule_of(bin_of, slot_of, decode_steps)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(cases())
 def test_the_referee_finds_what_a_walk_token_by_token_finds(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
@@ -428,7 +428,7 @@ def legal_cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     return unlimited, schedule_of(bins, schedule.slot_of.tolist(), decode_steps)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(legal_cases())
 def test_the_figures_of_a_schedule_are_those_of_a_walk(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case

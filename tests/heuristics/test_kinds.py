@@ -43,7 +43,7 @@ def test_most_of_what_long_kinds_first_would_save_is_saved_when_short_ones_stand
 
 def test_kinds_that_do_not_differ_leave_the_mean_as_it_was() -> None:
     rng, ratios = np.random.default_rng(5), []
-    for _ in range(12):
+    for _ in range(6):
         true = rng.integers(1, 100, 60)
         ratios.append(steps(rng.integers(0, 3, 60), true, 100) / steps(true, true, 100, np.arange(60)))
     assert abs(np.mean(ratios) - 1) < 0.03

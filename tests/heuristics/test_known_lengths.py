@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.costs.cost import CostModel
@@ -41,6 +41,7 @@ def looped(problem: Problem, name: str) -> Schedule | None:
     return None if trace.evictions else schedule_of(trace)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)))
 def test_a_rule_is_followed_as_the_loop_follows_it(seed: int, name: str) -> None:
     problem = drawn(seed)
@@ -55,6 +56,7 @@ def test_a_rule_is_followed_as_the_loop_follows_it(seed: int, name: str) -> None
     assert made.decode_steps.tolist() == served.decode_steps.tolist()
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)))
 def test_a_rule_is_given_up_exactly_where_it_is_no_better(seed: int, name: str) -> None:
     problem = drawn(seed)

@@ -90,7 +90,7 @@ def assert_served(problem: Problem, trace: Trace, outputs: IntArray | None = Non
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problem=problems())
 def test_every_policy_serves_every_request_by_a_schedule_the_referee_accepts(
     name: str, problem: Problem
@@ -107,7 +107,7 @@ def test_every_policy_serves_every_request_by_a_schedule_the_referee_accepts(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(problem=problems(), data=st.data())
 def test_every_policy_serves_every_request_when_lengths_are_not_as_told(
     name: str, problem: Problem, data: st.DataObject

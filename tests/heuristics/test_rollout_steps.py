@@ -53,7 +53,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-ski", "learned", "scouts"])
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(job=jobs())
 def test_every_group_keeps_what_it_should_and_nothing_is_shortened(
     name: str, way: Way, job: tuple[list[int], list[int], list[int], int]

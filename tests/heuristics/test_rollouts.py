@@ -62,7 +62,7 @@ def groups_and_lengths(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=groups_and_lengths())
 def test_what_a_policy_is_told_of_lengths_changes_nothing(
     name: str, case: tuple[list[int], list[int], list[int], int]
@@ -78,7 +78,7 @@ def test_what_a_policy_is_told_of_lengths_changes_nothing(
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=groups_and_lengths(), seed=st.integers(0, 99), part=st.floats(0, 1))
 def test_lengths_of_requests_yet_to_start_do_not_change_what_was_decided_before(
     name: str, case: tuple[list[int], list[int], list[int], int], seed: int, part: float

@@ -62,7 +62,7 @@ def tiny_problem(seed: int) -> Problem:
     )
 
 
-@pytest.mark.parametrize("batch", mostly_slow(range(10), fast=range(3)))
+@pytest.mark.parametrize("batch", mostly_slow(range(5), fast=range(1)))
 def test_no_valid_bound_exceeds_the_optimum_of_a_tiny_problem(batch: int, optimal_makespan: Optimum) -> None:
     for seed in range(40 * batch, 40 * batch + 40):
         problem = tiny_problem(seed)

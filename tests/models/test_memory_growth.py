@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ BRIEF = 0.03
 """Seconds in which prices are proven, and no linear programme is solved."""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4),
     st.integers(1, 4),
@@ -214,6 +215,7 @@ def test_any_values_prove_something_true_and_the_checker_says_the_same(seed: int
 FOUR = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12)
 
 
+@cache
 def proven() -> Bound:
     return proven_bound(FOUR, 5.0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,7 +200,7 @@ def test_generated_prices_convince_the_checker() -> None:
     assert verify_bound(problem, bound) is None
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", mostly_slow(range(10), fast=range(2)))
 def test_the_papers_size_is_proven_optimal(seed: int) -> None:
     assert solve_partition(cut50(seed), 200, seconds=120.0).optimal
 

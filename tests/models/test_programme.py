@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
@@ -30,6 +30,7 @@ def rows_and_columns(draw: st.DrawFn) -> tuple[FloatArray, FloatArray, FloatArra
     return cost, matrix, high
 
 
+@settings(max_examples=40)
 @given(rows_and_columns(), st.booleans())
 def test_the_optimum_is_another_solvers(
     drawn: tuple[FloatArray, FloatArray, FloatArray], interior: bool
@@ -46,6 +47,7 @@ def test_the_optimum_is_another_solvers(
         assert float(high @ found.prices) == pytest.approx(other.fun, abs=1e-6)
 
 
+@settings(max_examples=40)
 @given(rows_and_columns())
 def test_the_best_whole_values_are_another_solvers(drawn: tuple[FloatArray, FloatArray, FloatArray]) -> None:
     cost, matrix, high = drawn

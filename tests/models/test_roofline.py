@@ -143,6 +143,7 @@ def test_rates_of_an_own_device_are_taken_from_a_file(
     assert "flops of 'mine' is -1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_estimates_of_models_and_devices_left_out_hold_their_error_bar(public_data: Path) -> None:
     result = roofline_error.main([str(public_data / "aiconfigurator" / "measured_points.csv")])
     assert 0.85 <= result["median"] <= 1.15

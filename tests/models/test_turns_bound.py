@@ -134,10 +134,10 @@ def drawn(rng: np.random.Generator) -> tuple[Problem, Turns]:
     return problem, Turns(np.array(after), np.where(np.array(after) < 0, 0.0, rng.uniform(0, 3, 4)))
 
 
-def test_no_bound_lies_above_the_optimum_of_300_tiny_jobs() -> None:
+def test_no_bound_lies_above_the_optimum_of_100_tiny_jobs() -> None:
     rng = np.random.default_rng(52)
     tight = 0
-    for _ in range(300):
+    for _ in range(100):
         problem, turns = drawn(rng)
         optimum, bound = least_makespan(problem, turns), turns_bound(problem, turns).seconds
         assert bound <= optimum * (1 + 1e-9)
@@ -148,4 +148,4 @@ def test_no_bound_lies_above_the_optimum_of_300_tiny_jobs() -> None:
             told = report(problem, trace, None, None, run_bound=turns_bound(problem, turns), turns=turns)
             assert told.model_makespan == pytest.approx(trace.makespan)
     # The bound is no trivial one: on some jobs it is the optimum.
-    assert tight >= 30
+    assert tight >= 10

@@ -146,7 +146,7 @@ def test_an_unknown_solver_is_refused_before_anything_runs() -> None:
 
 
 def test_a_linear_model_goes_to_the_backends_and_to_nobody_else() -> None:
-    model = repaired_model(small(0, 3)).model
+    model = repaired_model(small(0, 2)).model
     comparison = compare({"model": model, "job": small(0)}, ["scip", "policy:fcfs"], Limits(seconds=30.0))
     found = {(r.instance, r.solver): r for r in comparison.rows}
     assert found["model", "scip"].value is not None
@@ -187,7 +187,7 @@ def test_a_users_script_compares_own_solvers_on_own_files(tmp_path: Path) -> Non
     comparison = compare(
         {"job": Problem(job, CostModel.paper(), 2), "knapsack": read_mps(tmp_path / "knapsack.mps")},
         {"search": "search", "given": given, "highs": "highs", "first": OwnLinearSolver(first_only)},
-        Limits(seconds=20.0),
+        Limits(seconds=20.0, work=20),
     )
     found = {(r.instance, r.solver): r for r in comparison.rows}
     # Of 10 + 7 and 13, no more: profits are maximised, so their negatives are what is compared.

@@ -24,7 +24,12 @@ TWELVE = Problem(Workload.from_lengths([100] * 12, [128] * 12), COST, 12, kv_cap
 
 
 def planned(problem: Problem) -> Plan:
-    return make_plan(problem, limits=Limits(work=20))
+    return make_plan(problem, limits=Limits(work=4))
+
+
+@pytest.fixture(scope="module")
+def twelve() -> Plan:
+    return planned(TWELVE)
 
 
 def drawn(seed: int) -> Problem:
@@ -39,8 +44,8 @@ def drawn(seed: int) -> Problem:
     return Problem(work, cost, int(rng.integers(2, 17)), kv_capacity=capacity)
 
 
-def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests() -> None:
-    plan = planned(TWELVE)
+def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests(twelve: Plan) -> None:
+    plan = twelve
     assert plan.followed is not None
     assert plan.followed.evictions > 0
     assert plan.claim is not None
@@ -49,7 +54,7 @@ def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests() -> None:
 
 
 def test_no_plan_takes_longer_than_a_policy_that_evicts() -> None:
-    for seed in range(5):
+    for seed in range(3):
         problem = drawn(seed)
         plan, rules = planned(problem), [simulate(problem, name).makespan for name in POLICIES]
         assert plan.seconds <= min(rules) * (1 + 1e-9), seed
@@ -58,13 +63,13 @@ def test_no_plan_takes_longer_than_a_policy_that_evicts() -> None:
 
 def test_without_evictions_a_plan_follows_its_schedule() -> None:
     assert planned(replace(TWELVE, kv_capacity=10_000)).followed is None
-    schedule = make_plan(TWELVE, limits=Limits(work=20), evicting=False)
+    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
     assert schedule.followed is None
     assert following_plan(schedule, most_requests=1) is schedule
 
 
-def test_what_a_followed_policy_is_said_to_take_is_simulated_again() -> None:
-    plan = planned(TWELVE)
+def test_what_a_followed_policy_is_said_to_take_is_simulated_again(twelve: Plan) -> None:
+    plan = twelve
     assert plan.followed is not None
     assert plan.bound is not None
     false = {
@@ -84,7 +89,7 @@ def test_a_plan_that_follows_a_policy_is_written_read_and_verified(
     cost.write_text(json.dumps({"batchbound_cost": 1, "cost": asdict(COST)}))
     path = str(tmp_path / "plan.json")
     words = [str(job), "--slots", "12", "--kv-capacity", "820", "--first-token", "decode"]
-    assert main(["plan", *words, "--cost", str(cost), "--work", "20", "-o", path, "--json"]) == 0
+    assert main(["plan", *words, "--cost", str(cost), "--work", "4", "-o", path, "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert "the plan follows" in said.err

@@ -34,7 +34,7 @@ from batchbound.solvers.search.constructive import ski_rental_schedule
 BRIEF = Limits(work=1)
 
 
-def problem(count: int = 60, slots: int = 4) -> Problem:
+def problem(count: int = 24, slots: int = 4) -> Problem:
     return Problem(generate("table3", 0, count), CostModel.paper(), slots)
 
 
@@ -84,6 +84,11 @@ def test_a_rule_that_cannot_share_out_predicted_lengths_is_refused() -> None:
         )
 
 
+@pytest.fixture(scope="module")
+def plan_of_two() -> Plan:
+    return make_fleet_plan(Fleet.of(problem(), 2), limits=BRIEF)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -93,9 +98,10 @@ def test_a_rule_that_cannot_share_out_predicted_lengths_is_refused() -> None:
         ({"batchbound_plan": 99}, "of version 99, not 3"),
     ],
 )
-def test_a_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    plan = make_fleet_plan(Fleet.of(problem(), 2), limits=BRIEF)
-    (tmp_path / "plan.json").write_text(json.dumps({**plan.to_json(), **change}))
+def test_a_damaged_plan_is_refused(
+    plan_of_two: Plan, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**plan_of_two.to_json(), **change}))
     with pytest.raises(InputError, match=said):
         Plan.load(tmp_path / "plan.json")
 
@@ -221,7 +227,7 @@ def test_a_fleet_of_predicted_lengths_follows_what_reaches_most_and_is_carried_o
 def test_dispatch_shares_out_as_its_rule_says(tmp_path: Path) -> None:
     fleet = Fleet.of(problem(), 3)
     plan = make_fleet_plan(fleet, rule="round-robin", limits=BRIEF)
-    assert plan.shares.replica_of.tolist() == [i % 3 for i in range(60)]
+    assert plan.shares.replica_of.tolist() == [i % 3 for i in range(24)]
     assert plan.shares.check(plan.fleet) is None
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +56,32 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Solve in this process, on one thread: a worker takes a second to start, and has tests of its own."""
+
+    def run(module: str, function: str, task: tuple[Any, ...], seconds: float | None) -> worker.Outcome:
+        reports: dict[str, object] = {}
+        task = tuple(replace(part, threads=1) if isinstance(part, Limits) else part for part in task)
+
+        def send(message: tuple[str, object]) -> None:
+            if message[0] == "report":
+                assert isinstance(message[1], tuple)
+                reports.update([message[1]])
+
+        desk = worker.Desk(send, None if seconds is None else time.monotonic() + seconds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answer = getattr(importlib.import_module(module), function)(*task, desk)
+        return worker.Outcome(answer, reports, None, 0.0)
+
+    monkeypatch.setattr("batchbound.solvers.backends.linear.run_in_worker", run)
+    yield
+    # A solver may have left another handler.
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+
+
+HERE = pytest.mark.usefixtures("here")
 SEVERAL = pytest.mark.parametrize("backend", mostly_slow(sorted(BACKENDS), fast=("highs",)))
 """Of tests that solve for longer, or more than once."""
 
@@ -111,6 +141,7 @@ def three_requests() -> Problem:
     return Problem(Workload.from_lengths([10, 20, 30], [3, 2, 1]), cost, slots=2)
 
 
+@HERE
 def test_an_optimum_is_found_and_proven(backend: str) -> None:
     model = whole_numbers()
     found = solve_linear(model, backend, ENOUGH)
@@ -122,11 +153,13 @@ def test_an_optimum_is_found_and_proven(backend: str) -> None:
     assert any(letter.isdigit() for letter in found.version)
 
 
+@HERE
 def test_an_integer_model_without_solution_is_infeasible(backend: str) -> None:
     found = solve_linear(odd_sum(), backend, ENOUGH)
     assert (found.status, found.values, found.objective, found.bound) == (Status.INFEASIBLE, None, None, None)
 
 
+@HERE
 @pytest.mark.parametrize("integer", [False, True])
 def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: bool) -> None:
     model = unbounded(integer=integer)
@@ -138,6 +171,7 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
     assert (found.status, found.values, found.objective, found.bound) == (Status.UNBOUNDED, None, None, None)
 
 
+@HERE
 @pytest.mark.parametrize("integer", [False, True])
 def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) -> None:
     builder = ModelBuilder()
@@ -175,10 +209,11 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
     assert found.bound is None or found.bound <= 0
 
 
+@HERE
 @SEVERAL
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
-    found = solve_linear(model, backend, Limits(seconds=8.0))
+    found = solve_linear(model, backend, Limits(seconds=1.5))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
     assert found.values is not None
     assert model.violation(found.values) is None
@@ -248,6 +283,7 @@ def test_ctrl_c_before_a_backend_has_begun_returns_the_start(
     assert found.objective == model.objective_value(start)
 
 
+@HERE
 @SEVERAL
 def test_every_formulation_agrees_on_three_requests(backend: str) -> None:
     problem = three_requests()
@@ -273,6 +309,7 @@ def test_every_formulation_agrees_on_three_requests(backend: str) -> None:
     assert read_schedule(full, found.values).check(problem) is None
 
 
+@HERE
 @SEVERAL
 def test_the_literal_model_is_solved_by_all_though_not_meant(backend: str) -> None:
     full = literal_model(three_requests(), bins=2)
@@ -334,6 +371,7 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faker:
         text = textwrap.dedent(head) + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
         (tmp_path / "faked_backend.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "faked_backend", raising=False)
         monkeypatch.setitem(BACKENDS, "faked", fake("faked_backend"))
         model = loads()[0]
         return lambda **limits: solve_linear(model, "faked", Limits(**limits))
@@ -426,6 +464,7 @@ def test_what_a_library_prints_disturbs_nobody(faked: Faker, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
+@HERE
 @pytest.mark.parametrize(
     ("answer", "status", "message"),
     [

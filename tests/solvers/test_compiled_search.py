@@ -80,7 +80,7 @@ def plan_of(problem: Problem, seed: int = 0, work: int = 2) -> Schedule:
     return incumbent.schedule
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems(), st.integers(0, 5))
 def test_a_plan_keeps_every_rule_and_is_no_worse_than_its_start(problem: Problem, seed: int) -> None:
     if not is_compiled(problem):

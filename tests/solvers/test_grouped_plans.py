@@ -115,7 +115,7 @@ def test_a_preview_of_a_stage_is_what_it_computes() -> None:
         assert cache.held == 0
 
 
-@pytest.mark.parametrize("batch", mostly_slow(range(10), fast=range(3)))
+@pytest.mark.parametrize("batch", mostly_slow(range(5), fast=range(1)))
 def test_no_bound_exceeds_the_optimum_of_a_tiny_grouped_problem(
     batch: int, optimal_makespan: Optimum
 ) -> None:
@@ -130,7 +130,7 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_grouped_problem(
             assert verify_bound(problem, bound) is None, (seed, bound.source)
 
 
-@pytest.mark.parametrize("batch", mostly_slow(range(3), fast=range(1)))
+@pytest.mark.parametrize("batch", mostly_slow(range(2), fast=()))
 def test_plans_of_tiny_grouped_problems_are_valid_and_mostly_the_optimum(
     batch: int, optimal_makespan: Optimum
 ) -> None:

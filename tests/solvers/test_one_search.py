@@ -40,28 +40,28 @@ from batchbound.solvers.search.schedule_search import ScheduleSearch
 
 BENT = CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3)
 PROBLEMS = {
-    "free": Problem(generate("table3", 0, 90), CostModel.paper(), 12),
-    "capped": Problem(generate("table3", 1, 90), CostModel.paper(), 12, prefill_token_cap=400),
-    "scarce": Problem(generate("sharegpt", 2, 80), CostModel.paper(), 24, kv_capacity=6_000),
+    "free": Problem(generate("table3", 0, 40), CostModel.paper(), 12),
+    "capped": Problem(generate("table3", 1, 40), CostModel.paper(), 8, prefill_token_cap=400),
+    "scarce": Problem(generate("sharegpt", 2, 40), CostModel.paper(), 24, kv_capacity=6_000),
     "both": Problem(
-        generate("sharegpt", 3, 80), CostModel.paper(), 16, kv_capacity=6_000, prefill_token_cap=3_000
+        generate("sharegpt", 3, 40), CostModel.paper(), 16, kv_capacity=6_000, prefill_token_cap=3_000
     ),
-    "few": Problem(generate("table3", 4, 20), CostModel.paper(), 5, prefill_emits_first_token=True),
-    "bend": Problem(generate("table3", 5, 60), BENT, 12),
+    "few": Problem(generate("table3", 4, 14), CostModel.paper(), 5, prefill_emits_first_token=True),
+    "bend": Problem(generate("table3", 5, 30), BENT, 12),
 }
 MORE = {
-    "bend and capped": Problem(generate("table3", 6, 60), BENT, 12, prefill_token_cap=700),
-    "bend and scarce": Problem(generate("sharegpt", 6, 60), BENT, 24, kv_capacity=6_000),
+    "bend and capped": Problem(generate("table3", 6, 30), BENT, 12, prefill_token_cap=700),
+    "bend and scarce": Problem(generate("sharegpt", 6, 30), BENT, 24, kv_capacity=6_000),
     "bend and both": Problem(
-        generate("sharegpt", 7, 60), BENT, 16, kv_capacity=7_000, prefill_token_cap=3_000
+        generate("sharegpt", 7, 30), BENT, 16, kv_capacity=7_000, prefill_token_cap=3_000
     ),
-    "first tokens": Problem(generate("table3", 7, 70), CostModel.paper(), 8, prefill_emits_first_token=True),
+    "first tokens": Problem(generate("table3", 7, 35), CostModel.paper(), 8, prefill_emits_first_token=True),
     "first tokens and scarce": Problem(
-        generate("sharegpt", 8, 70), CostModel.paper(), 20, kv_capacity=6_000, prefill_emits_first_token=True
+        generate("sharegpt", 8, 35), CostModel.paper(), 20, kv_capacity=6_000, prefill_emits_first_token=True
     ),
-    "very scarce": Problem(generate("sharegpt", 9, 60), CostModel.paper(), 32, kv_capacity=4_500),
+    "very scarce": Problem(generate("sharegpt", 9, 30), CostModel.paper(), 32, kv_capacity=4_500),
     "many slots": Problem(generate("table3", 8, 70), CostModel.paper(), 64),
-    "tight cap": Problem(generate("table3", 9, 60), CostModel.paper(), 16, prefill_token_cap=200),
+    "tight cap": Problem(generate("table3", 9, 30), CostModel.paper(), 16, prefill_token_cap=200),
 }
 _PAPER = Replica(CostModel.paper(), 8)
 FLEETS = {
@@ -69,9 +69,9 @@ FLEETS = {
     "replicas and capped": Fleet.of(PROBLEMS["capped"], 2),
     "replicas and scarce": Fleet.of(PROBLEMS["scarce"], 2),
     "replicas and a bend": Fleet.of(PROBLEMS["bend"], 2),
-    "unlike replicas": Fleet(generate("table3", 10, 80), (_PAPER, Replica(BENT, 4, busy=2.0))),
+    "unlike replicas": Fleet(generate("table3", 10, 40), (_PAPER, Replica(BENT, 4, busy=2.0))),
     "replicas of unlike memory": Fleet(
-        generate("sharegpt", 10, 60), (replace(_PAPER, kv_capacity=5_000), replace(_PAPER, kv_capacity=9_000))
+        generate("sharegpt", 10, 30), (replace(_PAPER, kv_capacity=5_000), replace(_PAPER, kv_capacity=9_000))
     ),
 }
 
@@ -85,7 +85,7 @@ def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
 def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: str) -> None:
-    problem, limits = (PROBLEMS | MORE)[name], Limits(work=12, seed=3)
+    problem, limits = (PROBLEMS | MORE)[name], Limits(work=4, seed=3)
     plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
     assert found.schedule is not None
     for column in ("bin_of", "slot_of", "decode_steps"):
@@ -96,7 +96,7 @@ def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLEETS)
 def test_plan_solve_and_compare_find_the_same_schedules_of_replicas_at_the_same_work(name: str) -> None:
-    fleet, limits = FLEETS[name], Limits(work=60, seed=3)
+    fleet, limits = FLEETS[name], Limits(work=20, seed=3)
     plan, found = make_fleet_plan(fleet, limits=limits), plan_fleet(fleet, limits=limits)
     assert found.schedule.check(fleet) is None
     assert np.array_equal(plan.shares.replica_of, found.schedule.replica_of)
@@ -112,7 +112,7 @@ def test_a_comparison_says_which_solvers_take_no_fleet() -> None:
 
 def test_a_fleet_of_one_has_the_plan_of_its_problem() -> None:
     for problem in (PROBLEMS["free"], PROBLEMS["scarce"]):
-        limits = Limits(work=25, seed=3)
+        limits = Limits(work=6, seed=3)
         plan = make_fleet_plan(Fleet.of(problem, 1), limits=limits)
         assert plan.makespan == solve(problem, limits=limits).makespan
 
@@ -127,7 +127,7 @@ def test_another_process_finds_the_same_schedule_at_the_same_work(tmp_path: Path
         )
     ):
         files = [str(tmp_path / f"{number}-{k}.json") for k in range(2)]
-        words = ["plan", *options, "--work", "40", "--seed", "2", "-o"]
+        words = ["plan", *options, "--work", "6", "--seed", "2", "-o"]
         assert main([*words, files[0]]) == 0
         command = [sys.executable, "-m", "batchbound", *words, files[1]]
         subprocess.run(command, check=True, capture_output=True)
@@ -207,7 +207,7 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
         return unique(values, **more)
 
     monkeypatch.setattr(np, "unique", along_no_axis)
-    assert solve(PROBLEMS["scarce"], limits=Limits(work=20)).schedule is not None
+    assert solve(PROBLEMS["scarce"], limits=Limits(work=5)).schedule is not None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_an_interrupt_ends_hands_back_its_best_schedule(
     monkeypatch.setattr(f"batchbound.{interrupted}", interrupt)
     few = PROBLEMS["few"]
     if solver == "fleet":
-        plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(seconds=30))
+        plan = make_fleet_plan(FLEETS["replicas"], limits=Limits(work=2))
     elif solver == "search":
         scarce = Problem(few.workload.select(range(8)), few.cost, few.slots, kv_capacity=700)
         plan = make_plan(scarce, limits=Limits(seconds=30))

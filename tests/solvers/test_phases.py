@@ -31,7 +31,7 @@ _SCORED = Workload.from_lengths(np.random.default_rng(0).integers(50, 400, 60), 
 PROBLEMS = {
     "slots": Problem(generate("table3", 0, 60), PAPER, 8),
     "cap": Problem(generate("table3", 1, 60), PAPER, 8, prefill_token_cap=400),
-    "memory": Problem(generate("sharegpt", 2, 60), PAPER, 16, kv_capacity=5_000),
+    "memory": Problem(generate("sharegpt", 2, 30), PAPER, 16, kv_capacity=5_000),
     "large memory": Problem(generate("sharegpt", 2, 240), PAPER, 8, kv_capacity=6_000),
     "memory and cap": Problem(
         generate("sharegpt", 3, 60), PAPER, 16, kv_capacity=5_000, prefill_token_cap=3_000
@@ -117,7 +117,7 @@ def test_parameters_come_from_a_file(tmp_path: Path) -> None:
         0.3,
     )
     assert (params.bounds.lifting, params.bounds.kv_tokens) == (False, True)
-    found = solve(PROBLEMS["memory"], limits=Limits(work=3), params=params)
+    found = solve(PROBLEMS["slots"], limits=Limits(work=1), params=params)
     assert found.schedule is not None
 
 
@@ -190,7 +190,7 @@ def test_a_search_ends_where_nothing_better_comes_for_some_time() -> None:
 
 def test_an_initial_schedule_is_improved_on() -> None:
     problem = PROBLEMS["memory"]
-    good = solve(problem, limits=Limits(work=60)).schedule
+    good = solve(problem, limits=Limits(work=10)).schedule
     assert good is not None
     again = solve(problem, limits=Limits(work=1), initial=good)
     assert again.makespan is not None

@@ -57,11 +57,11 @@ def least_seconds(problem: Problem) -> float:
 @pytest.mark.parametrize("cost", [UNIT, BENT, FLOORED])
 def test_plans_are_the_best_of_all_ways_to_share_requests_out_among_stages(cost: CostModel) -> None:
     rng = np.random.default_rng(5)
-    for seed in range(12):
+    for seed in range(6):
         prompts = rng.integers(1, 12, 6).tolist()
         limits = [{}, {"kv_capacity": 16}, {"prefill_token_cap": 13}][seed % 3]
         problem = scored(prompts, cost, int(rng.integers(2, 5)), **limits)
-        assert np.isclose(planned(problem, 200, seed), least_seconds(problem)), (seed, prompts, limits)
+        assert np.isclose(planned(problem, 60, seed), least_seconds(problem)), (seed, prompts, limits)
 
 
 def test_few_steps_and_much_to_pack_fill_stages_as_no_order_does() -> None:

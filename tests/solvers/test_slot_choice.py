@@ -44,7 +44,7 @@ def test_the_fewest_slots_of_the_fast_ones_come_first() -> None:
 
 def test_the_command_chooses_slots_and_the_plan_keeps_within_memory(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    words = ["plan", "table3:0:80", "--slots", "auto", "--kv-capacity", "6000", "--time-limit", "0.2"]
+    words = ["plan", "table3:0:40", "--slots", "auto", "--kv-capacity", "6000", "--time-limit", "0.2"]
     assert main([*words, "-o", str(path)]) == 0
     plan = Plan.load(path)
     assert 1 < plan.problem.slots <= 80
@@ -67,7 +67,7 @@ def test_a_plan_within_memory_is_no_worse_than_the_policy_that_keeps_to_it() -> 
 
 def test_slots_are_chosen_together_with_what_to_follow(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    words = ["plan", "table3:1:30", "--slots", "auto", "--kv-capacity", "4000", "--time-limit", "0.1"]
+    words = ["plan", "table3:1:16", "--slots", "auto", "--kv-capacity", "4000", "--time-limit", "0.1"]
     assert main([*words, "--length-error", "0.3", "--longest-completion", "512", "-o", str(path)]) == 0
     plan = Plan.load(path)
     assert plan.expected is not None

@@ -46,8 +46,8 @@ def arriving(problem: Problem) -> Problem:
 @pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact"])
 def test_arrivals_are_ignored(solver: str) -> None:
     problem = job(7, 2)
-    there = solve(problem, solver, limits=Limits(work=2000))
-    found = solve(arriving(problem), solver, limits=Limits(work=2000))
+    there = solve(problem, solver, limits=Limits(work=200))
+    found = solve(arriving(problem), solver, limits=Limits(work=200))
     assert found.makespan == there.makespan
     assert found.gap == there.gap
 
