@@ -1,5 +1,4 @@
-"""
-Offline planning of LLM batch inference.
+"""Offline planning of LLM batch inference.
 
 Plan a whole job of prompts, run the plan on a HuggingFace model, and report how far the run was from a
 proven lower bound.

@@ -169,8 +169,7 @@ def plan(
 
 
 def profile(model: str, *, output: Paths = "cost.json", **more: Any) -> CalibratedCost:
-    """
-    Measure a model's costs on this machine, as ``batchbound profile`` does.
+    """Measure a model's costs on this machine, as ``batchbound profile`` does.
 
     Parameters
     ----------
@@ -189,8 +188,7 @@ def profile(model: str, *, output: Paths = "cost.json", **more: Any) -> Calibrat
 def predict(
     prompts: Paths, completions: Paths, *, output: Paths = "predictor", **more: Any
 ) -> TrainedPredictor:
-    """
-    Train a predictor of completion lengths, as ``batchbound predict train`` does.
+    """Train a predictor of completion lengths, as ``batchbound predict train`` does.
 
     Parameters
     ----------
@@ -210,8 +208,7 @@ def predict(
 
 
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
-    """
-    Draw a plan or a run below first come, first served.
+    """Draw a plan or a run below first come, first served.
 
     Parameters
     ----------
@@ -242,7 +239,6 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
 
 
 def _files(output: Paths | None, trace: Paths | None) -> tuple[Path, Path]:
-    """Return the files of completions and trace, by default the command line's."""
     if output is None:
         return Path("answers.jsonl"), Path(trace or "trace.jsonl")
     answers = Path(output)
@@ -288,7 +284,6 @@ def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argpa
 
 
 def _quietly(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Call a function without printing."""
     from .cli.output import be_quiet
 
     def silent() -> Any:

@@ -243,7 +243,6 @@ def _server_run(asked: _Asked) -> Audit:
 def _counted(
     found: IterationAudit,
 ) -> tuple[dict[str, Mapping[str, object]], tuple[Losses, ...], tuple[str, ...]]:
-    """Return tables of iterations, losses and assumptions."""
     lines = (broken_line(found.assumptions), assumed_line(found.assumptions), found.broken)
     remarks = tuple(line for line in lines if line is not None)
     tables: dict[str, Mapping[str, object]] = {
@@ -328,7 +327,6 @@ def _fitted(fit: IterationFit) -> dict[str, Mapping[str, object]]:
 
 
 def _rates(fit: IterationFit) -> IterationRates | None:
-    """Return fitted rates to save, or None if all are zero."""
     rates = fit.rates.rates
     return IterationRates(**rates, source="fitted to a run", error=fit.error) if any(rates.values()) else None
 
@@ -361,7 +359,6 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
 
 
 def _timed(asked: _Asked) -> Audit:
-    """Audit a run by the times of its requests."""
     ran = read_timed_requests(asked.path)
     limits = asked.stated("times of requests do")
     sequences, proven = Sequences(ran.prompt, ran.output), asked.proven(limits)
@@ -381,7 +378,6 @@ def _lengths(asked: _Asked) -> Audit:
 
 
 def _unseen(limits: EngineLimits) -> tuple[Assumption, ...]:
-    """Return the assumptions about a run of an unknown engine."""
     return stated_limits(limits, Assumption(DISTINCT, "assumed"))
 
 
@@ -477,7 +473,6 @@ def _in_seconds(
 
 
 def _tidy(losses: Mapping[str, float], measured: float) -> dict[str, float]:
-    """Return losses, with rounding errors set to zero."""
     return {name: 0.0 if abs(value) <= _ROUNDED * measured else value for name, value in losses.items()}
 
 

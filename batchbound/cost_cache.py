@@ -19,7 +19,6 @@ from .data.trace import Trace
 class CostCache:
     """Folder of measured costs, by model, machine and slots.
 
-    folder: Path of the folder.
     least_prefill_stages, least_decode_steps: Least size of a run that replaces kept costs.
     """
 
@@ -63,7 +62,6 @@ class CostCache:
         return None
 
     def _kept(self, model: str) -> Iterator[tuple[int, float, Path]]:
-        """Yield slots, time and path of each kept file."""
         for path in self._folder_of(model).glob("*-*.json"):
             slots = path.stem.rpartition("-")[2]
             if slots.isdecimal():

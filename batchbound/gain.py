@@ -25,7 +25,6 @@ class GainParams:
 
     share: Search time as a fraction of the run's seconds.
     least_seconds, most_seconds: Limits of the search time.
-    policy: Baseline policy.
     """
 
     share: float = 0.02
@@ -62,7 +61,6 @@ class Gain:
 
     Simulated seconds are the cost model's, times ``clock``. Decode steps are exact.
 
-    requests, slots: Number of completions, and of slots.
     first_come: First come, first served, simulated with the actual lengths.
     this_run: The run itself.
     known: A plan made with the actual lengths.

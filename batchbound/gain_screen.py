@@ -70,7 +70,6 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
 
 
 def _command_lines(before: str, command: str) -> list[str]:
-    """Break a command into lines for a shell."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():

@@ -50,7 +50,6 @@ def verify(plan: Plan | IterationPlan) -> Violation | None:
 
 
 def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
-    """Return a violation of the policy that a plan follows."""
     if followed.policy not in POLICIES:
         return Violation("followed", f"no policy is called {followed.policy!r}")
     trace = simulate(plan.problem, followed.policy)
@@ -200,7 +199,6 @@ def _false_seconds(plan: IterationPlan) -> Violation | None:
 
 
 def _false_prediction(plan: IterationPlan) -> Violation | None:
-    """Return a difference between the plan's prediction and a new simulation."""
     work = plan.workload
     for share in plan.shares:
         if share.predicted is None or not len(share.requests):
@@ -219,7 +217,6 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
 
 
 def _agree(one: Predicted, other: Predicted) -> bool:
-    """Return whether two predictions agree up to rounding."""
     if replace(one, seconds=None) != replace(other, seconds=None):
         return False
     if one.seconds is None or other.seconds is None:

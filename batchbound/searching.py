@@ -49,7 +49,6 @@ class ConfigurationSearch:
     timelines: Timelines that give latency and throughput, of RRA (False) and of WAA (True).
     found: Best configuration of each strategy and tensor-parallel degree. The highest throughput is first,
         infeasible ones are last.
-    devices: Number of devices.
     targets: Latency targets of a completion of 99th-percentile length.
     encode_batches: Smallest and largest encoding batch searched.
     profiled: True if layer profiles were used, which choose the running requests.

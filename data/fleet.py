@@ -50,8 +50,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """
-    One job on several replicas (MICO's queries and clouds).
+    """One job on several replicas (MICO's queries and clouds).
 
     workload: Requests, all of which arrive at the start.
     replicas: One or more replicas; every request must fit each of them.

@@ -32,7 +32,6 @@ class PlannedShare:
 
     limits: Limits of the simulated engine.
     requests: Positions of its requests in sending order, shape (requests of the share,).
-    order: Description of the order's origin.
     in_flight: Completions to keep in flight; fewer than usual if this uses the KV cache better.
     predicted: Simulated run of the engine; None for a job too large to simulate.
     """
@@ -53,7 +52,6 @@ class PlannedShare:
 class SecondsBound:
     """Least seconds of any order, by the plan's costs.
 
-    seconds: The bound.
     rates: Least seconds of an iteration and of each unit of its work, by the names of
         :class:`~.costs.iteration_rates.IterationRates`.
     iterations: Bound on the iterations of all engines together.

@@ -20,8 +20,7 @@ TOKENS_PER_ITERATION = 256
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """
-    Limits of an iteration of an engine such as vLLM.
+    """Limits of an iteration of an engine such as vLLM.
 
     Parameters
     ----------
@@ -136,7 +135,6 @@ def sequences_of(
 class IterationBound:
     """Least iterations of any order of the requests.
 
-    iterations: The bound.
     source: Name of the argument that proves it.
     certificate: Data from which an independent check derives it again; plain JSON values.
     """

@@ -70,7 +70,6 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_row(first: bytes, more: bytes) -> bool:
-    """Return whether a line is a table row, and none of ours."""
     try:
         value = json.loads(first) if more.startswith(b"{") else None
     except (ValueError, RecursionError):
@@ -88,8 +87,7 @@ def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """
-    Origin of a plan's numbers.
+    """Origin of a plan's numbers.
 
     lengths: Source of the completion lengths, as plain JSON values.
     cost_source: Source of the cost model, as plain JSON values: its name, or the calibration with its error.
@@ -103,14 +101,11 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """
-    Origin of a schedule.
+    """Origin of a schedule.
 
-    solver, version: Solver and its version.
     status: ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
     stopped_by: Reason for the end of the search.
     seconds: Search time.
-    seed: Seed of the search.
     message: Further remark for the user; empty for none.
     """
 
@@ -127,7 +122,6 @@ class Maker:
 class FollowedPolicy:
     """Evicting policy that takes less than the plan's schedule.
 
-    policy: Name of the policy.
     seconds: Makespan by the cost model.
     prefill_stages, decode_steps, evictions: Counts of its simulated run.
     bound: Bound of all schedules, evicting ones included.
@@ -187,8 +181,7 @@ class Plan(Shown):
 
     @classmethod
     def of(cls, problem: Problem, schedule: Schedule, bound: Bound | None, maker: Maker, **more: Any) -> Plan:
-        """
-        Return the plan of one machine.
+        """Return the plan of one machine.
 
         Parameters
         ----------

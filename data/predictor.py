@@ -95,7 +95,6 @@ class Predicted:
 class PredictionQuality:
     r"""Quality of predicted lengths on unseen completions.
 
-    requests: Number of completions.
     buckets, longest: MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N)
     \rfloor`.
     accuracy, neighbour_accuracy: Share of predictions with the right label, and with it or the next one.

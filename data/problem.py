@@ -31,7 +31,6 @@ LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_c
 class ProblemError(ValueError):
     """Error for a request that alone exceeds the problem's limits.
 
-    what: Description of the excess.
     request: Position of the request in the workload.
     limit: Name of the exceeded field.
     allowed: Value of the field, tokens.
@@ -71,8 +70,7 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Problem(Shown):
-    r"""
-    Requests to serve on slots, with costs and limits.
+    r"""Requests to serve on slots, with costs and limits.
 
     Parameters
     ----------

@@ -291,8 +291,7 @@ class Report(Shown):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
-        """
-        Return the report that :meth:`save` wrote.
+        """Return the report that :meth:`save` wrote.
 
         Raises
         ------
@@ -303,8 +302,7 @@ class Report(Shown):
 
     @classmethod
     def from_json(cls, value: dict[str, Any], *, file: str | os.PathLike[str] | None = None) -> Report:
-        """
-        Return the report that :meth:`to_json` wrote.
+        """Return the report that :meth:`to_json` wrote.
 
         Raises
         ------

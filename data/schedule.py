@@ -21,8 +21,6 @@ class Violation:
     """
     First rule of the problem that a schedule breaks.
 
-    rule: Short name of the rule.
-    message: Description of the violation.
     request, slot, bin: Place of the violation; None where the rule has no such place.
     """
 
@@ -379,7 +377,6 @@ class _Runs:
     changed: npt.NDArray[np.bool_]
 
     def seconds(self, cost: CostModel) -> FloatArray:
-        """Return the seconds of each run."""
         return np.diff(self.times) * cost.decode_seconds(self.active, self.kv_tokens)
 
     def at(self, steps: IntArray) -> IntArray:

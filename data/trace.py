@@ -113,8 +113,7 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """
-    Records of the stages and requests of one run.
+    """Records of the stages and requests of one run.
 
     Parameters
     ----------
@@ -223,8 +222,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """
-        Return the trace that :meth:`save` wrote.
+        """Return the trace that :meth:`save` wrote.
 
         Raises
         ------

@@ -24,12 +24,9 @@ LATEST = 1e12
 
 
 class WorkloadError(ValueError):
-    """
-    Error for a column of a workload with an impossible value.
+    """Error for a column of a workload with an impossible value.
 
-    message: Description of the mistake.
     row: Position of the request, from zero; None if the whole column is wrong.
-    column: Name of the column.
     """
 
     def __init__(self, message: str, *, row: int | None, column: str) -> None:
@@ -64,8 +61,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Workload(Shown):
-    """
-    Requests as numpy arrays of shape (requests,), one for each field.
+    """Requests as numpy arrays of shape (requests,), one for each field.
 
     The arrays are read-only. Missing columns take the defaults of :class:`Request`.
 

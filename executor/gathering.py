@@ -28,8 +28,7 @@ class _Waiting:
 
 
 class Gathering:
-    """
-    Engine for single requests, as verl's and OpenRLHF's servers send them.
+    """Engine for single requests, as verl's and OpenRLHF's servers send them.
 
     Requests that arrive during a call wait for its end. Requests with the same prompt share its computation.
 
@@ -105,7 +104,6 @@ class Gathering:
                 await asyncio.to_thread(self._call, called, loop)
 
     def _call(self, called: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
-        """Serve requests in one call; its error goes to every future."""
         seed = seed_of_call(self._seed, 0, 0, next(self._calls))
         try:
             for completion in self.engine.generate(

@@ -219,8 +219,7 @@ class LLM:
         until: Until | None = None,
         **fields: Any,
     ) -> Iterator[Completion]:
-        """
-        Yield each completion as it finishes, in no particular order.
+        """Yield each completion as it finishes, in no particular order.
 
         Parameters
         ----------
@@ -368,7 +367,6 @@ class LLM:
         return one_batch_seconds(problem, trace)
 
     def _check_again(self) -> None:
-        """Check the model again if its forward changed."""
         forward = vars(unwrapped(self.model)).get("forward")
         if forward is not self._forward:
             self._tier = choose_tier(self.model, self._wanted_tier)
@@ -540,7 +538,6 @@ _PROMPT = "Give a text, a list of token ids or a list of messages."
 
 
 def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
-    """Return ``max_tokens`` for each prompt."""
     most = np.asarray(given)
     whole = most.dtype.kind == "i" or (most.dtype.kind == "u" and bool((most < 2**63).all()))
     if most.dtype.kind == "f":
@@ -554,7 +551,6 @@ def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
 
 
 def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the expected tokens of completions as floats."""
     try:
         found = np.atleast_1d(np.asarray(given, dtype=np.float64))
     except (TypeError, ValueError):
@@ -565,7 +561,6 @@ def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
-    """Refuse prompts that are empty or hold unknown tokens."""
     for index, tokens in enumerate(prompts):
         if not tokens:
             raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
@@ -604,8 +599,7 @@ def sampling_per_prompt(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """
-    Completions of one call, an entry for each.
+    """Completions of one call, an entry for each.
 
     prompts, asked, most, expected: Prompt, sampling, and the most and the expected tokens.
     position: Position of the prompt.
@@ -652,7 +646,6 @@ class _Call:
         return np.array(found, dtype=np.object_)
 
     def sample(self, index: int) -> int:
-        """Return a completion's number among those of its prompt."""
         one = self.partial[index]
         return (
             index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
@@ -667,7 +660,6 @@ class _Call:
         told: tuple[TokenLogprob, ...] | None,
         given: tuple[range, ...],
     ) -> Completion:
-        """Return a finished completion."""
         most = self.asked[index].logprobs
         return Completion(
             int(self.position[index]),
@@ -711,7 +703,6 @@ class _Call:
     def unfinished(
         self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int, name: str
     ) -> Partial:
-        """Return an unfinished completion for a later call."""
         return Partial(
             int(self.position[index]),
             self.sample(index),

@@ -150,8 +150,7 @@ def rollout_function(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """
-    Settings of one call of the rollout function.
+    """Settings of one call of the rollout function.
 
     chat_options: Variables of the chat template.
     process, step: Number of this process of the trainer, and its training step.
@@ -204,7 +203,6 @@ class RolloutSettings:
 
 
 def _trainers_settings(args: Any) -> dict[str, Any]:
-    """Return the sampling fields and ``max_tokens`` of a trainer."""
     found = {name: getattr(args, name, None) for name in _OF_TRAINER}
     found |= {"seed": getattr(args, "seed", None), "max_tokens": getattr(args, "max_completion_length", None)}
     known = {each.name for each in fields(Sampling)}

@@ -148,7 +148,6 @@ class ToolTurns:
             return failed
 
     def _result(self, position: int, call: dict[str, Any]) -> Any:
-        """Return a tool's result, or an error that the model reads."""
         if call["type"] != "function":
             return self._failed(f"Unsupported tool call type: {call['type']}")
         name, tool = self._name(call), self._trainer._sync_tool_dicts[position].get(self._name(call))
@@ -173,7 +172,6 @@ class ToolTurns:
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Run a function on a daemon thread."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 

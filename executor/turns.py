@@ -79,7 +79,6 @@ class Conversations:
             yield from (request for request in self._execution.step(most) if not self._continues(request))
 
     def _continues(self, request: int) -> bool:
-        """Return whether a completion waits for a tool."""
         if self._next_turn is None:
             return False
         tokens = tuple(self._engine.answers[request])

@@ -23,7 +23,6 @@ BUCKETS = 10
 class Units:
     """Units of dispatch: requests, or groups of them.
 
-    names: Name of each unit.
     answer_tokens, prompt_tokens: Predicted and known tokens of each, shape (units,).
     costs: Seconds of each on each kind of replica, shape (kinds, units).
     kind_of, busy, shares: Kind, seconds busy and share of the work of each replica, shape (replicas,). The

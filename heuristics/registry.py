@@ -58,8 +58,6 @@ def _longest(problem: Problem, _: IntArray) -> Queue:
 def _policy(
     queue: Callable[[Problem, IntArray], Queue], rule: Callable[[], PrefillRule], reserve: Reserve = "future"
 ) -> Callable[[Problem, IntArray], Policy]:
-    """Return a factory of policies with a queue and a rule."""
-
     def make(problem: Problem, assignment: IntArray) -> Policy:
         return QueuePolicy(queue(problem, assignment), rule(), Admission(problem, reserve))
 

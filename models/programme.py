@@ -95,8 +95,7 @@ class Programme:
         return Optimum(solver.getObjectiveValue(), np.array(found.col_value), np.array(found.row_dual))
 
     def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
-        """
-        Return the columns of least cost, or of a cost below ``enough``, None if there is no optimum.
+        """Return the columns of least cost, or of a cost below ``enough``, None if there is no optimum.
 
         A primal simplex goes there from a feasible basis: :data:`STATUS` of each column and of each row.
         """
@@ -150,7 +149,6 @@ class Programme:
         return solver
 
     def _solver(self, options: Mapping[str, float | str], whole: IntArray | None = None) -> highspy.Highs:
-        """Return HiGHS with the programme and the options, for one thread."""
         solver = SilentHighs()
         for name, value in {"threads": 1, **options}.items():
             solver.setOptionValue(name, value)

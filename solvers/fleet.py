@@ -194,7 +194,6 @@ class _FleetSearch:
         return seconds - self._for_rules(seconds) - (time.perf_counter() - self.began)
 
     def _for_rules(self, seconds: float) -> float:
-        """Return the seconds to keep for the rules after the search."""
         return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0
 
     @property
@@ -208,11 +207,9 @@ class _FleetSearch:
 
     @property
     def is_shared_out(self) -> bool:
-        """True if there is a schedule."""
         return bool(self._shares)
 
     def schedule(self) -> FleetSchedule:
-        """Return the best schedule found."""
         schedules = tuple(share.schedule for share in self._shares)
         return FleetSchedule(self._replica_of(self._shares), schedules)
 
@@ -223,7 +220,6 @@ class _FleetSearch:
         return replica_of
 
     def share_out(self, fixed: IntArray | None = None) -> None:
-        """Share the requests out by load, or as given."""
         if fixed is not None:
             self._fixed, self._shares = True, self._scheduled_by(fixed)
             return
@@ -263,12 +259,10 @@ class _FleetSearch:
                 self._shares = shares
 
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
-        """Yield policies with a dispatch of the requests, usually best first."""
         dispatched = list(self._dispatched())
         yield from product(dict.fromkeys((*RULES, *POLICIES)), dispatched)
 
     def _dispatched(self) -> Iterator[IntArray]:
-        """Yield each rule's replica of each request, shape (requests,)."""
         met = set[bytes]()
         for rule in (
             dict.fromkeys(("lpt", *DISPATCH_RULES)) if len(self._fleet) <= MOST_DISPATCHED else ("lpt",)
@@ -441,7 +435,6 @@ def _latest(shares: list[_Share]) -> float:
 
 
 def _memory_binds(fleet: Fleet, kind: int) -> bool:
-    """Return whether KV capacity runs out before slots do."""
     replica = list(dict.fromkeys(fleet.replicas))[kind]
     if replica.kv_capacity is None:
         return False

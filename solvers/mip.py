@@ -115,7 +115,6 @@ class _Bounding:
         self.bound = trivial_bound(problem)
 
     def __call__(self) -> None:
-        """Prove the bound in its share of the time."""
         self.bound, _ = bound_within(self._problem, self._seconds)
 
 

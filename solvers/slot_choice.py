@@ -27,7 +27,6 @@ STEP = 1.25
 class SlotTrial:
     """One number of slots and its result.
 
-    slots: Number of slots.
     makespan: Makespan of the best schedule found, seconds.
     bound: Lower bound with these slots, seconds.
     """

@@ -122,7 +122,6 @@ class _Search:
         self._bounds: list[tuple[float, float]] = []
 
     def run(self) -> Result:
-        """Run all parts; after an interrupt return the best schedule."""
         best, exact, interrupted = self._search.incumbent, None, False
         try:
             self._search.begin(self._task.initial)
@@ -143,7 +142,6 @@ class _Search:
         self._bounds.append((time.perf_counter() - self._begun, self._bound.seconds))
 
     def _exact(self) -> ExactOutcome | None:
-        """Run the exact search in the time left, if it applies."""
         best, task = self._search.incumbent, self._task
         if not self._few or self._seconds is None or best.good_enough:
             return None

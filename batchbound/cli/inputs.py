@@ -255,7 +255,6 @@ def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) ->
 def _prefix_cache(
     args: argparse.Namespace, job: JobInput, workload: Workload, kv_capacity: int | None
 ) -> int:
-    """Return the KV capacity for shared prompts, in tokens."""
     given: int | None = args.prefix_cache
     if given is None:
         return usual_prefix_cache(workload, args.slots) if kv_capacity is None else 0
@@ -420,7 +419,6 @@ def _place(job: JobInput, request: int) -> str:
 
 
 def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> InputError:
-    """Return the error of a request beyond a limit."""
     what = error.what
     where, stated = _place(job, error.request), "output_tokens"
     if job.records and job.lengths.kind == "cap":

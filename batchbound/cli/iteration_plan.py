@@ -226,7 +226,6 @@ def _check_budgets(limits: Sequence[EngineLimits]) -> None:
 
 
 def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tuple[EngineLimits, ...]:
-    """Return the limits of each replica; refuse speeds and busy times."""
     alone = Problem(read.job.workload.select([0]), CostModel.paper(), one.sequences)
     usual = Replica(alone.cost, one.sequences)
     limits = []
@@ -246,7 +245,6 @@ def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tup
 
 
 def _cost(spec: str) -> tuple[IterationRates | None, LayerProfile | None]:
-    """Return the rates or the layer profile that a file holds."""
     if spec == "paper":
         return None, None
     path, taken = Path(spec), {"batchbound_iteration_cost", "batchbound_layer_profile"}
@@ -344,7 +342,6 @@ def show_iterations(summary: Mapping[str, object]) -> None:
 
 
 def _status(summary: Mapping[str, object]) -> str:
-    """Return the status, with a mark if it depends on assumptions."""
     holds = summary["status"] != Status.OPTIMAL or summary["bound_label"] == "proven least"
     condition = "" if holds else " if assumptions hold"
     return f"{summary['status']}{condition}, stopped by {summary['stopped_by']}"

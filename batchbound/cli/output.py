@@ -153,7 +153,6 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
 
 
 def _followed(plan: Plan) -> dict[str, object]:
-    """Return the summary of the policy that a plan follows."""
     followed = plan.followed
     if followed is None:
         return {}

@@ -76,13 +76,11 @@ class _Declaring(argparse._ActionsContainer):
         return action
 
     def add_argument_group(self, *args: Any, **how: Any) -> Group:
-        """Return a new group of options."""
         group = Group(self, *args, **how)
         self._action_groups.append(group)
         return group
 
     def add_mutually_exclusive_group(self, **how: Any) -> Exclusive:
-        """Return a new group of mutually exclusive options."""
         group = Exclusive(self, **how)
         self._mutually_exclusive_groups.append(group)
         return group
@@ -267,7 +265,6 @@ class _Help(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Print the help and exit."""
         assert isinstance(parser, Parser)
         sys.stdout.write(parser.format_help(every=values == "all"))
         parser.exit()
@@ -283,7 +280,6 @@ class _StoreOnce(argparse._StoreAction):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Keep the value."""
         if option_string is not None and isinstance(parser, Parser):
             parser.take(self.dest, option_string)
         super().__call__(parser, namespace, values, option_string)

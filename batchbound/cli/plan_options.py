@@ -136,7 +136,6 @@ def add_sweep(parser: Parser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Parse a list of different whole numbers of at least one."""
     numbers = tuple(positive(part) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"{text} names a number twice")

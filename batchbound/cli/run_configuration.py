@@ -59,7 +59,6 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
 
 
 def _say_speed(reached: Reached) -> None:
-    """Note the machine's speed, and whether latency was in bounds."""
     if reached.slowdown is not None:
         note(f"the machine was {reached.slowdown:.2f} times slower than while it was profiled")
     if reached.latency_bound is not None:

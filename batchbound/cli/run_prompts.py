@@ -81,7 +81,6 @@ def add_planning(parser: Parser) -> None:
 
 
 def _length_spec(text: str) -> str | None:
-    """Parse a source of lengths; None for ``auto``."""
     return None if text == "auto" else text
 
 
@@ -158,7 +157,6 @@ def _samples_unasked(args: argparse.Namespace) -> bool:
 
 
 def _resumes(path: Path, args: argparse.Namespace) -> bool:
-    """Return whether an interrupted run left a journal."""
     from ..executor.jobs.job import journal_path
 
     if not journal_path(args.output).exists():
@@ -212,7 +210,6 @@ def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> 
 
 
 def _check_same_job(path: Path, args: argparse.Namespace) -> None:
-    """Raise InputError if a plan has other prompts or options."""
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
     planned = plan.provenance.prompts
     if planned is None or prompts_digest(args.plan) != planned.sha256:
@@ -241,7 +238,6 @@ def _counts_the_same(planned: str, tokenizer: str, folder: Path) -> bool:
 
 
 def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options of ``plan`` for those of ``run``."""
     from .commands import plan
 
     parser = Parser()
@@ -253,7 +249,6 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the inputs with costs of an earlier run, else assumed costs."""
     kept = CostCache.of_user().find(args.model, inputs.problem.slots)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
@@ -262,7 +257,6 @@ def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
 
 
 def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    """Return the inputs with lengths of an earlier run, if they repeat."""
     job, folder = inputs.job, Path(args.output).parent
     assert job.digest is not None
     source = None

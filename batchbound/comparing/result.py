@@ -34,13 +34,11 @@ OPTIMAL_UNEVICTED = "least without evictions"
 class Measurement:
     """Outcome of one solver on one instance.
 
-    instance, solver: Names of both.
     value: Makespan in seconds, or objective of a linear model; None without a solution.
     bound: Lower bound that the solver proved, or None.
     gap: Gap to the best valid bound, as a fraction; None without one.
     seconds: Wall-clock seconds of the solver.
     status, stopped_by: Outcome, and reason for the end.
-    version: Version of the solver.
     message: Remark for the user; may be empty.
     bound_source: Argument that proves the bound, or backend that claims it.
     improvements: Seconds since the start and value of each improvement.

@@ -40,8 +40,7 @@ OwnSolver = Callable[[Problem, Limits], Result | Schedule]
 
 @dataclass(frozen=True, slots=True)
 class OwnLinearSolver:
-    """
-    A user's own solver of linear models.
+    """A user's own solver of linear models.
 
     solve: Function of a model and limits; the values of its result are checked against the model.
     """
@@ -59,8 +58,7 @@ def compare(
     *,
     on_done: Callable[[Measurement], None] | None = None,
 ) -> Comparison:
-    """
-    Run every solver on every instance, one after the other.
+    """Run every solver on every instance, one after the other.
 
     Parameters
     ----------
@@ -110,7 +108,6 @@ def compare(
 
 
 def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
-    """Raise ValueError if a bound is above a value found."""
     values = [(row.value, row.solver) for row in rows if row.value is not None and not row.evictions]
     if not values:
         return
@@ -132,7 +129,6 @@ def limits_heeded_by(solver: str) -> frozenset[str]:
 
 
 def _labelled(solvers: str | Sequence[str] | Mapping[str, Solver]) -> Mapping[str, Solver]:
-    """Return solvers by label."""
     labelled: dict[str, Solver] = {}
     if isinstance(solvers, Mapping):
         labelled.update(solvers)

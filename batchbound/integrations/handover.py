@@ -113,13 +113,11 @@ def _slots(plan: IterationPlan) -> int:
 
 
 def _budget(plan: IterationPlan, option: str) -> list[str]:
-    """Return the option of the least token budget, if stated."""
     each = [share.limits.batched_tokens for share in plan.shares]
     return [option, str(min(each))] if plan.proven.batched_tokens == sum(each) else []
 
 
 def _block(plan: IterationPlan, option: str) -> list[str]:
-    """Return the option of the block size, if the bound needs it."""
     size, proven = plan.shares[0].limits.block_tokens, plan.proven
     relied_on = proven.kv_tokens is not None and proven.block_tokens == size
     return [option, str(size)] if relied_on else []

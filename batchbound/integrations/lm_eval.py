@@ -194,7 +194,6 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
 class _Row:
     """A context with endings; each attends to the context and itself.
 
-    tokens, positions: Id and position of each token.
     ending: Number of each token's ending; 0 for the context.
     context: Number of the context's tokens.
     endings: Request, tokens, and predicting places in the row, of each ending.
@@ -210,7 +209,6 @@ class _Row:
 
     @classmethod
     def of(cls, context: Sequence[int], endings: Sequence[tuple[int, list[int]]]) -> _Row:
-        """Return the row of a context and its (request, tokens) endings."""
         start = len(context)
         tokens, positions, ending = list(context), list(range(start)), [0] * start
         placed = []

@@ -1,5 +1,4 @@
-"""
-Longest-first scheduler for transformers' continuous batching.
+"""Longest-first scheduler for transformers' continuous batching.
 
 >>> ContinuousBatchingConfig(scheduler_type=register_longest_first(expected))  # doctest: +SKIP
 

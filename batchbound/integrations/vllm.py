@@ -1,5 +1,4 @@
-"""
-Longest-first scheduler for vLLM.
+"""Longest-first scheduler for vLLM.
 
 Start it with ``vllm serve MODEL --scheduler-cls batchbound.integrations.vllm.LongestFirst``. Clients then
 need not order their requests or send priorities. The expected tokens are ``vllm_xargs: {"expected_tokens":

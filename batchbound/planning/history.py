@@ -93,7 +93,6 @@ class History:
         return Predictive(tuple(sources), numbers, len(steps), score, deviation, share, cap, apart=True)
 
     def _pooled(self) -> tuple[IntArray, IntArray]:
-        """Return all lengths (tokens) and their groups."""
         group, first = [], 0
         for workload in self.workloads:
             group.append(workload.group_numbers() + first)
@@ -185,7 +184,6 @@ def earlier_completions(path: str | os.PathLike[str]) -> Workload:
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float:
-    """Return the rank correlation, 0 if negative."""
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     return max(0.0, float(np.corrcoef(normal_scores(one), normal_scores(other))[0, 1]))

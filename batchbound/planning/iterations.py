@@ -41,8 +41,7 @@ ROOMY = "no KV capacity is stated: the engine is taken to hold all requests in p
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """
-    Engines of a job: limits, and costs if known.
+    """Engines of a job: limits, and costs if known.
 
     Parameters
     ----------
@@ -301,7 +300,6 @@ def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
 
 
 def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray, EngineLimits]]:
-    """Yield each busy engine's completions and limits."""
     for k, limits in enumerate(engines.limits):
         members = np.flatnonzero(replica_of == k)
         if members.size:

@@ -41,8 +41,7 @@ UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and th
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedJob:
-    """
-    Completions for engines that mix prefill and decode in an iteration.
+    """Completions for engines that mix prefill and decode in an iteration.
 
     Parameters
     ----------
@@ -90,7 +89,6 @@ class MixedJob:
 class ReadJob:
     """A job and its source.
 
-    job: Completions of the job.
     source: Name of the file, or of the generator with its seed.
     lengths: Source of the completions' lengths.
     digest: SHA-256 of the file; None for a job of lengths, which cannot be sent.

@@ -148,7 +148,6 @@ class Source:
     """Completions that give a distribution of lengths.
 
     lengths, group: Tokens of the completions, and their groups counted from zero.
-    tail: Tail of the lengths.
     predicted: Correlation of a group's mean score with its prediction by other sources, or 0.
     """
 

@@ -81,8 +81,7 @@ class Releasable:
 
 
 def plan_order(plan: Plan) -> IntArray:
-    """
-    Return the order in which a plan's requests begin, shape (requests,).
+    """Return the order in which a plan's requests begin, shape (requests,).
 
     One replica: by prefill stage, longest first within a stage. A fleet: longest first.
     """

@@ -50,8 +50,7 @@ def search_release(
     budget: Limits | None = None,
     enough: int = 0,
 ) -> SearchedRelease:
-    """
-    Search an order that no simple rule beats.
+    """Search an order that no simple rule beats.
 
     The search begins with file order, longest first and most tokens first. It then packs requests into slots,
     or shuffles orders if the KV cache is the limit. If lengths are known, it moves requests and keeps every
@@ -189,7 +188,6 @@ class _Search:
 
 
 def _ranking(named: list[Predicted]) -> Callable[[Predicted], Rank]:
-    """Return the ranking of orders; less is better."""
     fewest = min(one.iterations for one in named)
     times = [one.seconds for one in named if one.seconds is not None]
     if not times:

@@ -18,8 +18,6 @@ HOUR = 3600.0
 class SweepPoint:
     """Makespan and bound for a number of slots and replicas.
 
-    slots: Slots of each replica.
-    replicas: Number of equal replicas.
     makespan: Makespan of the plan, seconds.
     bound: Lower bound with these slots and replicas, seconds, or None.
     """

@@ -75,7 +75,6 @@ class _Candidate:
         return queue_order(self.problem, self.follow, self.held_back)
 
     def nominal_schedule(self) -> Schedule:
-        """Return the schedule for planned lengths."""
         if self.schedule is not None:
             return self.schedule
         return ski_rental_schedule(self.problem, order=self.order, patience=self.patience)
@@ -103,7 +102,6 @@ class _Candidate:
     def expectation(
         self, seconds: FloatArray, error: Mapping[str, object], compared: Mapping[str, float]
     ) -> Expectation:
-        """Return the mean and interval of sampled makespans."""
         tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
         low, high = np.quantile(seconds, tails, method="weibull").tolist()
         return Expectation(
@@ -170,12 +168,10 @@ def _queues(problem: Problem) -> list[_Candidate]:
 
 
 def _simulated(problem: Problem) -> bool:
-    """Return whether each makespan needs a simulation."""
     return problem.kv_capacity is not None or problem.prefill_token_cap is not None
 
 
 def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
-    """Return the most tokens of each completion."""
     limits = [problem.max_position, problem.kv_capacity]
     rooms = [limit - problem.prompt_tokens for limit in limits if limit is not None]
     if longest is not None:
@@ -215,7 +211,6 @@ def _choose(
 
 
 def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
-    """Return a plan that follows the chosen queue."""
     schedule = chosen.nominal_schedule()
     other = chosen.problem.slots != plan.problem.slots
     return replace(

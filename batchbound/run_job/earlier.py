@@ -51,7 +51,6 @@ def earlier_lengths(
 
 
 def _runs(folder: Path) -> Iterator[tuple[PromptSource, Path]]:
-    """Yield prompts and completions of finished runs, the newest first."""
     for path in sorted(folder.glob(f"*{_PLAN}"), key=lambda path: -path.stat().st_mtime):
         stem = path.name.removesuffix(_PLAN)
         completions = [path.with_name(stem + ending) for ending in (".jsonl", ".parquet")]

@@ -108,7 +108,6 @@ def load_job(
 
 
 def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], None]) -> tuple[Any, Tier]:
-    """Load the model and check the layout of its KV cache."""
     from ..executor.attention.fixed_products import fix_rows
     from ..executor.attention.float_products import settled_arithmetic
     from ..executor.models.source import take_open_format
@@ -138,7 +137,6 @@ def _refuse_repeating(plan: Plan, options: RunOptions) -> None:
 
 
 def _check_adapters(plan: Plan, source: ModelOptions, options: RunOptions) -> None:
-    """Raise InputError if adapters cannot be served."""
     if not options.adapters:
         return
     for name in model_names(source.model):
@@ -194,7 +192,6 @@ def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, .
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
-    """Return the tokenizer that counted the plan's prompts."""
     if options.tokenizer or (planned.startswith("tiny:") and source.model.startswith("tiny:")):
         return options.tokenizer or source.model
     if not planned.startswith("."):
@@ -215,7 +212,6 @@ def _asked(
     source: ModelOptions,
     options: RunOptions,
 ) -> list[Sampling]:
-    """Return each request's sampling, options before the batch file."""
     given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
     try:
         plain = Sampling(**given)
@@ -342,7 +338,6 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
 
 
 def _grammars(job: Job, asked: Sequence[Sampling], path: Path | None) -> Grammars | None:
-    """Return the compiler of structured outputs, if a request needs it."""
     from ..executor.models.grammar import Grammars
     from ..executor.models.tokenizers import end_tokens
 

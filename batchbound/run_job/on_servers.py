@@ -68,8 +68,7 @@ _UNSTATED_BUDGET = 2048
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """
-    Servers that complete a batch, and options of sending.
+    """Servers that complete a batch, and options of sending.
 
     Parameters
     ----------
@@ -293,7 +292,6 @@ def errors_path(output: Path) -> Path:
 def _finished_before(
     batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
 ) -> ServerResult | None:
-    """Return the result of a run that had finished, or None."""
     output, trace = outputs
     if _run_of(trace) != run or not is_whole(output, batch.requests.names):
         return None
@@ -316,7 +314,6 @@ def _finished_before(
 
 
 def _kv_stated(options: ServerOptions, batch: _Batch) -> bool:
-    """Return whether the user stated the KV capacity."""
     plan = batch.iterations
     planned = plan is not None and all(share.limits.kv_tokens is not None for share in plan.shares)
     return options.kv_tokens is not None or planned
@@ -423,7 +420,6 @@ def _ordered(
 
 
 def _read(path: Path, options: ServerOptions) -> _Batch:
-    """Read a plan or a batch file."""
     if options.columns is not None or not _is_plan(path):
         if options.prompts is not None:
             raise InputError("--prompts is for a plan", hint="Leave it out.")
@@ -536,7 +532,6 @@ def _limits(
     *,
     whole: bool,
 ) -> EngineLimits:
-    """Return the joint limits of all servers."""
     engines = sum(one.engines or 1 for one in metrics) + count - len(metrics)
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
     if options.kv_tokens is not None:
@@ -560,7 +555,6 @@ def _limits(
 def _release(
     options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
 ) -> Release:
-    """Return the chosen order, or that of fewest simulated iterations."""
     from ..executor.serving.release import Release, predict
 
     if batch.unknown:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """
-    A model and its loading.
+    """A model and its loading.
 
     model: Hub name, directory or ``tiny:FAMILY[:SEED]``.
     load_format: ``"auto"``; ``"partial"``: random weights if missing in the checkpoint; ``"dummy"``: all

@@ -41,8 +41,7 @@ def run_trace(trace: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """
-    Output files of a run.
+    """Output files of a run.
 
     output: File of completions.
     traces: Trace of each replica.

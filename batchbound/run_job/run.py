@@ -37,8 +37,7 @@ Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
-    """
-    Result of a run on a model.
+    """Result of a run on a model.
 
     Parameters
     ----------
@@ -205,7 +204,6 @@ def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
 
 
 def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:
-    """Return the result of a run that had finished, or None."""
     if not finished_before(files, job, identity):
         return None
     # Planning again for the replicas may give a different plan.

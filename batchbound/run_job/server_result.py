@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerResult:
-    """
-    Result of a run on servers.
+    """Result of a run on servers.
 
     Parameters
     ----------
@@ -66,7 +65,6 @@ class ServerResult:
         return found | {"resumed": self.resumed, "failed": self.failed}
 
     def _against_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
-        """Return iterations, bound and losses by cause."""
         run = self.run
         try:
             audit = audit_iterations(

@@ -22,8 +22,7 @@ Basis = Literal["checked", "stated", "assumed", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """
-    An assumption of a bound, and its basis.
+    """An assumption of a bound, and its basis.
 
     name: One of this module's names.
     basis: ``checked`` with the server's facts, ``stated`` by the user, ``assumed``, or ``broken``.

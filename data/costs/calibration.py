@@ -61,7 +61,6 @@ class CalibratedCost:
     def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
         """Return a text for each quantity outside the measured range.
 
-        longest: Longest prompt.
         held: Mean KV tokens of a request in a decode step.
         """
         found = []

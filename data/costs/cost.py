@@ -20,8 +20,7 @@ LONGEST_TIME = 1e12
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """
-    Affine costs of prefill stages and decode steps, in seconds.
+    """Affine costs of prefill stages and decode steps, in seconds.
 
     A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
     ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
@@ -115,8 +114,7 @@ class CostModel:
     def decode_seconds(
         self, active: int | IntArray, kv_tokens: int | IntArray | FloatArray = 0
     ) -> float | FloatArray:
-        """
-        Return the seconds of one decode step.
+        """Return the seconds of one decode step.
 
         Parameters
         ----------

@@ -36,8 +36,7 @@ _TOGETHER = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """
-    One operation of a model with its measured points.
+    """One operation of a model with its measured points.
 
     name: Name of the operation (``qkv_proj``, ``attention``, ...).
     phase: One of :data:`PHASES`. ``mixed`` is the attention of an iteration that both encodes and decodes, in
@@ -86,11 +85,8 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProfile:
-    """
-    Operations of a model on a device at one tensor-parallel degree.
+    """Operations of a model on a device at one tensor-parallel degree.
 
-    shape: Shape of the model.
-    device: Name of the device.
     device_bytes: Memory of one device, bytes; 0 if unknown.
     tensor_parallel: Devices that share every layer.
     operations: Operations in any order.

@@ -44,11 +44,8 @@ _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "mpt", "opt", "t5")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """
-    Sizes of a transformer that determine its costs.
+    """Sizes of a transformer that determine its costs.
 
-    name: Name by its makers.
-    layers: Number of decoder layers.
     hidden, heads, kv_heads, head_dim, intermediate, vocabulary: Widths in values, and numbers of heads.
         ``kv_heads`` is 1 for multi-query attention.
     bytes_per_value: Bytes of a value of the KV cache, of activations, and of weights that are not quantised.

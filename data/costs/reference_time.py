@@ -16,8 +16,7 @@ WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {DECODE_STEPS} decode steps"
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTime:
-    """
-    Seconds of the fixed piece of work during a profile's measurement.
+    """Seconds of the fixed piece of work during a profile's measurement.
 
     seconds: Median of the readings.
     work: Description of the work; only times of the same work are comparable.

@@ -137,7 +137,6 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 
 def _locked_beside(target: Path) -> tuple[int, str]:
-    """Return a new locked file next to ``target``, and its name."""
     while True:
         handle, name = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
         with contextlib.suppress(OSError):  # without locks no other process removes the file
@@ -149,7 +148,6 @@ def _locked_beside(target: Path) -> tuple[int, str]:
 
 
 def _discard_dead(target: Path) -> None:
-    """Delete unfinished files that no process has locked."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for name in filter(pattern.fullmatch, os.listdir(target.parent)):
         with contextlib.suppress(OSError):

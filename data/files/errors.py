@@ -10,8 +10,7 @@ _LONGEST_MESSAGE = 1000
 
 
 class InputError(ValueError):
-    """
-    Error in the input, with file, place, value and hint.
+    """Error in the input, with file, place, value and hint.
 
     message: Mistake, with the offending value.
     file: File with the mistake, if any.

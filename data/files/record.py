@@ -129,7 +129,6 @@ def schema(kind: type) -> dict[str, Any]:
 
 
 def _present(kind: type, value: object) -> object:
-    """Return an older file's fields in the present version."""
     header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
     older: tuple[int, ...] = getattr(kind, "JSON_OLDER", ())
     if header is None or not isinstance(value, dict) or type(value.get(header[0])) is not int:

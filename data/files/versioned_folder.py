@@ -58,7 +58,6 @@ def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iter
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes a version."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -83,7 +83,6 @@ class Deconvolution:
         return ends, losses
 
     def _lost(self, ends: IntArray) -> FloatArray:
-        """Return the log-likelihood that each ceiling loses."""
         priors = self._em(self._shares, self._flat(ends), ITERATIONS_OF_A_CEILING)
         likelihood = np.log(priors @ self._kernel.T) @ self._counts
         # A higher ceiling never has a lower likelihood, but EM may not have converged.
@@ -149,7 +148,6 @@ class Deconvolution:
         return np.exp(drawn)
 
     def _posterior(self, prior: FloatArray) -> FloatArray:
-        """Return each bin's posterior of x, shape (bins, points)."""
         joint = self._kernel * prior
         posterior: FloatArray = joint / joint.sum(axis=1, keepdims=True)
         return posterior

@@ -25,8 +25,7 @@ _HINT = "Give a file that a rollout function or LengthHistory.save has written."
 
 
 class LengthHistory:
-    """
-    History of a model's completion lengths by prompt.
+    """History of a model's completion lengths by prompt.
 
     The expected length of a prompt's next completion is the mean of its earlier ones, shrunk towards that of
     all prompts; see :class:`.LengthRepair`. An unseen prompt has the mean of all prompts.

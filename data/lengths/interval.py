@@ -14,8 +14,7 @@ COVERAGE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """
-    Expected quantity with its prediction interval.
+    """Expected quantity with its prediction interval.
 
     mean: Mean over the sampled lengths.
     low, high: Limits of the interval with probability :data:`COVERAGE`.

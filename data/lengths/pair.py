@@ -13,8 +13,7 @@ from .distributions import LengthDistribution
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthPair:
-    """
-    Distributions of input and output lengths, and their dependence.
+    """Distributions of input and output lengths, and their dependence.
 
     inputs, outputs: ExeGPT's :math:`P_E(S)` and :math:`P_D(S)`, tokens.
     input_given_output: Mean input tokens by output length, shape (output lengths,); None if independent.

@@ -224,7 +224,6 @@ def parse_prediction_error(spec: str) -> PredictionError:
 
 @lru_cache(maxsize=1)
 def _deconvolution(predicted: bytes, sd: float, longest: int | None) -> Deconvolution:
-    """Return the deconvolution of predictions; the last one is cached."""
     ceiling = None if longest is None else math.log(longest)
     return Deconvolution(np.log(np.frombuffer(predicted, dtype=np.int64)), sd, ceiling)
 

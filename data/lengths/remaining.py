@@ -61,7 +61,6 @@ class RemainingLengths:
 
 
 def _mean_remaining(lengths: IntArray, size: int) -> FloatArray:
-    """Return the mean remainder above each age, shape (size,)."""
     count = np.bincount(lengths, minlength=size).astype(np.float64)
     longer = count[::-1].cumsum()[::-1] - count
     total = (count * np.arange(size))[::-1].cumsum()[::-1] - count * np.arange(size)

@@ -54,7 +54,6 @@ class LengthRepair:
         return found
 
     def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
-        """Return the weight of each group's mean, from 0 to 1."""
         within = self._squares - float((total**2 / count).sum())
         between = float((count * (total / count - shift) ** 2).sum())
         # One completion a group tells nothing of the spread within: then all of it is taken to be between.

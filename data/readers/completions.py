@@ -286,7 +286,6 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
 
 
 def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield each completed request's place, name, tokens and completions."""
     answered = [one for one in read_completions(path) if one.error is None]
     several = Counter(one.custom_id for one in answered)
     for row, one in enumerate(answered, 1):

@@ -64,7 +64,6 @@ def _distribution(make: Callable[[], LengthDistribution]) -> LengthDistribution:
 
 
 def _table3(output_tokens: Callable[[], LengthDistribution]) -> Generator:
-    """Return Table III (GSM8K by LLaMA-65B) with a reading of its outputs."""
     return Generator(
         "hybrid offline-online paper, Table III", _table3_inputs, output_tokens, count=PAPER_REQUESTS
     )

@@ -26,8 +26,7 @@ _HINT = "Give the log as vLLM wrote it."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterationLog:
-    """
-    Iterations of one engine.
+    """Iterations of one engine.
 
     chunks, chunk_tokens: Prompts computed in each iteration, and their tokens, shape (iterations,).
     decodes: Decoding requests of each iteration, shape (iterations,).

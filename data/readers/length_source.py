@@ -25,7 +25,6 @@ class LengthSource:
         ``answers``), ``history`` (earlier completions of the same prompts, by :class:`.LengthHistory`),
         ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
     value: Tokens of a constant, or the quantile.
-    file, digest: File of lengths, and its SHA-256.
     family: Family that is fitted for a quantile.
     longest: Most tokens of any completion, in addition to its request's limit; None for no limit.
     """
@@ -45,8 +44,7 @@ class LengthSource:
 
     @classmethod
     def parse(cls, spec: str) -> LengthSource:
-        """
-        Return the source named on the command line.
+        """Return the source named on the command line.
 
         ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``history:FILE``, ``quantile:Q:FILE`` or
         ``quantile:Q:FAMILY:FILE``.

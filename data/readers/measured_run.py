@@ -98,7 +98,6 @@ class MeasuredRun:
     graph_tokens: Numbers of tokens with captured graphs; others up to the largest are rounded up.
     ahead: True if the engine schedules an iteration while the previous one runs.
     reuse: True if the content of freed blocks can be reused.
-    model, device: Names of model and device.
     tensor_parallel, data_parallel: Devices that share a layer, and replicas of the whole model.
     expert_parallel: True if whole experts are distributed over the devices.
     """

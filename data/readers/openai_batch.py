@@ -24,8 +24,7 @@ _OLD_CAP, _NEW_CAP = "max_tokens", "max_completion_tokens"
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """
-    One line of a batch file.
+    """One line of a batch file.
 
     custom_id: User's name of the request, unique in its file.
     url: :data:`CHAT` or :data:`COMPLETIONS`.
@@ -146,7 +145,6 @@ def each_sample(
 
 
 def _each(record: PromptRecord) -> Iterator[PromptRecord]:
-    """Yield a record for each completion of a request, prompt by prompt."""
     lengths = record.each_output_tokens or (record.output_tokens,) * record.completions
     for sample, tokens in enumerate(lengths):
         prompt = record.prompts[sample // record.samples] if record.prompts else record.prompt
@@ -268,7 +266,6 @@ class _Line(BatchLine):
         raise self.error(field, "the last message is the assistant's", hint)
 
     def prompts(self, body: dict[str, object]) -> tuple[str | tuple[int, ...], ...]:
-        """Return the prompts of a completion request."""
         given = body["prompt"]
         if isinstance(given, list) and given and all(isinstance(one, str | list) for one in given):
             return tuple(self.prompt(one, f"body.prompt[{k}]") for k, one in enumerate(given))

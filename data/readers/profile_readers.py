@@ -99,7 +99,6 @@ def _measured(folder: Path) -> tuple[str, str, int, str]:
 
 
 def _operation(path: Path, **fields: Any) -> Operation:
-    """Return an operation with repeated points averaged."""
     points, at = np.unique(fields["points"], axis=0, return_inverse=True)
     if len(points) < len(at):
         seconds = np.bincount(at, weights=fields["seconds"]) / np.bincount(at)
@@ -165,7 +164,6 @@ def _attention(path: Path) -> list[Operation]:
 
 
 def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
-    """Return the experts' time by the tokens of all their devices."""
     table = read_table(path, ("tokens", "activated_experts", "time_us"))
     tokens = np.unique(table["tokens"].to_numpy(dtype=np.float64))
     tokens = np.unique(np.concatenate((tokens, 2.0 ** np.arange(0, np.log2(tokens[-1]), 0.25))).round())

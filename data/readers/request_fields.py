@@ -105,7 +105,6 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
 
 
 def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
-    """Replace the two fields of log-probabilities by one number."""
     wanted, most = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
     if not chat:
         if isinstance(wanted, bool) and wanted:
@@ -125,7 +124,6 @@ def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
 
 
 def _join_structures(asked: dict[str, Any]) -> None:
-    """Join the fields that restrict the text into one."""
     found = {name: asked.pop(name) for name in _STRUCTURES if name in asked}
     stated = [name for name, one in found.items() if one is not None]
     if len(stated) > 1:
@@ -135,7 +133,6 @@ def _join_structures(asked: dict[str, Any]) -> None:
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a chat's template."""
     options = _template_kwargs(body.get("chat_template_kwargs"))
     for name in ("tools", "documents"):
         if body.get(name) not in (None, []):

@@ -119,7 +119,6 @@ def nothing_to_drop(source: str) -> InputError:
 
 
 def _drawn(spec: str) -> Workload | None:
-    """Draw the workload that ``spec`` names; None for a file."""
     if Path(spec).exists():
         return None
     name, *numbers = spec.split(":")
@@ -168,7 +167,6 @@ def _read_prompts(
 
 
 def _counted(records: Sequence[PromptRecord], count_tokens: TokenCounter | None, path: str) -> Sequence[int]:
-    """Return each prompt's tokens; raise InputError without a tokenizer."""
     if count_tokens is not None:
         return count_tokens(records)
     inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]

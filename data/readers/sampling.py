@@ -58,8 +58,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """
-    Sampling of a request's completions, with the names of vLLM's ``SamplingParams``.
+    """Sampling of a request's completions, with the names of vLLM's ``SamplingParams``.
 
     Fields for several texts or tokens also accept a list, a single text, or biases by token.
 

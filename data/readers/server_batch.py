@@ -293,7 +293,6 @@ class _Line(BatchLine):
         return ServerRequest(name, url, self.number, body, tokens)
 
     def endpoint(self, given: object, body: Mapping[str, object]) -> str:
-        """Return the endpoint of a row, by default from ``messages`` or ``prompt``."""
         if given in (None, CHAT, COMPLETIONS):
             return self.url(given, body)
         if given not in ENDPOINTS:

@@ -104,7 +104,6 @@ _COLUMNS = [field.name for field in fields(SentRequest)[1:]]
 class ServerRun:
     """Requests of a job in sending order, and their servers.
 
-    ids: Names of the requests.
     choices: Completions of each request, shape (requests,).
     prompt_tokens, completion_tokens: Tokens of each prompt, and of all its completions, as the server states
     them (``usage``), else 0, shape (requests,).
@@ -114,9 +113,7 @@ class ServerRun:
     failed: True for requests without a completion, shape (requests,).
     slots: Planned requests in progress on a server.
     in_flight: Completions kept in flight on each server.
-    order: Name of the order.
     retries: Failed attempts that were repeated.
-    servers: Counters of each server.
     run: Name of the run from its requests and model; None if unknown.
     assumptions: Assumptions about the servers from the user or a model's config.
     """
@@ -203,8 +200,7 @@ _TIMED_HINT = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedRequests:
-    """
-    Completed requests of a server with their times, in sending order.
+    """Completed requests of a server with their times, in sending order.
 
     prompt, output: Tokens of each prompt and completion, shape (requests,).
     start, first, last: Seconds of sending, first token and last token, shape (requests,).

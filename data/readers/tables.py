@@ -42,8 +42,6 @@ class NoColumnError(InputError):
 class TableFormat:
     """Column names of a kind of table.
 
-    name: Name of the layout.
-    input_tokens, output_tokens, arrival: Names of the columns.
     unit: Seconds in a unit of ``arrival``; zero for dates.
     clock: True if ``arrival`` is a time of day; the job then starts with the earliest row.
     marks: Columns of which at least one must exist, to distinguish layouts; none by default.
@@ -447,7 +445,6 @@ def _read_json(
 
 
 def _benchmark(path: str | os.PathLike[str], text: str, run: int | None) -> dict[str, Any] | None:
-    """Return the chosen benchmark result of a file, or None."""
     try:
         runs = [json.loads(text)]
     except (ValueError, RecursionError):

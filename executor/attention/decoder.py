@@ -134,7 +134,6 @@ class Decoder:
 
 
 def _takes_positions(model: Any) -> bool:
-    """Return whether the forward call takes positions."""
     parameters = dict(inspect.signature(model.forward).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters |= inspect.signature(type(model).forward).parameters

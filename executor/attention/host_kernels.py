@@ -60,7 +60,6 @@ class Rows(NamedTuple):
 
     positions: Column of each row's coming token, int64, shape (rows,), contiguous.
     table: Blocks of each row, int64, shape (rows, blocks); None if a row is contiguous.
-    block: Columns of a block.
     """
 
     positions: torch.Tensor
@@ -233,7 +232,6 @@ def compiler() -> str | None:
 
 
 def _library(compiler: str) -> Path:
-    """Return this machine's library; build it if missing."""
     # Torch's own threads, where it brings them along: a second pool would fight with them.
     openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
@@ -271,7 +269,6 @@ def machine_name() -> str:
 
 
 def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
-    """Raise an error unless the functions agree with torch."""
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

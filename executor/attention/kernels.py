@@ -28,7 +28,6 @@ class Held(NamedTuple):
     scale: Multiplies the scores; one over the root of the head size if None.
     table: Block numbers of each row in a pool, int64, shape (rows, blocks). The KV cache then has the shape
         (tokens of the pool, key-value heads, head size).
-    block: Tokens of a block.
     """
 
     keys: torch.Tensor

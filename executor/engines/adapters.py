@@ -85,7 +85,6 @@ class Adapter:
         return adapter
 
     def _check(self, model: Any, folder: str) -> None:
-        """Raise InputError if the adapter does not fit the model."""
         modules = dict(unwrapped(model).named_modules())
         shared = unwrapped(model).get_input_embeddings().weight
         hint = "Give an adapter of this model."
@@ -125,7 +124,6 @@ class Adapter:
 
 
 def _scale(settings: Mapping[str, Any], name: str, rank: int) -> float:
-    """Return the scale of a layer's change, as in PEFT."""
     alpha = settings.get("lora_alpha", 8)
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):

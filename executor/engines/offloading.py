@@ -146,7 +146,6 @@ class OffloadingBatch:
                 decode_steps = max(1, *(len(tokens) for tokens in answers.values()))
 
     def _take_turns(self, left: dict[int, int]) -> None:
-        """Move requests with tokens to decode into the batch."""
         for request in [request for request in self._slot_of if not left[request]]:
             # It has had its decode steps, so others take its slot, or wait until it is done.
             self._park(request)

@@ -44,7 +44,6 @@ def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[
 
 
 def _logits(model: Any, ids: list[int]) -> Any:
-    """Return the logits after each token, shape (tokens, vocabulary)."""
     import torch
 
     with torch.inference_mode():

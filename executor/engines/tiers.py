@@ -24,7 +24,6 @@ class Tier:
     """Layout of the KV cache, and the reason of its choice.
 
     name: ``window`` or ``ragged``.
-    reason: Reason of the choice.
     check: Check that covers its completions.
     """
 

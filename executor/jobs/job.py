@@ -283,7 +283,6 @@ class Job:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        """The tokens that end a completion."""
         return end_tokens(self.model, self.tokenizer)
 
     def _positions(self) -> int:
@@ -362,7 +361,6 @@ def _now() -> int:
 def _logprobs(
     record: PromptRecord, tokens: Sequence[int], told: Sequence[TokenLogprob], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Return log-probabilities in the endpoint's format."""
     most = record.sampling().logprobs or 0
     texts = [tokenizer.decode([token]) for token in tokens]
     likeliest = [

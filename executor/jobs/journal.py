@@ -104,7 +104,6 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Lock the file, so that no second run appends to it."""
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -161,7 +160,6 @@ class Journal:
             self.dropped += (number,)
 
     def _start(self) -> None:
-        """Write the first line, and sync file and folder."""
         self._stream.truncate(0)
         self._write(json.dumps(self._run, ensure_ascii=False).encode())
         self._sync()

@@ -51,7 +51,6 @@ def _id_prefix(name: str) -> str:
 
 
 def _first_words(record: PromptRecord, words: int) -> Hashable:
-    """Return the first words of a request's text."""
     text = record.messages[-1].content if record.messages else record.prompt
     if isinstance(text, tuple):
         return text[:words]

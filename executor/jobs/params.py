@@ -37,8 +37,7 @@ def running_of(choices: int, share: float = RUNNING_SHARE) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """
-    Retries of requests, and of servers that fail.
+    """Retries of requests, and of servers that fail.
 
     Parameters
     ----------
@@ -92,8 +91,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class RunParams:
-    """
-    Parameters of a run, on a model or on servers.
+    """Parameters of a run, on a model or on servers.
 
     Parameters
     ----------
@@ -184,7 +182,6 @@ def _names(kind: type) -> str:
 
 
 def _check(params: Any) -> None:
-    """Raise ValueError for numbers out of range."""
     for each in fields(params):
         value = getattr(params, each.name)
         if is_dataclass(value):

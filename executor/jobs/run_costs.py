@@ -51,7 +51,6 @@ class RunCosts:
         return self._now
 
     def _fit(self) -> CostModel:
-        """Fit robust lines to the medians of the stages."""
         # The first stage is the largest, so it separates the cost of a token from that of a stage. It also
         # warms the engine up; a stage then seems cheaper to open than it is, and prefill waits less.
         tokens, seconds = np.array([self._prefills[0], *self._prefills[1:][-self.most_stages :]]).T

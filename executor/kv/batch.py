@@ -298,7 +298,6 @@ class RunningBatch(ABC):
                     return
 
     def _count_read(self, columns: Mapping[int | None, int]) -> None:
-        """Count the columns that attention reads in a decode step."""
         held = [self._store.tokens_of(row) + 1 for row in range(self._store.rows)]
         for window, read in columns.items():
             self._padding_columns += self._layers_of[window] * (read - needed_columns(held, window))
@@ -324,7 +323,6 @@ class RunningBatch(ABC):
                 raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
 
     def _raise_out_of_memory(self, error: BaseException) -> None:
-        """Raise OutOfMemoryError if that is what an error means."""
         if out_of_memory(error):
             raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
 

@@ -85,7 +85,6 @@ class PackedAttention:
         return output
 
     def _flash_attend(self, call: AttentionCall, begins: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Attend by torch's flash attention for packed sequences."""
         longest = max(part.tokens for part in self._store.segments)
         output: torch.Tensor = torch.ops.aten._flash_attention_forward(
             *(states[0].transpose(0, 1) for states in (call.query, call.key, call.value)),

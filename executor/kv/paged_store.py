@@ -125,7 +125,6 @@ class PagedSlots(KeyValueSlots):
         return [tokens + decode_steps for tokens in self.lengths]
 
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the blocks that each row lacks for some tokens."""
         return [
             max(0, -(-held // self.block) - len(self._blocks_of[row]))
             for row, held in zip(rows, tokens, strict=True)

@@ -196,7 +196,6 @@ class RaggedBatch(RunningBatch):
         return self._captured
 
     def _count_captured(self, captured: CapturedSteps, decode_steps: int) -> None:
-        """Count the columns that captured decode steps read."""
         store, size = self._store, captured.size
         if self._kernel != "masked sdpa":
             # Rows are read to their lengths; one that only fills the captured size up reads its one column.

@@ -82,7 +82,6 @@ class RowGroups:
             self._arranged[window] = _Arrangement(bounds, excess)
 
     def _call_tokens(self) -> float:
-        """Estimate a call's fixed cost, in columns."""
         if self._decoder.device.type != "cpu":
             # One masked call for all rows: launches would outweigh any padding.
             return float("inf")

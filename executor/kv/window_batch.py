@@ -78,7 +78,6 @@ class WindowBatch(RunningBatch):
         return logits
 
     def _padding(self) -> torch.Tensor:
-        """Return the mask of the padding, shape (rows, columns)."""
         visible = self._store.visible(self._decoder.device)
         if self._decoder.padding_mask:
             return visible.long()

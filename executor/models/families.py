@@ -150,7 +150,6 @@ _RULES: tuple[Callable[[Any], Refusal | None], ...] = (
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
-    """Yield the RoPE types of a flat or nested dictionary."""
     if isinstance(parameters, dict):
         rope_type = parameters.get("rope_type", parameters.get("type"))
         if isinstance(rope_type, str):

@@ -86,7 +86,6 @@ def _read(stream: BinaryIO, at: int, count: int) -> bytes:
 
 
 def _base_of(config: Path) -> str | None:
-    """Return the base model that an adapter names."""
     if not config.is_file():
         return None
     try:
@@ -98,7 +97,6 @@ def _base_of(config: Path) -> str | None:
 
 
 def _hub_commit(name: str) -> str:
-    """Return the cached commit of a hub model, or ""."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):

@@ -137,7 +137,6 @@ class GrammarMasks:
         return one
 
     def _begun(self, stream: int, index: int) -> _Progress:
-        """Return the state of a completion that begins or continues."""
         tokens = self.begun.get(stream, ())[:index]
         one = _Progress(self.grammars.matcher(self.structures[stream]), index)
         if len(tokens) < index or not one.matcher.consume_tokens(list(tokens)):

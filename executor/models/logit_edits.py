@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 class Edit:
     """Edits of one request, in tokens.
 
-    sampling: Sampling of the request.
-    prompt: Tokens of its prompt.
-    most_tokens: Most tokens of its completion.
     ends: Tokens that are forbidden before ``min_tokens``.
     bad_words: Token sequences that are forbidden.
     begun: Earlier tokens of its completion.

@@ -19,11 +19,9 @@ from .tokenizers import TemplateError, Tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """
-    Requests of a job with their token ids, in the job's order.
+    """Requests of a job with their token ids, in the job's order.
 
     records: Records of the batch file.
-    tokens: Token ids of each prompt.
     """
 
     records: tuple[PromptRecord, ...]

@@ -43,7 +43,6 @@ class _Ring:
         return cls(entries, torch.zeros(1, dtype=torch.int64, device=device))
 
     def write(self, entries: torch.Tensor) -> None:
-        """Store a decode step's entries, shape (fields, rows)."""
         import torch
 
         missing = self.entries.shape[2] - entries.shape[1]
@@ -52,7 +51,6 @@ class _Ring:
         self.cursor.add_(1).clamp_(max=len(self.entries) - 1)
 
     def taken(self) -> list[torch.Tensor]:
-        """Return the entries of the decode steps so far, and reset."""
         decode_steps = int(self.cursor)
         self.cursor.zero_()
         return list(self.entries[:decode_steps].clone().unbind())

@@ -166,7 +166,6 @@ def take_open_format(model: Any) -> bool:
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
-    """Refuse a model with weights larger than memory."""
     import torch
     from transformers import AutoModelForCausalLM
 

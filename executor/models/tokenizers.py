@@ -158,7 +158,6 @@ class HubTokenizer:
 
     @functools.cached_property
     def _takes_parts(self) -> bool:
-        """True if the chat template reads lists of parts as content."""
         probe = "a part of a message"
         try:
             text = self._rendered([{"role": "user", "content": [{"type": "text", "text": probe}]}], {})
@@ -330,7 +329,6 @@ def _only_gpt2_files(path: Path) -> bool:
 
 
 def _declared_eos(path: Path) -> list[int]:
-    """Return the end tokens in generation_config.json."""
     file = path / "generation_config.json"
     if not file.is_file():
         return []

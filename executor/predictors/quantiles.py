@@ -124,7 +124,6 @@ class QuantilePredictor:
 
 
 def _check_nodes(regressor: Any, features: int) -> None:
-    """Refuse trees whose nodes point outside."""
     for (predictor,) in regressor._predictors:
         nodes = predictor.nodes
         inner = nodes[nodes["is_leaf"] == 0]

@@ -130,7 +130,6 @@ class EncodeWorker:
 
 
 def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
-    """Encode until the connection closes, as the worker."""
     from ..engines.tiers import choose_tier
     from .handover import Blocks, Layout
 

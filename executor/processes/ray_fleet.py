@@ -73,7 +73,6 @@ class _Log:
     engine: Mapping[str, object] = field(default_factory=dict)
 
     def trace(self, fleet: Fleet, replica: int) -> Trace:
-        """Return the trace of the finished requests."""
         rows = sorted(self.finished)
         stage_of = np.array([self.stage_of[row] for row in rows], dtype=np.int64)
         firsts = [self.stages[self.first_stage[row]] for row in rows]
@@ -254,7 +253,6 @@ class _Serving:
                 self._count_as_lost(asked[reply], _why(error))
 
     def _give_up_the_hung(self) -> None:
-        """Count silent replicas as lost."""
         import ray
 
         patience, now = self._way.patience, time.monotonic()
@@ -270,7 +268,6 @@ class _Serving:
             self._lose(k, f"no report for {patience:g} s")
 
     def _follow(self, stream: Any) -> None:
-        """Handle a replica's next report."""
         import ray
 
         k = self._streams[stream]
@@ -297,7 +294,6 @@ class _Serving:
                 self._lose(k, _why(error.cause))
 
     def _fail(self, k: int, error: RequestFailedError) -> None:
-        """Leave out a request on which the model fails."""
         self._failures += 1
         if self._told.on_failure is None or self._failures == MOST_FAILURES:
             raise RunStoppedError(str(error)) from None
@@ -411,7 +407,6 @@ class _Serving:
 
 
 def _why(error: BaseException) -> str:
-    """Return why a replica is lost, in a line."""
     lines = str(error).strip().splitlines()
     told = lines[-1].strip() if lines else ""
     return f"{type(error).__name__}: {told}" if told else type(error).__name__

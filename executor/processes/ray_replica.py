@@ -147,7 +147,6 @@ class ReplicaActor:
 
 
 def _is_last(event: tuple[Any, ...] | None) -> bool:
-    """Return whether this event is the last."""
     return event is None or event[0] == "error"
 
 

@@ -159,7 +159,6 @@ def _device(spec: EngineSpec, rank: int) -> str:
 def _follow(
     connection: Connection, place: dict[str, str], spec: EngineSpec, degree: int, work: tuple[Any, ...]
 ) -> None:
-    """Repeat the first process's calls, as a peer."""
     os.environ.update(place)
     import torch
 

@@ -167,7 +167,6 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
 
 
 def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArray) -> FloatArray:
-    """Fit the coefficients of a decode step's seconds."""
     plain = np.append(_fit(columns, seconds, decode_steps), 0.0)
     if len(np.unique(decode_steps)) < 2 or len(decode_steps) < 2 * _FOLDS:
         return plain

@@ -154,7 +154,6 @@ def fit_log(log: IterationLog) -> IterationFit:
 
 
 def _error(work: FloatArray, seconds: FloatArray) -> float | None:
-    """Return each part's mean relative error under the others' rates."""
     if len(seconds) < LEAST_MARKS:
         return None
     missed = []
@@ -178,7 +177,6 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
 class PricedRun:
     """Simulated job.
 
-    run: Run of the device.
     work: Work of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
     """
 
@@ -247,7 +245,6 @@ class _Recorded(PricedDevice):
 
 
 def _done(work: DeviceBatch) -> Work:
-    """Return the work of an iteration."""
     new = [(tokens, int(work.held[request]) - tokens) for request, tokens in work.prefill]
     return Work(
         iterations=1,

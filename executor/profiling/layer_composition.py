@@ -38,10 +38,7 @@ def at(batch: int, length: int, what: str, number: int) -> str:
 class Measurements:
     """Measurements from which a profile is composed.
 
-    points: Measured points of the grid.
     joining: Points of :attr:`~.profile_grid.Grid.joining` measured with an encoding worker, if any.
-    grid: The grid.
-    found: All measurements.
     """
 
     points: Sequence[Point]
@@ -126,7 +123,6 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 
 
 def _between(measured: Measurements) -> list[Operation]:
-    """Return the operations between stages."""
     found = measured.found
     large = [point for point in measured.points if "leave" in found[at(*point, "calls", 0)]]
     left = [each for point in large for each in measured.passes(point, "calls", "leave")]
@@ -148,7 +144,6 @@ def _between(measured: Measurements) -> list[Operation]:
 
 
 def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
-    """Return the extra seconds after an encoding."""
     batches, lengths = BESIDE + measured.batches, measured.begun_with
     parts = {"start": 1, "warming": WARMING_STEPS - 1, "warm": WARM_STEPS}
     beyond, held = {}, 0
@@ -196,7 +191,6 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
 
 
 def _changing(profile: LayerProfile) -> tuple[Surface, float]:
-    """Return the seconds of a batch change, and of each leaving request."""
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     leaving = float(own["leave"].seconds[-1]) / float(_LINE[-1, 0])
     return Surface(own["change"].points, own["change"].seconds), leaving

@@ -147,7 +147,6 @@ def profile_layers(
 
 
 def _within_positions(model: Any, grid: Grid, *, paired: bool) -> tuple[list[Point], list[Point]]:
-    """Return the points within a model's positions."""
     from ..models.source import position_limit
 
     limit = position_limit(model.config) or 2**31
@@ -193,7 +192,6 @@ def _paired_tasks(
     joining: Sequence[Point],
     number: int,
 ) -> dict[str, _Task]:
-    """Return the measurements of one pass on two workers."""
     tasks: dict[str, _Task] = {}
     for point in points:
         crowd = partial(_crowd, engine_for, pair, point, decode_steps)
@@ -287,7 +285,6 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
 def _shares(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, shares: LayerShares
 ) -> dict[str, float]:
-    """Return the shares of layers and of attention."""
     engine = _used_engine(engine_for, batch, length, decode_steps)
     found: dict[str, float] = {}
     with shares:

@@ -105,7 +105,6 @@ class _Record:
         self._rows: list[tuple[float, ...]] = []
 
     def run(self, work: DeviceBatch) -> float:
-        """Return the seconds of an iteration."""
         new = [(tokens, int(work.held[request]) - tokens) for request, tokens in work.prefill]
         seconds = self._padded.run(work)
         self._rows.append(

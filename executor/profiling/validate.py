@@ -36,7 +36,6 @@ class Validation:
         from a request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other
         token.
     order_correlation: Spearman's, of the requests' finish times.
-    requests: Requests served.
     """
 
     metrics: dict[str, Metric]

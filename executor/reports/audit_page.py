@@ -34,8 +34,7 @@ td + td { text-align: right; font-variant-numeric: tabular-nums; }
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occupancy:
-    """
-    Running requests of a run over time.
+    """Running requests of a run over time.
 
     name: Name of the run.
     at: End of each stretch, in iterations or seconds, ascending, shape (stretches,).
@@ -54,7 +53,6 @@ class Losses:
     unit: ``iterations`` or ``seconds``.
     measured, bound: Measured quantity and its lower bound.
     parts: Losses by cause, which add up to ``measured - bound``.
-    label: Name of the bound.
     """
 
     unit: str
@@ -98,7 +96,6 @@ def save_audit_page(
 
 
 def _waterfall(losses: Losses) -> str:
-    """Draw a waterfall from the bound to the measured quantity."""
     steps, at = [(losses.label, 0.0, losses.bound)], losses.bound
     for name, value in losses.parts.items():
         steps.append((name, at, at + value))

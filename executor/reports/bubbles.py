@@ -69,8 +69,7 @@ def occupied_slots(trace: Trace) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleCauses:
-    """
-    Cause of free slots over the time of a run.
+    """Cause of free slots over the time of a run.
 
     times: Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
     causes: Cause in each span.

@@ -66,7 +66,6 @@ class Panel:
 
     title: Title of the panel, "Plan" or "Run".
     trace: Trace of the run in model seconds, or of the simulation of a schedule.
-    report: Report of that trace.
     measured: Seconds of the run on its machine's clock; None if simulated.
     """
 
@@ -192,7 +191,6 @@ def _bars(
 
 
 def _bands(axis: Axes, left: FloatArray, right: FloatArray, slots: int) -> PolyCollection:
-    """Draw full-height bands."""
     middle = np.full(len(left), (slots - 1) // 2)
     return _bars(axis, left, right, middle, 2.0 * slots, zorder=2)
 
@@ -200,7 +198,6 @@ def _bands(axis: Axes, left: FloatArray, right: FloatArray, slots: int) -> PolyC
 def _gaps(
     start: FloatArray, finished: FloatArray, slot: IntArray, slots: int, makespan: float
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return start, end and slot of idle times."""
     everything = np.arange(slots)
     left = np.concatenate((np.zeros(slots), finished))
     right = np.concatenate((start, np.full(slots, makespan)))
@@ -215,7 +212,6 @@ def _gaps(
 def _by_cause(
     causes: IdleCauses, left: FloatArray, right: FloatArray, slot: IntArray
 ) -> dict[str, tuple[FloatArray, FloatArray, IntArray]]:
-    """Split idle times by cause."""
     first = np.searchsorted(causes.times, left, side="right") - 1
     last = np.searchsorted(causes.times, right, side="left")
     pieces = last - first

@@ -38,7 +38,6 @@ class IterationAudit:
     bound, limits, sequences: Bound at the actual lengths, with its limits and sequences.
     simulated: Simulated iterations by order: ``as sent``, ``file order`` and ``longest first``; empty for a
         job too large to simulate.
-    assumptions: Assumptions of the bound.
     drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
     short_of_kv: True if servers preempted requests under a KV capacity that is not simulated.
     """
@@ -73,7 +72,6 @@ class IterationAudit:
         return self.broken is not None and self._blame()[1]
 
     def _blame(self) -> tuple[str, bool]:
-        """Return the suspect assumptions of a beaten bound."""
         assert self.counted is not None
         rows = self.sequences.drafted(self.drafts or 0).rows(self.limits)
         if self.bound.certificate.get("kind") not in ("tokens", "none") and self.counted < int(rows.max()):

@@ -19,10 +19,8 @@ AFTER = "iterations after the last prompt"
 
 @dataclass(frozen=True, slots=True)
 class LogAudit:
-    """
-    Iterations of a log by the use of their slots.
+    """Iterations of a log by the use of their slots.
 
-    counted: Number of iterations.
     sequences: Slots of the engine.
     parts: Iterations by cause, with an empty slot as a share of one; they add up to ``counted``.
     seconds: Seconds of the iterations by kind, which add up to the engine's busy seconds.

@@ -87,7 +87,6 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _packed(panel: Panel) -> dict[str, object]:
-    """Return the page's data for one run."""
     trace, report = panel.trace, panel.report
     served = np.flatnonzero(trace.stage_of >= 0)
     start, end = stage_edges(trace)

@@ -50,8 +50,7 @@ def report(
     seconds: float | None = None,
     turns: Turns | None = None,
 ) -> Report:
-    """
-    Return the report of a run on one machine.
+    """Return the report of a run on one machine.
 
     Parameters
     ----------
@@ -229,7 +228,6 @@ class _Part:
         )
 
     def waited(self, times: FloatArray) -> FloatArray:
-        """Return the seconds from each arrival to a given time."""
         seconds: FloatArray = (times - self.trace.queued)[self.served]
         return seconds
 
@@ -300,7 +298,6 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
 
 
 def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Report:
-    """Return one replica's report, with its own gap."""
     mine = fleet.workload.select(rows)
     alone = served_part(
         Fleet(mine, (fleet.replicas[replica],), fleet.prefill_emits_first_token), [part.trace]
@@ -429,7 +426,6 @@ def _full_step_seconds(part: _Part) -> float:
 
 
 def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:
-    """Return slot-seconds by cause, with tails of early replicas."""
     found = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     for trace, end in zip(traces, ends, strict=True):
         for cause, seconds in slot_seconds(trace).items():
@@ -448,7 +444,6 @@ def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | 
 
 
 def _padding(parts: Sequence[_Part]) -> tuple[float, float]:
-    """Return padding's share of KV reads, and its model seconds."""
     whole, seconds, padding = 0, 0.0, 0
     for part in parts:
         decodes = [stage for stage in part.trace.stages if stage.kind == "decode"]

@@ -23,8 +23,7 @@ from ...models.bounds.iterations import KINDS, without
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """
-    Assumptions of a run, and the arguments that hold under them.
+    """Assumptions of a run, and the arguments that hold under them.
 
     assumptions: All assumptions, unused ones included.
     drafts: Most tokens that a server drafts of a sequence in an iteration; None if unknown.

@@ -79,7 +79,6 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _makespan_rows(report: Report) -> list[Row]:
-    """Return the lines in model seconds."""
     group = MODEL_CLOCK
     rows = []
     if report.planned_makespan is not None:
@@ -99,7 +98,6 @@ def _makespan_rows(report: Report) -> list[Row]:
 
 
 def _measured_rows(report: Report) -> list[Row]:
-    """Return the lines in measured seconds."""
     if report.clock == "model":
         return []
     group = "Measured seconds"
@@ -134,7 +132,6 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
 
 
 def _bound_rows(report: Report, group: str) -> list[Row]:
-    """Return the lines of bounds and the plan's gap."""
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:

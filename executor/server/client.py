@@ -228,7 +228,6 @@ def _reply(request: ServerRequest, response: Response) -> Reply:
 
 
 def _name(reply: Reply) -> str:
-    """Return the server's ``id`` of a response, or an empty text."""
     name = (reply.body or {}).get("id")
     return name if isinstance(name, str) else ""
 

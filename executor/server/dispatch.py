@@ -55,13 +55,11 @@ class _Queue:
         self.waiting_tokens = 0
 
     def add(self, request: int, weight: int, tokens: int) -> None:
-        """Note a sent request, with its completions and all their tokens."""
         self._waiting[request] = weight, tokens
         self.waiting_tokens += tokens
         self._admit()
 
     def remove(self, request: int) -> None:
-        """Note an ended request; waiting requests take its slots."""
         if request in self._running:
             self._running_weight -= self._running.pop(request)
         else:
@@ -269,7 +267,6 @@ class Dispatch:
 
     @property
     def _out(self) -> bool:
-        """True if no server accepts requests."""
         return all(server.down or server.too_long for server in self._servers)
 
     def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:

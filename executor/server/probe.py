@@ -72,8 +72,7 @@ async def probe(client: ServerClient) -> ServerFacts:
 
 
 class Watch:
-    """
-    Regular reader of a server's counters during a job.
+    """Regular reader of a server's counters during a job.
 
     every: Seconds between two readings.
     on_read: Called with the counters of each reading.

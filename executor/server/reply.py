@@ -21,8 +21,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """
-    Reply to one attempt at a request.
+    """Reply to one attempt at a request.
 
     kind: Completed, refused for good, busy or failing for now (429, 5xx), connection lost, unreachable, or
         timed out.

@@ -23,7 +23,6 @@ T = TypeVar("T")
 class Outage:
     """State of an unreachable server.
 
-    server: Position of the server.
     seconds: Seconds since the server last responded.
     attempts: Connections tried since then.
     given_up_in: Seconds until the run stops; None while other servers accept requests.
@@ -123,7 +122,6 @@ class Sender:
             self._changed.set()
 
     async def _send(self, request: int, k: int) -> None:
-        """Send a request, then the next ones that are due."""
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         while True:
             sent = loop.time()

@@ -56,7 +56,6 @@ class ServerJob:
     slots: Requests that each server runs at a time.
     in_flight: Completions to keep in flight on each server; by default :func:`.in_flight_of`, raised up to
         fourfold when a server's queue runs empty.
-    order_name: Name of the order.
     model: Replaces the ``model`` of every body; None leaves them.
     params: Time limits and retries.
     seed: Seed of the random waits between attempts.
@@ -217,14 +216,12 @@ class _Log:
         return len(self._times) // 2
 
     def add(self, one: Served) -> None:
-        """Note an outcome."""
         answered = one.reply.kind is Kind.ANSWERED
         usage = usage_of(one.reply.body if answered else None)
         self._numbers.extend((one.request, one.server, not answered, *usage))
         self._times.extend((one.sent, one.finished))
 
     def record(self, job: ServerJob, counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
-        """Return the run, in sending order."""
         times = np.array(self._times).reshape(-1, 2)
         order = np.argsort(times[:, 0], kind="stable")
         sent, finished = times[order].T
@@ -262,14 +259,12 @@ class _Remarks:
     remark: Callable[[str], None]
 
     def waits(self, k: int, reply: Reply, wait: float) -> None:
-        """Report a server's long wait."""
         asked = "" if reply.wait is None or reply.wait <= wait else f" of the {reply.wait:,.0f} s it asks for"
         does = f"the run waits {wait:,.0f} s{asked} (--outage)" if asked else ""
         does = does or f"it asks to wait {wait:,.0f} s, and the run does"
         self.remark(f"{self.facts[k].url}: {reply.message}; {does}")
 
     def outage(self, outage: Outage) -> None:
-        """Report an outage: its start, attempts and end."""
         url, now = self.facts[outage.server].url, time.time()
         if outage.over:
             self.remark(Alert(f"{url}: reachable again after {outage.seconds:,.0f} s"))

@@ -101,7 +101,6 @@ class _Prompts:
         self.leaving: list[tuple[float, int]] = []
 
     def run(self, until: float) -> None:
-        """Compute prompts until a time."""
         order: IntArray = np.argsort(self.workload.arrival, kind="stable")
         at, clock = 0, 0.0
         while at < len(order):

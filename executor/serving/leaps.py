@@ -332,11 +332,9 @@ class _Client:
         return freed
 
     def next_arrival(self, iteration: int) -> int:
-        """Return the iteration of the next arrival; -1 for none."""
         if not self._ended or self._next == self._requests:
             return -1
         return iteration + self._ended[0][0] + self._lag - self._iteration
 
     def passed(self, iterations: int) -> None:
-        """Count iterations without an arrival."""
         self._iteration += iterations

@@ -43,7 +43,6 @@ _SPREADS = (0.3, 0.5, 0.7, 0.9)
 class Release:
     """Order in which requests are sent.
 
-    name: Name of its rule.
     order: Positions of the requests, shape (requests,).
     predicted: Simulated run of the engine, or None for a job too large.
     """
@@ -127,7 +126,6 @@ def _countable(sequences: Sequences, limits: EngineLimits) -> bool:
 
 
 def _iterations(sequences: Sequences, limits: EngineLimits) -> int:
-    """Return a lower bound on iterations."""
     chunks = int(sequences.prompt.sum()) // limits.batched_tokens
     return max(int(sequences.output.max()), chunks)
 
@@ -190,7 +188,6 @@ class _OneSecond:
     """Device with iterations of one second."""
 
     def run(self, work: DeviceBatch) -> float:
-        """Return one second."""
         return 1.0
 
 
@@ -206,7 +203,6 @@ class _Client:
         """Iterations that freed room, each with the number of requests there was room for."""
 
     def __call__(self, state: ServingState) -> ServingStep:
-        """Return the next iteration."""
         self._unsent += state.arrived
         self._iteration += 1
         if state.finished:

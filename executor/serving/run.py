@@ -26,7 +26,6 @@ class EngineRun:
     run: As on a simulated device, in measured seconds.
     answers: Token ids of each completion.
     moved_tokens: Tokens of KV cache copied: regions that grew, compactions, and guests that moved out.
-    compactions: Compactions of all regions.
     """
 
     run: ServingRun

@@ -149,31 +149,25 @@ class _Replica:
 
     @property
     def time(self) -> float:
-        """Seconds after the job's start."""
         return self._busy + self._execution.engine.time
 
     @property
     def pending(self) -> int:
-        """Number of waiting requests."""
         return int(np.count_nonzero(self._state.waiting))
 
     @property
     def runs(self) -> bool:
-        """True if any slot is occupied."""
         return bool((self._state.slot_request != FREE).any())
 
     @property
     def free(self) -> int:
-        """Free slots."""
         return int((self._state.slot_request == FREE).sum())
 
     @property
     def served(self) -> IntArray:
-        """Requests that finished here."""
         return np.flatnonzero(np.isfinite(self._execution.finished))
 
     def predicted_end(self) -> float:
-        """Return the predicted seconds at which this replica is done."""
         problem, state = self._problem, self._state
         running, waiting = state.running, np.flatnonzero(state.waiting)
         left = self._left(running) + self._left(waiting)
@@ -209,7 +203,6 @@ class _Replica:
         return given
 
     def take(self, requests: IntArray) -> None:
-        """Add waiting requests that another replica gave up."""
         self._state.waiting[requests] = True
 
     def step(self, most: int) -> None:
@@ -220,5 +213,4 @@ class _Replica:
             self._dry_since = self._state.steps_done
 
     def trace(self) -> Trace:
-        """Return the trace of the requests served here."""
         return self._execution.trace(self.served)

@@ -74,9 +74,7 @@ class _Queue(Protocol):
         """Return the requests that free slots would take, and their slots."""
         ...
 
-    def take(self, requests: list[int]) -> None:
-        """Remove the first requests proposed."""
-        ...
+    def take(self, requests: list[int]) -> None: ...
 
 
 class _InOrder:
@@ -165,7 +163,6 @@ class _Room:
         """Blocked requests, with the decode step that lacks room and the tokens held by others then."""
 
     def held(self, now: int) -> int:
-        """Return the tokens held in a decode step."""
         return self._offsets + len(self._running) * now
 
     def overflows(self, now: int, decode_steps: int) -> bool:
@@ -262,7 +259,6 @@ class _Room:
             self._peaks += offset + gone - 1
 
     def leave(self, now: int) -> None:
-        """Remove the requests that ended by a decode step."""
         while self._running and self._running[0][0] <= now:
             self._array = None
             gone, offset = self._running.pop(0)
@@ -328,7 +324,6 @@ class _Run:
         return max(0, self._rule(self._problem, stage))
 
     def _start(self, requests: list[int], slots: list[int]) -> None:
-        """Prefill requests together."""
         own, last, self._left = 0, len(self._starts), self._work
         taken = []
         for request, slot in zip(requests, slots, strict=True):

@@ -116,7 +116,6 @@ class Pipelined:
         return back
 
     def _fill(self, state: ServingState, going: IntArray) -> list[tuple[int, int]]:
-        """Choose prompts up to the target forward size."""
         prefill: list[tuple[int, int]] = []
         budget = self._sizes.forward_size - len(going)
         if self._partial is not None:
@@ -153,7 +152,6 @@ class Pipelined:
         return stays
 
     def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the request to begin, or None if none fits."""
         queue = self._prompts
         first = queue.head()
         if first is None or self._fits(state, first, forecast):

@@ -62,8 +62,7 @@ BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
 
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:
-    """
-    Return a fresh serving policy.
+    """Return a fresh serving policy.
 
     Raises ValueError if there is no policy of that name.
     """

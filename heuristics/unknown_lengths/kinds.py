@@ -122,7 +122,6 @@ class KindOrder:
         return found
 
     def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
-        """Return the waiting requests, those of the longest kinds first."""
         mean = np.array([one.mean for one in lengths])
         return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
 
@@ -214,7 +213,6 @@ class _Lengths:
 
     @property
     def mean(self) -> float:
-        """Mean length."""
         return float(np.diff(self.below, prepend=0.0) @ self.at)
 
     def sample(self, rng: np.random.Generator, reached: FloatArray) -> FloatArray:

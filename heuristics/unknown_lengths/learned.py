@@ -259,7 +259,6 @@ class SurvivalPolicy:
         return state.steps_done - self._looked >= REST * self._mean(state) / 4
 
     def _preempting(self, state: State) -> Step | None:
-        """Return a step that replaces running requests, or None."""
         self._looked = state.steps_done
         model = self._learner.model(state, now=True)
         if model is None:

@@ -171,7 +171,6 @@ class LengthModel:
         """Return a quantile of the decode steps left, same shape.
 
         group, tokens: As for :meth:`remaining`.
-        probability: The quantile.
         """
         by_atom, total = self._yet_to_come(group, tokens)
         below = by_atom.cumsum(axis=1) < probability * total[:, None]
@@ -198,7 +197,6 @@ def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
 
 
 def _cap(observed: Observed, longest: int | None) -> int | None:
-    """Return the cap in decode steps, stated or inferred."""
     if longest is not None:
         return longest
     most = int(observed.tokens.max())

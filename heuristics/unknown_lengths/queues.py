@@ -44,7 +44,6 @@ class GroupQueue:
     but no length. A request without a group is a group of its own.
 
     problem: Its groups, arrivals and prompts are read, its lengths are not.
-    ranking: Scores the groups.
     scouts: Requests of each group that start before any other.
     """
 

@@ -196,7 +196,6 @@ class _Serving:
 
     @property
     def run(self) -> StepsRun:
-        """Result of the steps so far."""
         emitted = int(self._problem.prefill_emits_first_token)
         tokens = np.where(self._ended >= 0, self._decoded + emitted, 0)
         stopped = (self._ended < 0) & (self._ends == self._wanted)[self._group]
@@ -205,15 +204,12 @@ class _Serving:
 
     @property
     def running(self) -> IntArray:
-        """Requests in slots."""
         return self._execution.state.running
 
     def release(self, groups: Sequence[int]) -> None:
-        """Add the requests of groups to the queue."""
         self._waiting[np.isin(self._group, groups)] = True
 
     def serve(self, complete: int) -> None:
-        """Serve until this many groups are complete."""
         while self.complete < complete:
             ended = list(self._execution.step())
             fresh = np.append(self.running, np.array(ended, dtype=np.int64))
@@ -230,7 +226,6 @@ class _Serving:
         self._counted = len(stages)
 
     def stop(self, requests: IntArray) -> None:
-        """Evict the requests that run."""
         self._policy.stop = requests[np.isin(requests, self.running)].tolist()
         if self._policy.stop:
             for _ in self._execution.step():

@@ -39,7 +39,6 @@ class Curve:
 class Known:
     """Proofs so far; for each number of stages the largest curve holds.
 
-    problem: The problem.
     counts: Its least stages and steps.
     prefill: Least seconds of prefill with each number of stages, shape (numbers of stages,).
     fixed: Seconds of every schedule, for any number of stages and steps.

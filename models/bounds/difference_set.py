@@ -142,7 +142,6 @@ class DifferenceBound:
         return curve if curve.steps[known.place] > known.cheapest[1] else None
 
     def _curve(self, stages: IntArray, charge: int) -> Curve:
-        """Return the steps that a charge proves for each number of stages."""
         values = _useful(stages, self._longest, self._counts.decode_steps)
         waste = self._round_up.relaxed(charge)[0] - charge * exact(values, charge * int(values.max()))
         steps = -(-(self._work + np.maximum(0, waste)) // self._counts.slots)

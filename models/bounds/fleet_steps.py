@@ -25,7 +25,6 @@ GOLDEN = (5.0**0.5 - 1.0) / 2.0
 class StepsCase:
     """Proof for the case that one replica takes most decode steps.
 
-    replica: Index of that replica.
     weights: Weight of every replica, not negative, with a sum of one, shape (replicas,).
     terms: Seconds that add up to the proven time.
     """
@@ -93,7 +92,6 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
 
 
 def _one_of_each(fleet: Fleet) -> Iterator[int]:
-    """Yield the first of each kind of replica."""
     met = set[Replica]()
     for at, replica in enumerate(fleet.replicas):
         if replica not in met:

@@ -24,7 +24,6 @@ class Counts:
     slots: Most requests that ever run together: the problem's slots, or fewer if the KV capacity holds fewer
         prompts.
     stages: Least number of prefill stages (the paper's non-empty bins).
-    decode_steps: Least number of decode steps.
     claims: Proofs for a certificate, one for ``stages`` and one for ``decode_steps``.
     """
 

@@ -21,8 +21,7 @@ def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
 
 
 def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_steps: int) -> Bound:
-    r"""
-    Return the hybrid paper's "lower bound" as printed, which is not one.
+    r"""Return the hybrid paper's "lower bound" as printed, which is not one.
 
     .. math::
         t^{p*} \ge T^p_L \lfloor \sum_i N^p_i / N^{cap}_L \rfloor \quad (31), \qquad

@@ -64,7 +64,6 @@ class IntervalPrices:
 class IntervalSolution:
     """Cheapest spans that hold all requests, at some prices.
 
-    prices: The prices.
     charged: Least sum of slot time and charges, in parts of a step: no schedule has less.
     held: Slot-steps that requests are held for, in all.
     intervals: Intervals that they are held for, in all.
@@ -81,8 +80,7 @@ class IntervalSolution:
 
 
 class StageIntervals:
-    r"""
-    Requests held for whole intervals between stages, at prices.
+    r"""Requests held for whole intervals between stages, at prices.
 
     Let :math:`0 = x_0 \le \dots \le x_S = R` be the decode steps at which S stages begin, and the end. An
     interval lies between two neighbours. A slot that serves a request of n steps from one stage on is held to
@@ -202,7 +200,6 @@ class IntervalBound:
         return found.x[:-1]
 
     def _add(self, solution: IntervalSolution) -> bool:
-        """Add a solution's plane; return whether it is new."""
         plane = solution.held, solution.intervals, *solution.spans, solution.short
         new = plane not in self._planes
         if new:

@@ -175,7 +175,6 @@ def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Cur
 
 
 def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
-    """Refuse terms that differ from the cost model's."""
     cost = problem.cost
     fixed = {
         "prompt tokens": cost.prefill_per_token * sum(_computed_once(problem)),
@@ -323,7 +322,6 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
 
 
 def _held_over_steps(problem: Problem) -> int:
-    """Return the KV tokens of all requests, summed over their steps."""
     first = int(problem.prefill_emits_first_token)
     rows = np.stack([problem.decode_steps, problem.prompt_tokens]).T.tolist()
     return sum(tokens_read(decode_steps, prompt + first) for decode_steps, prompt in rows)
@@ -344,7 +342,6 @@ class _LeastSeconds:
         self.within = math.fsum(min(p, bend) for p in prompts)
 
     def prefill(self, stages: int) -> float:
-        """Return the least seconds of a number of prefill stages."""
         beyond = self.beyond + max(0.0, self.within - stages * self.cost.prefill_bend)
         seconds: float = self.cost.prefill_base * stages + self.cost.prefill_per_token * self.tokens
         return max(seconds + self.cost.prefill_per_token_beyond * beyond, self.cost.prefill_floor * stages)
@@ -353,7 +350,6 @@ class _LeastSeconds:
         return self.prefill(stages) + self.cost.decode_base * decode_steps + self.work
 
     def from_cheapest(self, stages: int) -> Sequence[int]:
-        """Return the numbers of stages, the cheapest first."""
         numbers = range(stages, self.requests + 1)
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 

@@ -120,7 +120,6 @@ def _a_token(replica: Replica, stage_by: str) -> float:
 
 
 def _share(replica: Replica, prompt: int, held: int, decode_steps: int, stage_by: str, step_by: str) -> float:
-    """Return a request's least share of a replica's time."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
     read = tokens_read(decode_steps, held)
     # A stage is beyond the bend by all that its prompts are, one by one.

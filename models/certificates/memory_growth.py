@@ -106,7 +106,6 @@ class _Walk:
         return active
 
     def _rows(self, claim: Mapping[str, Any], name: str) -> list[list[int]]:
-        """Return the values for each number of requests."""
         given = entries(claim, name)
         if len(given) != len(self._active):
             raise RefutedError(RULE, f"{len(given)} rows of {name} values for {len(self._active)} numbers")
@@ -174,7 +173,6 @@ class _Walk:
                     yield self._value(self._open, active, held) - self._value(self._closed, active, held)
 
     def starts(self, first: int) -> Iterator[int]:
-        """Yield the gains of a request's start."""
         for low, high in self._between():
             most = min(self._capacity - first, self._most[high])
             for active in {low, high}:
@@ -183,7 +181,6 @@ class _Walk:
                     yield after - self._value(self._open, active, held)
 
     def ends(self, last: int) -> Iterator[int]:
-        """Yield the gains of a request's end."""
         for low, high in self._between():
             most = min(self._capacity + high + 1, last + self._most[high])
             for left in {low, high}:

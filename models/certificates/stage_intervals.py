@@ -17,7 +17,6 @@ PARTS = 65536
 class IntervalClaim:
     """Decode steps proven for any number of stages, in prices.
 
-    slots: Number of slots.
     charged: Least sum of slot time and charges of all requests.
     interval: Charge for each interval that a request is held for.
     spans: Charge for each span, by its number of intervals.

@@ -127,7 +127,6 @@ class _Tries:
         return sum(heapq.nlargest(self.slots, peaks)) > self.capacity
 
     def _has_room(self, waiting: Waiting, busy: UnderWay) -> bool:
-        """Return whether the least waiting request fits now."""
         decode_steps, held = self.least_room(waiting)
         return decode_steps == 0 or self._holds(tuple(sorted((*busy, (decode_steps, held)))))
 

@@ -104,7 +104,6 @@ class Targets:
 class Cluster:
     """Devices of one model instance, all of one kind.
 
-    devices: Number of devices.
     device_bytes: Memory of each; 0 for no limit.
     usable: Share of it for weights and KV cache.
     link_bandwidth, link_latency: Bytes a second each way between two devices, and seconds, for profiles

@@ -27,7 +27,6 @@ _MARGIN = 1e-6
 class Work:
     """Work of one iteration, or of a job's iterations together.
 
-    iterations: Number of iterations.
     decodes: Sequences that compute one token in a decode.
     prompt_tokens: Tokens computed in chunks.
     drawn: Tokens sampled.

@@ -21,7 +21,6 @@ class LengthDrift:
     """Planned and observed decode iterations of completions.
 
     planned, planned_deviation, observed, observed_deviation: Means and standard deviations.
-    requests: Number of observed requests.
     """
 
     planned: float

@@ -114,7 +114,6 @@ class RoundRobinRow:
         return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode)
 
     def _bytes(self, batches: IntArray) -> FloatArray:
-        """Return the bytes on a device; infinite beyond the engine's own limits."""
         cluster, shape = self.timeline.cluster, self.timeline.shape
         peak = self.timeline.peak(self.occupancy, batches.astype(np.float64))
         token_bytes = shape.layers * shape.kv_bytes_per_layer_token

@@ -125,7 +125,6 @@ def _handed_over(
 
 
 def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
-    """Return the seconds between two decode calls."""
     loop = np.full_like(batches, own["loop"].seconds[0])
     if "interrupted" not in own:
         return loop
@@ -134,5 +133,4 @@ def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
 
 
 def _leaving(own: Mapping[str, Operation]) -> FloatArray:
-    """Return the seconds of requests that leave."""
     return np.asarray(sum(own[name].seconds for name in ("leave", "keep") if name in own))

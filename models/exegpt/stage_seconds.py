@@ -61,7 +61,6 @@ class StageSeconds:
     costs: Layer costs by tensor-parallel degree.
     cluster: Links between the devices.
     lengths: Length distributions of the requests.
-    devices: Number of devices.
     degree, groups: Groups of ``degree`` devices that share each of their layers; every other device is a
     stage itself.
 

@@ -39,7 +39,6 @@ class WorkloadAwareRow:
 
     timeline: Costs, cluster and lengths.
     config: Any of the row.
-    encoders: Devices that encode.
     most: Largest encoding batch.
     """
 
@@ -144,7 +143,6 @@ class WorkloadAwareRow:
         )
 
     def _balance(self, batches: IntArray) -> _Balance:
-        """Return the equilibrium of encoders and decoders."""
         supply = self._supply(batches, self._encode[0, batches])
         shares = self._shares(batches, batches / supply)
         size, decode = _mean(shares, self._sizes), _mean(shares, self._seconds)
@@ -190,7 +188,6 @@ class WorkloadAwareRow:
         return np.asarray(np.ceil(way / slot) + 1 + self.encoding.count // 2, dtype=np.int64)
 
     def _decoding_seconds(self, decode: FloatArray) -> FloatArray:
-        """Return the decoding seconds of the longest completion."""
         iterations = (self.timeline.longest - 1) * self.batches * self.micro
         return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
 

@@ -197,7 +197,6 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
 
 
 def _slots_by_first_request(slot_of: IntArray) -> IntArray:
-    """Rename slots in the order of their first requests."""
     used, first, which = np.unique(slot_of, return_index=True, return_inverse=True)
     names = np.empty(len(used), dtype=np.int64)
     names[np.argsort(first)] = np.arange(len(used))

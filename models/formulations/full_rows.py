@@ -214,8 +214,7 @@ class FullRows:
         self.builder.rows("held", [(1, c.w.ravel()), (-1, c.d.ravel())], upper=0)
 
     def held_from_prefill_on(self) -> None:
-        r"""
-        (10)-(11) without a big-M: :math:`d_{ijk} \le d_{ij,k-1} + p_{ijk}`.
+        r"""(10)-(11) without a big-M: :math:`d_{ijk} \le d_{ij,k-1} + p_{ijk}`.
 
         By (17) there is one prefill, so the bins held begin with it and have no gap: both equations follow,
         and these few rows exclude more fractions than the tightest M there, :math:`k_2 - k_1 - 1` and 1.

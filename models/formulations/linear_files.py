@@ -13,8 +13,7 @@ from .linear_model import LinearModel
 
 
 def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
-    """
-    Write the model as a free MPS file.
+    """Write the model as a free MPS file.
 
     Raises InputError if the file cannot be written.
     """

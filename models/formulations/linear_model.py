@@ -196,8 +196,7 @@ class ModelBuilder:
         integer: bool = False,
         cost: npt.ArrayLike = 0.0,
     ) -> IntArray:
-        """
-        Add a block of columns.
+        """Add a block of columns.
 
         name: The block's name; its columns are called ``name[0,1]`` and so on.
         shape: Shape of the block; empty for a single column.
@@ -222,8 +221,7 @@ class ModelBuilder:
         lower: npt.ArrayLike = -math.inf,
         upper: npt.ArrayLike = math.inf,
     ) -> None:
-        """
-        Add a family of rows, each the sum of its terms.
+        """Add a family of rows, each the sum of its terms.
 
         name: The family's name; its rows are called ``name[0]`` and so on.
         terms: Coefficients and columns. The columns of a term have the shape (rows,), or (rows, entries)
@@ -244,8 +242,7 @@ class ModelBuilder:
             store.append(np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)))
 
     def build(self, offset: float = 0.0) -> LinearModel:
-        """
-        Return the model.
+        """Return the model.
 
         offset: The objective's constant.
         """

@@ -57,7 +57,6 @@ class BackendModule(Protocol):
 class Backend:
     """Row of the capability table.
 
-    name: Name for users.
     module: Module that drives it (a :class:`BackendModule`).
     imports: Packages that the module imports.
     distribution: Package of the library, for its version.

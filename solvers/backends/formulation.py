@@ -76,7 +76,6 @@ def solve_formulation(
 def _built(
     problem: Problem, formulation: str, start: Schedule | None
 ) -> tuple[Built, Callable[[FloatArray], Schedule], FloatArray | None]:
-    """Return a model, its reader of solutions and the warm start."""
     if formulation == "slot-free":
         free = slot_free_model(problem)
         return (
@@ -107,7 +106,6 @@ class _Reader:
         return self._read(point) if self._model.violation(point) is None else None
 
     def solved(self, backend: Backend, start: FloatArray | None, answer: Answer, seconds: float) -> Solved:
-        """Return a backend's result with its schedule."""
         reports = {} if self._last is None else {"incumbent": self._last}
         found = checked(self._model, backend, start, Outcome(answer, reports, None, seconds))
         schedule = None if found.values is None else self._read(found.values)

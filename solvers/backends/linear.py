@@ -30,7 +30,6 @@ class LinearResult:
     objective: Objective of ``values``, computed by us, or None.
     bound: Proven lower bound on the objective, or None.
     seconds: Wall-clock seconds, including the worker's start.
-    backend, version: Solver and its version.
     message: Remark for the user; may be empty.
     """
 
@@ -96,8 +95,6 @@ def find_backend(name: str) -> Backend:
 def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome) -> LinearResult:
     """Return the best checked solution and the proof that it supports.
 
-    model: Solved model.
-    backend: Its solver.
     start: Warm start, or None.
     outcome: Outcome of the worker, with an :class:`Answer` if it finished.
     """

@@ -66,7 +66,6 @@ def search_exactly(
 ) -> ExactOutcome:
     """Return an optimal schedule, or the best within the limits.
 
-    argument: Name of the exhaustive search.
     limits: Work is in states.
     start: Schedule to beat.
     """

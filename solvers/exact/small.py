@@ -69,7 +69,6 @@ def can_solve_exactly(problem: Problem) -> bool:
 
 
 def _unsupported(problem: Problem) -> str:
-    """Return the part of a problem that exact search cannot solve."""
     if problem.workload.arrival.any():
         return "arrival times; choose another solver"
     if len(problem.prefix_tokens):

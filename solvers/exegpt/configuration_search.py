@@ -18,7 +18,6 @@ Evaluate = Callable[[Point], tuple[float, float]]
 class Variable:
     """Whole-number control variable.
 
-    name: Name of the control.
     low, high: Its range, both included.
     rises: True if latency and throughput rise with it, False if they fall.
 
@@ -61,7 +60,6 @@ class SearchResult:
 
     best: Values of the variables; None if no configuration meets the bound. They are within the gap of the
         optimum if latency and throughput are monotone up to the tolerances.
-    throughput: Throughput of the best.
     evaluated: Number of simulated configurations.
     violations: Violations of monotonicity among them.
     """

@@ -84,10 +84,8 @@ class Space:
 class Found:
     """Best configuration of a strategy at one tensor-parallel degree.
 
-    strategy, tensor_degree: Strategy and degree.
     config, performance: The best; None if no configuration meets the bound.
     evaluated, grid: Number of configurations simulated, and of all.
-    results: Results of the spaces.
     """
 
     strategy: Strategy

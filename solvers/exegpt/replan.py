@@ -42,7 +42,6 @@ def replan(
     load other layers from host memory (Table 4).
 
     planned, observed: Timelines with the planned and the observed lengths.
-    config: Running configuration.
     latency_bound: Seconds for a completion of the observed 99th-percentile length.
     encode_batches: Range of the search for a WAA configuration (see :func:`.search`).
     """

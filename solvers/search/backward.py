@@ -133,7 +133,6 @@ class _Construction:
         return ends
 
     def _next(self, price: float) -> tuple[int, int]:
-        """Return the next request's place, and its stage."""
         count, room = self._left, self._capacity - self._held
         decode_steps, peak, _, prompt = self._whole[:, :count]
         keys, share = self._real[:, :count]

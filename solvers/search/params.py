@@ -93,7 +93,6 @@ class SearchParams:
 
 
 def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], within: str) -> None:
-    """Raise InputError for a parameter that a dataclass lacks."""
     if not isinstance(table, dict):
         return
     known = [each.name for each in fields(kind) if each.name != "bounds"]

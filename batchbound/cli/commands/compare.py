@@ -139,12 +139,10 @@ def _ignored(limit: str, args: argparse.Namespace) -> bool:
 
 
 def _are_linear(args: argparse.Namespace) -> bool:
-    """Return whether there are files, all of them linear models."""
     return args.workload is not None and all(_is_linear(name) for name in (args.workload, *args.more))
 
 
 def _report(row: Measurement) -> None:
-    """Note on stderr how a solver ended."""
     note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
 
 

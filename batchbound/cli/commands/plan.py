@@ -142,7 +142,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note_missing(solver: str) -> None:
-    """Note on stderr if parts of the search are not installed."""
     if solver != DEFAULT_SOLVER:
         return
     if not can_round():

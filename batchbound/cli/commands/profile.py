@@ -257,7 +257,6 @@ def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Cal
 
 
 def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:
-    """Return the engine of the second worker, or None."""
     import torch
 
     from ...executor.processes.engine_spec import EngineSpec

@@ -154,7 +154,6 @@ def _name_newest(args: argparse.Namespace) -> None:
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:
-    """Return the named plan, or the one made for several replicas."""
     plan = Plan.load(args.plan)
     trace = args.trace or "trace.jsonl"
     shared = shared_plan_path(trace)
@@ -174,7 +173,6 @@ def _plan_of(args: argparse.Namespace) -> Plan:
 
 
 def _traces_of(trace: str | None, count: int) -> list[Path]:
-    """Return the traces, or an empty list if there are none."""
     if trace is None:
         found = trace_paths("trace.jsonl", count)
         return found if found[0].exists() else []
@@ -183,7 +181,6 @@ def _traces_of(trace: str | None, count: int) -> list[Path]:
 
 
 def _report_iterations(args: argparse.Namespace) -> int:
-    """Print the figures of a plan for servers and its run."""
     where, hint = "on a plan for servers", "Draw the run with --html."
     refuse_given(args, ("gantt", "perfetto"), where, hint, file=args.plan)
     plan = IterationPlan.load(args.plan)

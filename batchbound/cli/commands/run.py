@@ -214,7 +214,6 @@ class WrongBoundError(Exception):
 
 
 def _name_outputs(args: argparse.Namespace) -> None:
-    """Set the default files of completions and trace."""
     if args.trace is None:
         args.trace = TRACE if args.output is None else str(Path(args.output).with_suffix(".trace.jsonl"))
     args.output = args.output or OUTPUT
@@ -419,7 +418,6 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
 
 
 def _tokens(row: Mapping[str, Any]) -> int:
-    """Return a completion's tokens, UNKNOWN if it failed."""
     from ...executor.jobs.length_estimator import UNKNOWN
 
     body = (row.get("response") or {}).get("body") or {}

@@ -191,7 +191,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:
-    """Return the link between devices; None for one device."""
     if args.devices == 1:
         return None
     link = link_of(args, profiles[0].device if profiles else "")
@@ -201,7 +200,6 @@ def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | 
 
 
 def _say_limits(found: ConfigurationSearch) -> None:
-    """Note correlated lengths and excluded strategies."""
     correlation = found.timelines[False].lengths.correlation
     if abs(correlation) > 0.1:
         note(f"input and output lengths correlate at {correlation:+.2f}; taken into account")
@@ -210,7 +208,6 @@ def _say_limits(found: ConfigurationSearch) -> None:
 
 
 def _say_extrapolated(found: ConfigurationSearch) -> None:
-    """Note configurations with more requests than were measured."""
     for config, at_once, measured in found.extrapolated():
         note(
             f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
@@ -219,7 +216,6 @@ def _say_extrapolated(found: ConfigurationSearch) -> None:
 
 
 def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
-    """Return the named profiles; none if a cost model is used."""
     profiles: list[LayerProfile] = []
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]

@@ -253,7 +253,6 @@ def _simulated(
 def _on_model(
     args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
 ) -> tuple[ServingRun, dict[str, Any]]:
-    """Serve on a model; return the run and its figures."""
     if args.policy == TWO_DEVICES:
         raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
     from ...executor.models.prompts import Prompts

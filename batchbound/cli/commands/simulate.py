@@ -124,7 +124,6 @@ def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
 
 
 def _check_traces(args: argparse.Namespace, replicas: int) -> None:
-    """Raise InputError if a trace file cannot be written."""
     if args.trace is not None and replicas > 1:
         paths = trace_paths(args.trace, replicas)
         refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
@@ -151,7 +150,6 @@ def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Simulate a policy on several replicas."""
     inputs = read_inputs(args, keep_arrivals=False)
     fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
     _check_traces(args, len(fleet.replicas))
@@ -165,7 +163,6 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 
 def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
-    """Follow a plan on the workload's lengths."""
     plan = Plan.load(args.plan)
     _check_traces(args, len(plan.fleet.replicas))
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None

@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare_runs(args: argparse.Namespace) -> int:
-    """Compare the digests of two runs, and print other differences."""
     runs = [Trace.load(path).engine for path in (args.plan, args.same_as)]
     for path, engine in zip((args.plan, args.same_as), runs, strict=True):
         if "digest" not in engine:

@@ -91,7 +91,6 @@ def add_hidden_lengths(parser: Parser, ways: Exclusive) -> None:
 
 
 def _entry(args: argparse.Namespace) -> HiddenEntry:
-    """Return the policy's registry entry; raise InputError if it needs lengths."""
     name = args.policy or CHOSEN
     if name not in WITHOUT_LENGTHS:
         hint = f"Choose one of {', '.join(WITHOUT_LENGTHS)}."
@@ -162,7 +161,6 @@ def _one(
     longest: int | None,
     tell: Callable[[str], None],
 ) -> tuple[Trace, dict[str, Any]]:
-    """Return the trace and the figures of one step."""
     name = args.policy or CHOSEN
     known = history.known(problem, longest)
     trace = simulate_hidden(problem, name, known, args.swap)
@@ -198,7 +196,6 @@ def _one(
 def _several(
     args: argparse.Namespace, problem: Problem, history: History, longest: int | None
 ) -> dict[str, Any]:
-    """Return the figures of several steps."""
     if not is_table(args.workload):
         message = "--steps needs a table of lengths with a column of steps"
         raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")

@@ -263,7 +263,6 @@ class EconoServe:
         return budget - new
 
     def _admit(self, state: ServingState, request: int) -> bool:
-        """Give a prompt room; return whether there was any."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
         inside = self._reserve.holds(ledger, blocks)

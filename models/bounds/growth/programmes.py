@@ -221,7 +221,6 @@ class _Search:
 
 
 def _stage_price(known: Known) -> float:
-    """Return a stage's least cost, in steps."""
     few = known.prefill
     if len(few) < 2:
         return 0.0
@@ -229,7 +228,6 @@ def _stage_price(known: Known) -> float:
 
 
 def _whole(prices: GrowthPrices) -> GrowthPrices:
-    """Round prices to whole parts."""
     apart = np.diff(prices.active)[:, None]
     first = np.rint(PARTS * prices.values[:, :1]).astype(np.int64)
     steps = apart * np.rint(PARTS * np.diff(prices.values, axis=1) / apart).astype(np.int64)
@@ -240,7 +238,6 @@ def _whole(prices: GrowthPrices) -> GrowthPrices:
 class _Programme:
     """Linear programme for the most steps that state values prove.
 
-    states: States of the problem.
     stage: Steps that a stage counts for.
     grid: Points with straight lines between their values.
     """
@@ -335,7 +332,6 @@ class _Programme:
         return replace(prices, values=prices.values / prices.scale, end=prices.end / prices.scale)
 
     def solution(self, prices: GrowthPrices) -> FloatArray:
-        """Return the solution nearest to whole prices."""
         held = np.clip(self._points, *prices.points[[0, -1]])
         rows = [prices.at(side, each, held) for side in (CLOSED, OPEN) for each in self._active.tolist()]
         gains = [

@@ -40,7 +40,6 @@ def subset_of_sum(items: list[int], values: list[int], total: int) -> list[int]:
 
 
 def _lowest_bit(bits: int) -> int:
-    """Return the lowest bit that is set in an integer above zero."""
     return (bits & -bits).bit_length() - 1
 
 
@@ -53,7 +52,6 @@ class Resplit:
 
     weights: Weight of each item, shape (n,).
     assignment: Machine of each item to start from, shape (n,).
-    machines: Number of machines.
     target: Makespan asked for.
     rng: Source of every random choice.
     """

@@ -17,8 +17,6 @@ MOST_THRESHOLDS = 256
 class PartitionBound:
     """Proven lower bound on the largest machine load.
 
-    value: The bound.
-    source: Name of the argument.
     witness: Data with which a checker repeats the argument: ``kind`` and its numbers, as JSON values.
     """
 

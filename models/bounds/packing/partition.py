@@ -41,7 +41,6 @@ class PartitionResult:
     bound: Lower bound on it.
     source: Name of the bound's argument.
     witness: Data with which a checker repeats that argument, as JSON values.
-    seconds: Seconds spent.
     """
 
     assignment: IntArray
@@ -149,7 +148,6 @@ class _Search:
             self.best, self.makespan = assignment, makespan
 
     def construct(self) -> None:
-        """Try the constructive heuristics and the cheap bounds."""
         for heuristic in CONSTRUCTIVE[1:]:
             if self.makespan > self.bound.value:
                 self.accept(heuristic(self.weights, self.machines))

@@ -28,7 +28,6 @@ class PatternMaster:
     it exceeds the machines, its prices refute the capacity.
 
     weights: Weight of each item, at most ``capacity``, shape (n,); items without weight are left out.
-    machines: Number of machines.
     capacity: Largest load allowed on a machine.
     """
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 
 
 def _check(params: object) -> None:
-    """Raise ValueError for values that are not positive, or shares above 1."""
     for each in fields(params):  # type: ignore[arg-type]
         value = getattr(params, each.name)
         for number in value if isinstance(value, tuple) else (value,):

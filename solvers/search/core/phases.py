@@ -111,7 +111,6 @@ def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParam
 
 
 def _allowance(run: SearchRun, budget: Budget, moves_per_work: int) -> Allowance:
-    """Return the limits of one search."""
     best, seed = run.best, int(run.rng.integers(2**31))
     if budget.over:
         return Allowance(0.0, None, best.enough, seed)

@@ -76,7 +76,6 @@ class StageAnnealing:
         """Begin from the cheapest of several starts; None without one.
 
         late: Returns True if no further start may be tried.
-        most_spans: Most spans of a start.
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.decode_steps)

@@ -36,7 +36,6 @@ def initial_times(
     no two spans are equal; evenly spread stages would have only S different ones.
 
     costs: Costs of a stage and a decode step, and the slots.
-    rng: Draws the times.
     most_spans: Spans between stages from which no more stages are tried.
     """
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))

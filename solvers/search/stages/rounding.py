@@ -36,7 +36,6 @@ def round_flow(
     (:func:`shift_times`). A flow without missing steps often does not exist, and takes long to find.
 
     spans, profile, slots: Arcs of the flow, requests to serve, and number of slots.
-    stages: Number of stages.
     flow: Fractional flow, shape (spans,).
     seconds: Time limit.
     """

@@ -144,7 +144,6 @@ class _StageTimes:
         return False
 
     def _schedule_for(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:
-        """Return a schedule of these stage times, or None."""
         split, profile = annealing.split, annealing.profile
         flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds())
         if flow is None:

@@ -22,8 +22,7 @@ class SlotPrice:
 
 
 def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) -> SlotPrice | None:
-    r"""
-    Return the fractional slots needed with stages at ``times``, or None if no number is enough.
+    r"""Return the fractional slots needed with stages at ``times``, or None if no number is enough.
 
     The dual of the slot flow: each request pays the cheapest span that holds it, where a span costs the
     slot time that passes in it,
@@ -58,8 +57,7 @@ def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) ->
 def _discounts(
     first: IntArray, last: IntArray, payers: FloatArray, price: FloatArray, value: FloatArray
 ) -> tuple[Programme, tuple[IntArray, IntArray]]:
-    """
-    Return the programme of the discounts, and its basis where the prices are the given ones.
+    """Return the programme of the discounts, and its basis where the prices are the given ones.
 
     Columns: changes of the inner stages' values, a discount for each span. Rows: the discounted prices rise
     from span to span, the values from stage to stage.
@@ -128,8 +126,7 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
 
 
 def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
-    """
-    Return the slots that requests fill at many stage times if each takes the shortest span that holds it.
+    """Return the slots that requests fill at many stage times if each takes the shortest span that holds it.
 
     It is the bound of prices that rise evenly with time, and takes a hundredth of the time of a price.
 

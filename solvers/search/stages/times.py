@@ -94,8 +94,7 @@ class StageCosts:
         return self.slots * (1.0 + excess / max(end, 1))
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
-        """
-        Return the penalised cost: the seconds, and slots lacking or to spare priced in decode steps.
+        """Return the penalised cost: the seconds, and slots lacking or to spare priced in decode steps.
 
         times: Shape (..., stages + 1).
         slots: Slots needed, shape (...).
@@ -112,8 +111,7 @@ class StageCosts:
 
 
 class StageTimesSearch:
-    """
-    An annealing walk over stage times that screens candidates by slot prices before it prices them.
+    """An annealing walk over stage times that screens candidates by slot prices before it prices them.
 
     Pricing a candidate takes a linear programme. Prices made for earlier candidates bound the slots of the
     next ones (:func:`~batchbound.solvers.search.stages.slot_price.slots_at_least`), many at a time, and
@@ -154,8 +152,7 @@ class StageTimesSearch:
         return list({times.tobytes(): times for _, _, times in by_cost}.values())
 
     def step(self, temperature: float, kink: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
-        """
-        Screen candidates in the order drawn and move to the first one accepted, if any is.
+        """Screen candidates in the order drawn and move to the first one accepted, if any is.
 
         temperature: Seconds of cost that a step typically may lose.
         kink: How slots lacking or to spare are priced (:meth:`StageCosts.guide`).
@@ -186,8 +183,7 @@ class StageTimesSearch:
             self._values = neighbours.of(0)
 
     def _price(self, times: IntArray, most: float = np.inf) -> SlotPrice | None:
-        """
-        Return the price of ``times``, which are kept if there are slots enough.
+        """Return the price of ``times``, which are kept if there are slots enough.
 
         Beyond ``most`` slots, and those there are, the first prices that prove so many will do.
         """
@@ -260,14 +256,12 @@ class _Neighbours:
 
 
 def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
-    """
-    Return neighbours of the given stage times, shape (at most count, stages + 1).
+    """Return neighbours of the given stage times, shape (at most count, stages + 1).
 
     Most stretch or shrink one span to the decode steps of a request a little longer or shorter, since nothing
     changes between these. The others shift one stage, a run of stages or all stages from one on a little.
 
     times: Decode steps of the stages and the end, shape (stages + 1,).
-    rng: Draws the moves.
     count: Neighbours drawn; those out of order are left out.
     """
     stretched = int(STRETCHED * count)
