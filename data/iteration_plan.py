@@ -28,7 +28,7 @@ KIND = "batchbound_iteration_plan"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedShare:
-    """Share of one engine.
+    """Share of a job for one engine.
 
     limits: Limits of the simulated engine.
     requests: Positions of its requests in sending order, shape (requests of the share,).

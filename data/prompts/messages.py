@@ -111,7 +111,7 @@ def _parsed_list(text: str) -> Any:
 def written_conversation(text: str) -> list[Any] | None:
     """Return the conversation that a text holds, or None.
 
-    It may be written as JSON or as Python does.
+    The text is JSON or a Python literal.
     """
     if not _WRITTEN.match(text):
         return None

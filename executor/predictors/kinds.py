@@ -44,7 +44,7 @@ class ConstantPredictor:
         return cls(*np.quantile(examples.lengths, LEVELS).tolist())
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the constant for each."""
+        """Return the same length for each prompt."""
         columns = (np.full(len(prompts), value) for value in (self.tokens, self.low, self.high))
         return Predicted.of(*columns)
 

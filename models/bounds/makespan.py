@@ -58,7 +58,7 @@ def best_bound(problem: Problem) -> Bound:
 
 
 def turns_bound(problem: Problem, turns: Turns) -> Bound:
-    """Bound a job of turns: without their order, or one conversation alone."""
+    """Bound a job of turns by its longest conversation and without turns."""
     apart, alone = best_bound(problem), longest_conversation(problem, turns)
     return max(apart, alone, key=lambda bound: bound.seconds)
 

@@ -25,7 +25,7 @@ class PackingBound:
         self._seconds, self._done = seconds, False
 
     def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return an equal number of steps for all stages, once."""
+        """Return one curve, with equal steps for every number of stages."""
         if self._done:
             return None
         self._done = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SyncedGroups:
-    """Membership of groups, and their ends."""
+    """Groups of requests, with their members and ends."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}
