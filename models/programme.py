@@ -17,7 +17,7 @@ Entries = tuple[IntArray, IntArray, FloatArray | IntArray | float]
 
 
 STEPS, MANY_STEPS = 20, 1_000_000
-"""Simplex steps after which a solution may already be good enough, and steps without such a limit."""
+"""Simplex steps after which a solution may be good enough, and without a limit."""
 
 PRIMAL: Mapping[str, float | str] = MappingProxyType(
     {"presolve": "off", "solver": "simplex", "simplex_strategy": 4, "simplex_scale_strategy": 0}
@@ -25,7 +25,7 @@ PRIMAL: Mapping[str, float | str] = MappingProxyType(
 """Options of a primal simplex that starts from a given basis."""
 
 LOWER, BASIC, ZERO = 0, 1, 3
-"""A row or column at its lower bound, in the basis, or free and outside of it."""
+"""Basis status: at the lower bound, in the basis, free outside."""
 
 STATUS = tuple(highspy.HighsBasisStatus.__members__.values())
 """HiGHS's names for these numbers."""
@@ -95,9 +95,10 @@ class Programme:
         return Optimum(solver.getObjectiveValue(), np.array(found.col_value), np.array(found.row_dual))
 
     def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
-        """Return the columns of least cost, or of a cost below ``enough``, None if there is no optimum.
+        """Return the columns of least cost, or of a cost below ``enough``.
 
-        A primal simplex goes there from a feasible basis: :data:`STATUS` of each column and of each row.
+        A primal simplex goes there from a feasible basis: :data:`STATUS` of each column and of each row. It
+        returns None if there is no optimum.
         """
         solver = self._solver(PRIMAL)
         start = highspy.HighsBasis()

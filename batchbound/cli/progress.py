@@ -39,7 +39,10 @@ def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show what runs and for how long, if it takes long; yield a function that replaces the text."""
+    """Show the present work and its seconds, if it takes long.
+
+    Yields a function that replaces the text.
+    """
     now, begun, over = [text], time.monotonic(), threading.Event()
 
     def show() -> None:
@@ -62,7 +65,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _show_elapsed(now: Sequence[str], begun: float, over: threading.Event) -> None:
-    """Show a text, which may change, and the time since its begin on a terminal until it is over."""
+    """Show a text and its seconds on a terminal."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The phases of the schedule search, in the order in which they run."""
+"""Phases of the schedule search, in order."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .prefill_only import StageExchange, evenly_packed
 from .stages.search import anneal_stage_times, can_anneal_stage_times
 
 MOST_PACKED = 20_000
-"""Requests up to which prefill stages are packed evenly: of more, one packing takes half a second."""
+"""Requests up to which prefill stages are packed evenly."""
 
 PACKING_SHARE = 0.1
-"""Most of the seconds left that packing stages takes."""
+"""Largest share of the seconds left for packing stages."""
 
 FEW_STAGES = 10
-"""Requests a slot up to which stage times are annealed with a linear programme besides spans."""
+"""Requests per slot up to which stage times are annealed besides spans."""
 
 SPANS_SECONDS = 1.5
-"""Seconds after which annealing spans gains less than annealing few stage times."""
+"""Seconds after which annealing stage times gains more than spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A way to improve the best schedule; none makes it worse."""
+    """Step that improves the best schedule; none makes it worse."""
 
     name: str
     applies: Callable[[Problem, CoreParameters], bool]
     """True if it can improve a problem."""
     improve: Callable[[SearchRun, Budget], None]
-    """Offers better schedules until its budget is over, or it has no more."""
+    """Function that offers better schedules until its budget is over."""
     share: float | None = None
-    """Share of the time left that it gets unless the parameters say otherwise; None for the usual one."""
+    """Share of the time left, or None for the usual one."""
     rest_seconds: float = math.inf
-    """Most seconds that it then leaves to later phases, which gain little from more."""
+    """Most seconds to leave for later phases."""
 
 
 def _only_prefills(problem: Problem) -> bool:
@@ -72,7 +72,10 @@ def _anneals_stages(problem: Problem) -> bool:
 
 
 def _has_few_stages(problem: Problem) -> bool:
-    """Return whether a programme places stages better than spans do: few of them, of many requests each."""
+    """Return whether there are few stages of many requests.
+
+    A linear programme then places them better than spans do.
+    """
     return _anneals_stages(problem) and len(problem) <= FEW_STAGES * problem.slots
 
 
@@ -85,4 +88,4 @@ PHASES = (
     Phase("spans_within_memory", core.slots_bind_under_memory, core.anneal_spans_within_memory, share=0.8),
     Phase("ruin_recreate", core.memory_binds, core.ruin_and_recreate),
 )
-"""All phases. Each gets a share of the time left; the last one that applies gets all of it."""
+"""All phases; the last one that applies gets all of the time."""

@@ -1,4 +1,4 @@
-"""The schedule search: baselines first, then a table of phases, within limits of time or steps."""
+"""Schedule search: baselines, then a table of phases."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ScheduleSearchOutcome:
     """Result of a schedule search."""
 
     schedule: Schedule
-    """The best schedule, which keeps every rule of the problem, without idle decode steps."""
+    """Best valid schedule, without idle decode steps."""
     makespan: float
-    """Its seconds."""
+    """Seconds of that schedule."""
     iterations: int
     """Steps of all phases."""
     trace: tuple[TracePoint, ...]
@@ -40,13 +40,13 @@ def search_schedule(
     params: SearchParams | None = None,
     enough: float = 0.0,
 ) -> ScheduleSearchOutcome:
-    """
-    Return the best schedule found, never worse than ``start``: a :class:`ScheduleSearch` from begin to end.
+    """Return the best schedule found, never worse than ``start``.
 
-    problem: The problem scheduled. Arrival times count in the makespan but do not steer the search.
+    problem: Problem to schedule. Arrival times count in the makespan but do not steer the search.
     seconds: Wall-clock limit; None for no limit.
-    iterations: Steps of the search; with this limit and no other the outcome is the same for the same seed.
+    iterations: Steps of the search; with this limit alone, the outcome depends only on the seed.
     enough: Seconds, such as a proven bound, at which the search ends.
+
     Raises ValueError if no limit is given, or ``start`` breaks a rule of the problem.
     """
     search = ScheduleSearch(problem, seconds=seconds, iterations=iterations, seed=seed, params=params)
@@ -56,12 +56,10 @@ def search_schedule(
 
 
 class ScheduleSearch:
-    """
-    A search in two parts on one clock: the baselines, and the phases that improve on them.
+    """Search in two parts: baselines, and phases that improve on them.
 
-    Between the two there is time to prove a bound.
-
-    Raises ValueError if no limit is given, or the parameters name a phase that does not exist.
+    Between the two there is time to prove a bound. Raises ValueError if no limit is given, or a phase is
+    unknown.
     """
 
     def __init__(
@@ -83,10 +81,10 @@ class ScheduleSearch:
         self._problem = problem
 
     def begin(self, start: Schedule | None = None) -> None:
-        """
-        Offer the given schedule and the baselines: a fixed set by size, then others in a share of the limits.
+        """Offer the given schedule and the baselines.
 
-        Raises ValueError if ``start`` breaks a rule of the problem.
+        The baselines are a fixed set by size, then others in a share of the limits. Raises ValueError if
+        ``start`` breaks a rule of the problem.
         """
         best, params = self.incumbent, self._params
         if start is not None:
@@ -114,7 +112,7 @@ class ScheduleSearch:
             self.incumbent.offer(schedule)
 
     def improve(self, bound: float = 0.0) -> None:
-        """Run the phases until the limits are used up, or the makespan comes down to a proven bound."""
+        """Run the phases until the limits or a proven bound are reached."""
         best = self.incumbent
         best.bound = bound
         phases = [phase for phase in PHASES if self._is_on(phase)]
@@ -124,7 +122,6 @@ class ScheduleSearch:
                 phase.improve(self._run, budget)
 
     def _share(self, phase: Phase) -> float:
-        """Return the share of the time left that a phase gets."""
         usual, left = self._params.share if phase.share is None else phase.share, self.incumbent.left
         if phase.rest_seconds < left < math.inf:
             usual = max(usual, 1.0 - phase.rest_seconds / left)
@@ -134,7 +131,7 @@ class ScheduleSearch:
         return phase.name not in self._params.off and phase.applies(self._problem, self._params.core)
 
     def outcome(self) -> ScheduleSearchOutcome:
-        """Return what was found."""
+        """Return the result of the search."""
         best = self.incumbent
         return ScheduleSearchOutcome(best.schedule, best.makespan, best.steps, tuple(best.trace))
 

@@ -1,4 +1,4 @@
-"""The slots that given stage times need, as prices that bound it for other stage times too."""
+"""Prices that bound the slots of stage times."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .slot_flow import LengthProfile, Spans, pairs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotPrice:
-    """A lower bound on the slots needed, as prices that hold for other stage times too."""
+    """Lower bound on the slots, as prices for all stage times."""
 
     slots: float
-    """Slots needed at the stage times that the prices were made for."""
+    """Slots needed at the priced stage times."""
     value: FloatArray
-    """Share of a slot's time spent by each stage, 0 to 1, not decreasing, shape (stages + 1,)."""
+    """Share of a slot's time at each stage, rising, shape (stages + 1,)."""
 
 
 def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) -> SlotPrice | None:
-    r"""Return the fractional slots needed with stages at ``times``, or None if no number is enough.
+    r"""Return the fractional slots of some stage times, or None.
 
     The dual of the slot flow: each request pays the cheapest span that holds it, where a span costs the
     slot time that passes in it,
@@ -57,13 +57,13 @@ def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) ->
 def _discounts(
     first: IntArray, last: IntArray, payers: FloatArray, price: FloatArray, value: FloatArray
 ) -> tuple[Programme, tuple[IntArray, IntArray]]:
-    """Return the programme of the discounts, and its basis where the prices are the given ones.
+    """Return the programme of the discounts, and its initial basis.
 
     Columns: changes of the inner stages' values, a discount for each span. Rows: the discounted prices rise
-    from span to span, the values from stage to stage.
+        from span to span, the values from stage to stage.
 
     first, last, payers, price: Of the spans by length, shape (spans,).
-    value: The values from which changes count, shape (stages + 1,).
+    value: Values from which changes count, shape (stages + 1,).
     """
     spans, stages = len(first), len(value) - 1
     span, stage = np.arange(spans - 1), np.arange(stages)
@@ -93,11 +93,10 @@ def _discounts(
 
 
 def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) -> FloatArray:
-    """
-    Return lower bounds on the slots needed at many stage times, shape (candidates,), from prices of others.
+    """Bound the slots at many stage times by prices of others.
 
-    Any prices bound any stage times: each request pays at least the cheapest span that holds it. The bound
-    is infinite where some request fits into no span.
+    Any prices bound any stage times: each request pays at least the cheapest span that holds it. The bound,
+    shape (candidates,), is infinite where some request fits into no span.
 
     times: Shape (candidates, stages + 1); no row decreases.
     values: Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1).
@@ -126,12 +125,13 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
 
 
 def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
-    """Return the slots that requests fill at many stage times if each takes the shortest span that holds it.
+    """Bound the slots at many stage times by lengths alone.
 
-    It is the bound of prices that rise evenly with time, and takes a hundredth of the time of a price.
+    Each request takes the shortest span that holds it. It is the bound of prices that rise evenly with time,
+    and takes a hundredth of the time of a price. The result, shape (candidates,), is infinite where some
+    request fits into no span.
 
-    times: Shape (candidates, stages + 1); no row decreases. The result has shape (candidates,), infinite
-        where some request fits into no span.
+    times: Shape (candidates, stages + 1); no row decreases.
     """
     first, last = pairs(times.shape[1])
     spans = np.sort(times[:, last] - times[:, first], axis=1)

@@ -1,4 +1,4 @@
-"""Annealing over the decode steps at which prefill stages happen."""
+"""Annealing walk over the times of prefill stages."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least
 
 RUN, REST = 0.45, 0.65
-"""Draws up to which a run of stages, and up to which all later stages are moved."""
+"""Draws below which a run of stages, and all later stages, are moved."""
 
 STRETCHED = 0.7
-"""Share of the moves that stretch or shrink one span to the decode steps of the next requests."""
+"""Share of the moves that change one span to a nearby request's length."""
 
 RESIZED = 0.25
-"""Share of the steps that try one stage more or less."""
+"""Share of the steps that add or remove a stage."""
 
 PRICES_KEPT = 24
-"""Slot prices that screen candidates; more refuse more of them and take longer."""
+"""Slot prices that screen candidates; more refuse more and take longer."""
 
 FEASIBLE_KEPT = 24
-"""Cheapest stage times kept for rounding to whole slots."""
+"""Cheapest stage times to keep for rounding."""
 
 CANDIDATES, SCREENED = 96, 8
-"""Stage times drawn at a time, and those of them screened at a time: mostly an early one is accepted."""
+"""Stage times to draw, and to screen, at a time."""
 
 IDLE = 0.05
-"""Worth of a spare slot where no decode step can be saved for it, as a share of its decode steps."""
+"""Worth of a spare slot, as a share of its decode steps."""
 
 UNEVEN = np.array([0.3, 0.6, 0.9, 1.2, 2.0])
-"""Prompt tokens of a stage, in times of the mean stage: a few stages are far from it."""
+"""Prompt tokens of a stage over the mean stage's, to price uneven stages."""
 
 PRICED = 6
-"""Candidates of one draw that may be priced before new ones are drawn."""
+"""Candidates of one draw to price before a new draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """The costs of stages and decode steps that a schedule can save, and the slots there are."""
+    """Costs of stages and decode steps, and the slots."""
 
     stage: float
     """Seconds of one more prefill stage."""
@@ -51,15 +51,15 @@ class StageCosts:
     """Seconds of one more decode step."""
     slots: int
     least: int = 0
-    """Decode steps of the longest request: no schedule is shorter."""
+    """Decode steps of the longest request."""
     lift: float = 0.0
-    """Seconds by which the least cost of a stage is above its base."""
+    """Excess of a stage's least cost over its base, in seconds."""
     tokens: float = 0.0
-    """Seconds of all prompt tokens, which count towards that least cost."""
+    """Seconds of all prompt tokens, which count in that least cost."""
 
     @classmethod
     def of(cls, problem: Problem) -> StageCosts:
-        """Return the costs of a problem, without the bend of its prefill cost."""
+        """Return a problem's costs, without the bend."""
         cost = problem.cost
         return cls(
             cost.prefill_base,
@@ -72,18 +72,21 @@ class StageCosts:
 
     @property
     def dearest(self) -> float:
-        """Seconds of a stage with hardly any token."""
+        """Seconds of a stage with few tokens."""
         return self.stage + self.lift
 
     def seconds(self, times: IntArray) -> FloatArray:
-        """Return the seconds of stages and decode steps for times of shape (..., stages + 1)."""
+        """Return the seconds of stage times of shape (..., stages + 1)."""
         stages = times.shape[-1] - 1
         lifted = np.maximum(0.0, self.lift * stages - self.tokens * UNEVEN).mean()
         seconds = self.stage * stages + lifted + self.decode_step * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
     def slots_within(self, times: IntArray, limit: float, kink: float) -> float:
-        """Return the slots at which the guide of ``times``, shape (stages + 1,), comes to ``limit``."""
+        """Return the slots at which the guide reaches ``limit``.
+
+        times: Shape (stages + 1,).
+        """
         end = int(times[-1])
         worth = (limit - float(self.seconds(times))) / self.decode_step
         if worth > 0:
@@ -94,12 +97,12 @@ class StageCosts:
         return self.slots * (1.0 + excess / max(end, 1))
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
-        """Return the penalised cost: the seconds, and slots lacking or to spare priced in decode steps.
+        """Return the seconds, with a penalty for missing and spare slots.
 
         times: Shape (..., stages + 1).
         slots: Slots needed, shape (...).
-        kink: How much more than its share of all decode steps a lacking slot costs, and how much less a spare
-            one is worth, 0 to 1: a larger one draws the walk to the given number of slots.
+        kink: Extra price of a missing slot, and discount of a spare one, as a share of all decode steps, 0 to
+            1; larger keeps the walk near the given number of slots.
         """
         # At least one step, so that infinitely many slots have an infinite price.
         end = times[..., -1]
@@ -111,27 +114,16 @@ class StageCosts:
 
 
 class StageTimesSearch:
-    """An annealing walk over stage times that screens candidates by slot prices before it prices them.
+    """Annealing walk that screens stage times before it prices them.
 
     Pricing a candidate takes a linear programme. Prices made for earlier candidates bound the slots of the
-    next ones (:func:`~batchbound.solvers.search.stages.slot_price.slots_at_least`), many at a time, and
-    candidates that the walk would refuse even at this bound are never priced.
+    next ones (:func:`~batchbound.solvers.search.stages.slot_price.slots_at_least`). Candidates that the walk
+    would refuse even at this bound are never priced.
 
-    Parameters
-    ----------
-    times
-        Where the walk starts: decode steps of the stages and the end, not decreasing, shape (stages + 1,).
-    rng
-        Draws the candidates.
-
-    Attributes
-    ----------
-    times
-        Where the walk is.
-    slots
-        Slots needed there, infinite if no number is enough.
-    priced
-        Linear programmes solved.
+    times: Present stage times: decode steps of the stages and the end, not decreasing, shape (stages + 1,).
+    rng: Draws the candidates.
+    slots: Slots needed there, infinite if no number is enough.
+    priced: Number of linear programmes solved.
     """
 
     def __init__(
@@ -147,15 +139,15 @@ class StageTimesSearch:
         """Prices made for recent stage times, the oldest first, shape (prices, stages + 1)."""
 
     def feasible(self) -> list[IntArray]:
-        """Return the cheapest times met that need no more slots than there are, cheapest first."""
+        """Return the cheapest stage times within the slots, cheapest first."""
         by_cost = sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))
         return list({times.tobytes(): times for _, _, times in by_cost}.values())
 
     def step(self, temperature: float, kink: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
-        """Screen candidates in the order drawn and move to the first one accepted, if any is.
+        """Move to the first candidate that is accepted, if any.
 
         temperature: Seconds of cost that a step typically may lose.
-        kink: How slots lacking or to spare are priced (:meth:`StageCosts.guide`).
+        kink: As for :meth:`StageCosts.guide`.
         out_of_time: Asked before every linear programme.
         """
         neighbours = self._neighbours()
@@ -183,9 +175,9 @@ class StageTimesSearch:
             self._values = neighbours.of(0)
 
     def _price(self, times: IntArray, most: float = np.inf) -> SlotPrice | None:
-        """Return the price of ``times``, which are kept if there are slots enough.
+        """Return the price of stage times; keep those with enough slots.
 
-        Beyond ``most`` slots, and those there are, the first prices that prove so many will do.
+        Beyond ``most`` slots, and those there are, the first prices that prove so are enough.
         """
         self.priced += 1
         price = slot_price(times, self._profile, max(most, self._costs.slots + 1e-3))
@@ -198,7 +190,7 @@ class StageTimesSearch:
     def _passing(
         self, times: IntArray, values: FloatArray, alive: IntArray, limit: FloatArray, kink: float
     ) -> IntArray:
-        """Return those of the candidates ``alive`` that the given prices do not rule out."""
+        """Return the candidates that the prices do not rule out."""
         if not len(alive):
             return alive
         if values.shape[1] > 1:
@@ -216,13 +208,13 @@ class StageTimesSearch:
         return _Neighbours(times, self._values[:, None, :])
 
     def _with_one_less(self) -> _Neighbours:
-        """Return the times without each of the inner stages, and the prices without its value."""
+        """Return the times without each inner stage, with their prices."""
         stages = len(self.times) - 1
         keep = np.array([np.delete(np.arange(stages + 1), k) for k in self._rng.permutation(stages - 1) + 1])
         return _Neighbours(self.times[keep], self._values[:, keep])
 
     def _with_one_more(self) -> _Neighbours:
-        """Return the times with one stage more, and the prices with its value between its neighbours'."""
+        """Return the times with one more stage, with their prices."""
         new = self._rng.integers(0, int(self.times[-1]) + 1, CANDIDATES)
         place = np.searchsorted(self.times[1:-1], new, side="right") + 1
         column = np.arange(len(self.times) + 1)
@@ -240,29 +232,32 @@ class StageTimesSearch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Neighbours:
-    """Candidates (candidates, stages + 1), and prices for each: (prices, candidates or 1, stages + 1)."""
+    """Candidates (candidates, stages + 1) with prices.
+
+    Prices have shape (prices, candidates or 1, stages + 1).
+    """
 
     times: IntArray
     values: FloatArray
 
     def with_price(self, price: SlotPrice) -> _Neighbours:
-        """Return the same with the price of a refused candidate, which holds for all of them."""
+        """Add the price of a refused candidate, which holds for all."""
         value = np.broadcast_to(price.value, (1, *self.values.shape[1:]))
         return _Neighbours(self.times, np.concatenate((self.values[-PRICES_KEPT + 1 :], value)))
 
     def of(self, candidate: int) -> FloatArray:
-        """Return the prices for one of the candidates, shape (prices, stages + 1)."""
+        """Return a candidate's prices, shape (prices, stages + 1)."""
         return self.values[:, min(candidate, self.values.shape[1] - 1)]
 
 
 def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
-    """Return neighbours of the given stage times, shape (at most count, stages + 1).
+    """Return neighbours of stage times, shape (at most count, stages + 1).
 
     Most stretch or shrink one span to the decode steps of a request a little longer or shorter, since nothing
     changes between these. The others shift one stage, a run of stages or all stages from one on a little.
 
     times: Decode steps of the stages and the end, shape (stages + 1,).
-    count: Neighbours drawn; those out of order are left out.
+    count: Neighbours to draw; those out of order are left out.
     """
     stretched = int(STRETCHED * count)
     shifted = _shifted(times, rng, count - stretched)
@@ -273,7 +268,7 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
 
 
 def _shifted(times: IntArray, rng: np.random.Generator, count: int) -> IntArray:
-    """Return times with some stages shifted by a few decode steps, shape (count, stages + 1)."""
+    """Shift some stages by a few steps, shape (count, stages + 1)."""
     stages = len(times) - 1
     one, other = rng.integers(1, stages + 1, (2, count))
     shift = np.maximum(1, np.rint(np.exp(rng.normal(0.9, 1.0, count)))).astype(np.int64)
@@ -285,7 +280,7 @@ def _shifted(times: IntArray, rng: np.random.Generator, count: int) -> IntArray:
 
 
 def _stretched(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
-    """Return times with one span as long as a request a little longer or shorter than it held."""
+    """Fit one span to a slightly longer or shorter request."""
     stages = len(times) - 1
     spans = Spans.between(times, profile)
     lengths = np.flatnonzero(np.diff(profile.at_most, prepend=0))
@@ -308,7 +303,7 @@ def _stretched(times: IntArray, profile: LengthProfile, rng: np.random.Generator
 
 
 def _with_shift(times: IntArray, low: IntArray, high: IntArray, shift: IntArray) -> IntArray:
-    """Return the times with stages ``low`` to ``high`` shifted, shape (shifts, stages + 1)."""
+    """Shift stages ``low`` to ``high``, shape (shifts, stages + 1)."""
     column = np.arange(len(times))
     shifted: IntArray = times + np.where(
         (column >= low[:, None]) & (column <= high[:, None]), shift[:, None], 0
