@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import FAMILIES
 
 NOT_RAGGED = {
@@ -32,7 +34,7 @@ Request = tuple[list[int], int]
 """Token ids of a prompt, and the tokens to answer with."""
 
 
-def draw_requests(count: int, seed: int, longest: int = 40, most: int = 24) -> list[Request]:
+def draw_requests(count: int, seed: int, longest: int = 40, most: int = 14) -> list[Request]:
     rng = random.Random(seed)
     return [
         ([rng.randrange(256) for _ in range(rng.randint(1, longest))], rng.randint(1, most))
@@ -48,6 +50,21 @@ def generate_alone(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     )
     answer: list[int] = out[0, len(prompt) :].tolist()
     return answer
+
+
+@lru_cache(maxsize=2)
+def _tiny(family: str) -> Any:
+    return load_model(f"tiny:{family}", dtype="float64", device="cpu")
+
+
+@cache
+def _alone(family: str, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    return tuple(generate_alone(_tiny(family), prompt, tokens))
+
+
+def answers_of_generate(family: str, requests: Sequence[Request]) -> list[list[int]]:
+    """Return what ``generate`` makes of each request on the tiny model of a family, computed once."""
+    return [list(_alone(family, tuple(prompt), tokens)) for prompt, tokens in requests]
 
 
 def cut_short(answers: Sequence[list[int]]) -> tuple[frozenset[int], list[list[int]]]:

@@ -18,7 +18,16 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
-from tier_cases import FAST, RAGGED, Request, cut_short, draw_requests, generate_alone, run_at_random
+from tier_cases import (
+    FAST,
+    RAGGED,
+    Request,
+    answers_of_generate,
+    cut_short,
+    draw_requests,
+    generate_alone,
+    run_at_random,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -110,7 +119,7 @@ def test_replayed_steps_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)
     batch = RaggedBatch(model, slots=5, capacity=1, capture=taped)
-    assert serve(batch, requests) == [generate_alone(model, *each) for each in requests]
+    assert serve(batch, requests) == answers_of_generate(family, requests)
     assert batch.kernel == "masked sdpa"
 
 
@@ -122,7 +131,7 @@ def test_replayed_steps_on_rows_in_blocks_give_the_answers_of_generate_alone(fam
     need = max(len(prompt) + tokens for prompt, tokens in requests)
     # Rows that only fill a captured size up hold no blocks: what they write must be nobody's.
     batch = RaggedBatch(model, slots=5, capacity=1, kv_tokens=4 * need, capture=taped)
-    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    ends, expected = cut_short(answers_of_generate(family, requests))
     assert run_at_random(batch, requests, seed=3, until=ends) == expected
     assert sorted(batch._store._free) == list(range(batch._store.blocks))  # type: ignore[attr-defined]
 
@@ -145,7 +154,7 @@ def test_a_burst_is_as_long_as_the_blocks_allow(llama: Any) -> None:
 def test_steps_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
     llama: Any, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = draw_requests(9, seed=2)
+    requests = draw_requests(9, seed=2, most=24)
     until = frozenset(range(0, 256, 5))
     batch = RaggedBatch(llama, slots=4, capacity=64, capture=taped)
     batch.prefill([0], [[1, 2, 3]])
@@ -155,7 +164,7 @@ def test_steps_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
     batch.release(0)
     expected = serve(RaggedBatch(llama, slots=4, capacity=64), requests, until)
     assert serve(batch, requests, until) == expected
-    alone = [generate_alone(llama, *each) for each in requests]
+    alone = answers_of_generate("llama", requests)
     for answer, whole in zip(expected, alone, strict=True):
         # The first token comes from the prefill, where nobody looked for an end.
         end = next((at for at in range(1, len(whole)) if whole[at] in until), len(whole) - 1)
@@ -208,9 +217,7 @@ def test_bursts_longer_than_the_ring_are_run_in_parts(llama: Any, monkeypatch: p
     for module in (captured_module, __import__("batchbound.executor.kv.ragged", fromlist=["ragged"])):
         monkeypatch.setattr(module, "MOST_STEPS", 7)
     requests = draw_requests(5, seed=3)
-    assert serve(RaggedBatch(llama, 3, 64, capture=taped), requests) == [
-        generate_alone(llama, *each) for each in requests
-    ]
+    assert serve(RaggedBatch(llama, 3, 64, capture=taped), requests) == answers_of_generate("llama", requests)
 
 
 def test_steps_are_captured_once_for_the_whole_a_half_and_a_quarter_of_the_slots(llama: Any) -> None:
@@ -242,7 +249,7 @@ def test_a_warm_batch_has_captured_all_it_needs(llama: Any) -> None:
     batch.warm_up()
     assert len(captures) == 3
     requests = draw_requests(12, seed=4)
-    assert serve(batch, requests) == [generate_alone(llama, *each) for each in requests]
+    assert serve(batch, requests) == answers_of_generate("llama", requests)
     assert len(captures) == 3
 
 
@@ -302,7 +309,7 @@ def test_a_model_that_cannot_be_captured_runs_uncaptured(
     requests = draw_requests(5, seed=8)
     with caplog.at_level("WARNING"):
         answers = serve(RaggedBatch(llama, 3, 64, capture=failing), requests)
-    assert answers == [generate_alone(llama, *each) for each in requests]
+    assert answers == answers_of_generate("llama", requests)
     assert "not captured: RuntimeError: operation not permitted" in caplog.text
 
 

@@ -101,7 +101,7 @@ def replicas() -> st.SearchStrategy[Replica]:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4),
     fleet_replicas=st.lists(replicas(), min_size=1, max_size=2),
@@ -327,7 +327,7 @@ def test_a_request_that_is_put_back_goes_on_anywhere_where_it_stopped(dispatched
     assert sum(decoded) == truth.sum()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25),
     count=st.integers(1, 3),
@@ -412,7 +412,7 @@ def test_parking_ends_a_job_of_unforeseeable_lengths_together() -> None:
     assert 0 <= gaps[0] < 0.5 * gaps[1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25),
     share=st.sampled_from([0.5, 3.0, 100.0]),

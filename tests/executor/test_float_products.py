@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import mostly_slow
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from tier_cases import RAGGED, generate_alone
+from tier_cases import FAST, RAGGED, generate_alone
 
 from batchbound.executor.attention.decoder import Decoder
 from batchbound.executor.attention.float_products import (
@@ -108,7 +109,7 @@ def test_inputs_of_another_type_or_size_are_refused(kernels: HostKernels) -> Non
             kernels.product(inputs, torch.ones(3, 8), None)
 
 
-@pytest.mark.parametrize("family", RAGGED)
+@pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
 def test_logits_are_nearer_to_float32_than_those_in_bfloat16(family: str, kernels: HostKernels) -> None:
     model = chosen(family, kernels)
     arithmetic = arithmetic_of(model)

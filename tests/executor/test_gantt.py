@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
@@ -103,7 +104,7 @@ def test_plan_and_run_stand_below_each_other_over_the_same_seconds() -> None:
 
 
 @pytest.mark.parametrize(("requests", "slots"), [(1, 1), (50, 4), (2000, 200)])
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", mostly_slow(["png", "svg"], fast=["svg"]))
 def test_a_picture_of_every_size_is_written(requests: int, slots: int, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"gantt.{kind}"
     save_gantt(path, panel(random_problem(requests, slots), bound=Bound(1.0, "by hand")))
@@ -118,7 +119,7 @@ def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", mostly_slow(["png", "svg"], fast=["svg"]))
 def test_names_in_every_script_are_drawn_in_silence(kind: str, tmp_path: Path) -> None:
     names = np.array(["é漢", "🎉"])
     drawn = panel(Problem(Workload(names, np.array([2, 2]), np.array([9, 9])), COST, slots=2))

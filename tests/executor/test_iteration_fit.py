@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
@@ -59,7 +60,7 @@ def test_the_rates_of_a_server_are_found_from_when_its_requests_came_and_went() 
     assert fit.error < 0.01
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), fast=[0]))
 def test_another_order_takes_what_the_fit_says_on_a_machine_that_is_not_even(seed: int) -> None:
     job = ran(seed, 60, spread=2.0, noise=0.3)
     fit = fitted(job)
@@ -79,7 +80,7 @@ def test_a_job_of_few_requests_shows_one_rate() -> None:
     assert (fit.rates.decodes, fit.rates.prompt_tokens, fit.rates.kv_tokens) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_slow(range(4), fast=[0]))
 def test_no_order_takes_less_than_the_least_at_true_rates(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sequences = Sequences(rng.integers(1, 20, 5), rng.integers(1, 9, 5))
@@ -97,7 +98,7 @@ def test_no_order_takes_less_than_the_least_at_true_rates(seed: int) -> None:
     assert 0.5 * shortest < least <= shortest * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_slow(range(6), fast=[0, 1]))
 def test_no_order_takes_less_than_the_bound_where_requests_are_put_back(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sequences = Sequences(rng.integers(1, 12, 5), rng.integers(4, 12, 5))

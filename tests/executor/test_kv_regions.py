@@ -157,6 +157,7 @@ def test_every_policy_gives_the_models_own_answers_from_half_the_memory(family: 
     assert stopped > 0
 
 
+@pytest.mark.slow
 def test_lending_holds_more_than_exact_allocation_and_than_blocks_alone() -> None:
     from batchbound.executor.models.source import load_model
     from batchbound.executor.serving.run import serve_on_model

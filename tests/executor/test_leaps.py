@@ -22,7 +22,7 @@ PRICES = PricedDevice(Minorant(1.0, 0.1, 0.01, 0.02, 0.001, 0.0001))
     st.one_of(st.none(), st.integers(0, 30)),
     st.tuples(st.one_of(st.none(), st.integers(1, 10)), st.integers(0, 3)),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_leaps_say_what_the_simulation_says(
     pairs: list[tuple[int, int]],
     sizes: tuple[int, int, int],

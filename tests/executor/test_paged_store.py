@@ -11,7 +11,15 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
-from tier_cases import FAST, RAGGED, cut_short, draw_requests, generate_alone, run_at_random
+from tier_cases import (
+    FAST,
+    RAGGED,
+    answers_of_generate,
+    cut_short,
+    draw_requests,
+    generate_alone,
+    run_at_random,
+)
 
 from batchbound import Limits, make_plan
 from batchbound.data.costs.cost import CostModel
@@ -48,7 +56,7 @@ def test_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
     # Prompts in chunks, moves to the host and back, and no more blocks than the longest requests need.
     need = max(len(prompt) + tokens for prompt, tokens in requests)
     batch = RaggedBatch(model, slots=3, capacity=1, prefill_tokens=13, kv_tokens=3 * need)
-    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    ends, expected = cut_short(answers_of_generate(family, requests))
     assert run_at_random(batch, requests, seed=2, until=ends) == expected
     store = batch._store
     assert isinstance(store, PagedSlots)
@@ -147,7 +155,7 @@ def test_a_layout_that_lies_side_by_side_is_refused_where_it_does_not_fit(llama:
 def test_a_plan_that_follows_a_policy_is_run_in_the_steps_that_it_predicts(llama: Any) -> None:
     workload = Workload.from_lengths([20] * 12, [40] * 12)
     problem = Problem(workload, CHEAP_STAGES, 8, kv_capacity=170, prefill_emits_first_token=True)
-    plan = make_plan(problem, limits=Limits(work=5))
+    plan = make_plan(problem, limits=Limits(work=2))
     assert plan.followed is not None
     prompts = [list(tokens) for tokens in Prompts.random(workload, 200, seed=0).tokens]
     engine = HuggingFaceEngine(plan.problem, llama, prompts, workload.output_tokens)

@@ -235,6 +235,7 @@ def past(tmp_path: Path) -> tuple[str, str]:
     return str(prompts), str(answers)
 
 
+@pytest.mark.slow
 def test_the_command_trains_evaluates_and_applies(
     past: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,7 +342,14 @@ def sixty() -> TrainedPredictor:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("left", 10**6), ("right", 0), ("feature_idx", 99), ("is_categorical", 1)]
+    ("field", "value"),
+    [
+        ("left", 10**6),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("right", 0), ("feature_idx", 99), ("is_categorical", 1))
+        ),
+    ],
 )
 def test_a_tree_that_points_outside_is_refused(
     field: str, value: int, sixty: TrainedPredictor, tmp_path: Path

@@ -209,7 +209,7 @@ def test_what_a_hung_replica_holds_is_served_by_one_that_lives() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[0], signal.SIGKILL)
         fleet.close()
-    assert [answers[i] for i in range(120)] == alone(problem, prompts)
+    assert [answers[i] for i in range(300)] == alone(problem, prompts)
     assert outcome.lost == {0: "no report for 5 s"}
 
 
@@ -273,7 +273,7 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 30)])
+@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 15)])
 def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
     tmp_path: Path, sent: str, stall: int
 ) -> None:

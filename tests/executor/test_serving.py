@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +100,7 @@ def test_multires_takes_what_is_nearest_to_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("name", SERVING_POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     name: str, data: st.DataObject
@@ -291,12 +292,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("policy", [*SERVING_POLICIES, "distserve"])
+@pytest.mark.parametrize(
+    "policy", mostly_slow([*SERVING_POLICIES, "distserve"], fast=("vllm", "econoserve", "distserve"))
+)
 def test_an_option_is_refused_just_where_it_changes_nothing(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "fits.json").write_text(json.dumps(FITS))
-    words = ["serve", "sharegpt:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m", "--json"]
+    words = ["serve", "sharegpt:0:24", "--cost", str(tmp_path / "fits.json"), "--model", "m", "--json"]
     words += ["--kv-capacity", "3000", "--policy", policy]
 
     def figures(*more: str) -> dict[str, float] | None:

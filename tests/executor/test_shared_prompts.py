@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from tier_cases import RAGGED, generate_alone
+from tier_cases import RAGGED, answers_of_generate, generate_alone
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -42,7 +42,7 @@ def groups(count: int, size: int, seed: int, longest: int = 40) -> tuple[list[li
     rng = random.Random(seed)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
     return [prompt for prompt in prompts for _ in range(size)], [
-        rng.randint(1, 20) for _ in range(count * size)
+        rng.randint(1, 12) for _ in range(count * size)
     ]
 
 
@@ -84,7 +84,7 @@ FAST = ("bloom", "deepseek-v3", "gemma3", "llama")
 def test_groups_that_begin_in_different_stages_have_the_tokens_of_generate(family: str, tier: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     prompts, lengths = groups(3, 4, seed=1)
-    expected = [generate_alone(model, *each) for each in zip(prompts, lengths, strict=True)]
+    expected = answers_of_generate(family, list(zip(prompts, lengths, strict=True)))
     engine = LLM(model, ByteTokenizer(), slots=3, tier=tier)
     assert answers(engine, prompts, lengths) == expected, "as they come: a group begins over several stages"
     assert answers(engine, prompts, lengths, expected_tokens=lengths) == expected, "the longest first: all do"
@@ -110,7 +110,7 @@ def test_a_prompt_is_computed_once_for_its_group(tier: str) -> None:
 
 def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_hold() -> None:
     model = load_model("tiny:llama", dtype="float64", device="cpu")
-    prompts, lengths = groups(24, 8, seed=3, longest=30)
+    prompts, lengths = groups(12, 8, seed=3, longest=30)
     once = sum(len(prompt) for prompt in prompts[::8])
     hold = 8 * (max(map(len, prompts)) + max(lengths))
     assert hold // 4 < once <= hold
@@ -120,7 +120,7 @@ def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_ho
         answers(engine, prompts, lengths, expected_tokens=lengths)
         assert engine._ran is not None
         computed.append(sum(stage.tokens for stage in engine._ran[1].stages if stage.kind == "prefill"))
-    assert computed[0] == once + 24 * 7 < computed[1], "where room is scarce a quarter of it is for prompts"
+    assert computed[0] == once + 12 * 7 < computed[1], "where room is scarce a quarter of it is for prompts"
     assert computed[2] == computed[0], "and all that the slots leave"
 
 
@@ -145,7 +145,7 @@ def test_prompts_beyond_the_room_and_requests_on_the_host_are_served_all_the_sam
 ) -> None:
     model = load_model("tiny:gemma3", dtype="float64", device="cpu")
     prompts, lengths = groups(3, 5, seed=3)
-    expected = [generate_alone(model, *each) for each in zip(prompts, lengths, strict=True)]
+    expected = answers_of_generate("gemma3", list(zip(prompts, lengths, strict=True)))
     tight = LLM(model, ByteTokenizer(), slots=6, kv_tokens=130)
     assert answers(tight, prompts, lengths, expected_tokens=lengths) == expected
     monkeypatch.setattr(KeptPrompts, "keep", lambda *_: None)
@@ -181,7 +181,7 @@ def test_the_engine_computes_what_the_schedule_says(room: int, capacity: int | N
     trace = execute(problem, policy_named("lpt-ski", problem), engine)
     computed = [stage.tokens for stage in trace.stages if stage.kind == "prefill"]
     assert computed == schedule_of(trace).stage_tokens(problem).tolist()
-    assert engine.answers == [generate_alone(llama, *each) for each in zip(prompts, lengths, strict=True)]
+    assert engine.answers == answers_of_generate("llama", list(zip(prompts, lengths, strict=True)))
 
 
 def test_prompts_that_the_plan_shares_and_that_differ_are_refused(llama: Any) -> None:

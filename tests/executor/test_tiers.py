@@ -19,6 +19,7 @@ from tier_cases import (
     FAST,
     NOT_RAGGED,
     RAGGED,
+    answers_of_generate,
     cut_short,
     draw_requests,
     generate_alone,
@@ -52,7 +53,7 @@ def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> Non
     requests = draw_requests(7, seed=1)
     # So few tokens a call that most prompts are prefilled in chunks.
     batch = RaggedBatch(model, slots=3, capacity=1, prefill_tokens=13)
-    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    ends, expected = cut_short(answers_of_generate(family, requests))
     assert run_at_random(batch, requests, seed=2, until=ends) == expected
 
 
@@ -61,9 +62,7 @@ def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> Non
 def test_requests_move_to_the_host_and_back_unharmed(tier: type[RunningBatch], family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=6)
-    assert run_at_random(tier(model, 4, 64), requests, seed=7) == [
-        generate_alone(model, *each) for each in requests
-    ]
+    assert run_at_random(tier(model, 4, 64), requests, seed=7) == answers_of_generate(family, requests)
 
 
 @pytest.mark.parametrize("call_tokens", [0.0, 20.0, float("inf")])
@@ -74,7 +73,7 @@ def test_answers_do_not_depend_on_how_rows_share_calls(
     requests = draw_requests(8, seed=3)
     batch = RaggedBatch(llama, 5, 64)
     batch._host = batch._store.kernels = None
-    assert run_at_random(batch, requests, seed=4) == [generate_alone(llama, *each) for each in requests]
+    assert run_at_random(batch, requests, seed=4) == answers_of_generate("llama", requests)
 
 
 @pytest.mark.parametrize("family", sorted(NOT_RAGGED))

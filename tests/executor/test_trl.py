@@ -144,7 +144,7 @@ def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 def test_the_example_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     rewards = runpy.run_path(str(EXAMPLE))["train"](seed)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from matplotlib.collections import PolyCollection
 
 from batchbound.cli.reporting import run_line
@@ -73,7 +74,7 @@ def value_of(text: str) -> float:
     return float(number.replace(",", "")) * (1e-3 if unit == "ms" else 1.0)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", mostly_slow(range(200), fast=range(0, 200, 5)))
 def test_no_report_line_or_picture_shows_a_run_that_beats_its_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem, planned = random_run(rng)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,7 +261,7 @@ def test_a_trace_with_a_request_that_never_finished_is_refused(
     assert "one that never finished" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", ["RTX4090", "RTXPRO6000"])
+@pytest.mark.parametrize("device", mostly_slow(["RTX4090", "RTXPRO6000"], fast=["RTXPRO6000"]))
 def test_the_simulation_is_within_five_percent_of_a_measured_vllm_run(device: str, public_data: Path) -> None:
     folder = public_data / "vllm_runs" / f"{device}-Llama-3.1-8B"
     profile = read_layer_profiles(public_data / "layer_profiles" / f"{device}-Llama-3.1-8B-tp1")

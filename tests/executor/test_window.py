@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
-from tier_cases import FAST, cut_short, draw_requests, generate_alone, run_at_random
+from tier_cases import FAST, answers_of_generate, cut_short, draw_requests, generate_alone, run_at_random
 
 from batchbound.executor.engines.self_check import check_tier, greedy_shortfall, near_tie
 from batchbound.executor.kv.ragged import RaggedBatch
@@ -36,7 +36,7 @@ FAST_IN_A_WINDOW = (*FAST, "bloom", "deepseek-v3", "gemma2", "gpt-oss")
 def test_answers_are_those_of_generate_alone_whatever_the_schedule(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(10, seed=1)
-    expected = [generate_alone(model, *request) for request in requests]
+    expected = answers_of_generate(family, requests)
     # A capacity far below what is needed makes the window move and grow on the way.
     batch = WindowBatch(model, slots=4, capacity=1)
     ends, cut = cut_short(expected)

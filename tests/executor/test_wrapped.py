@@ -213,7 +213,7 @@ def test_threads_take_turns_on_one_model_and_on_several() -> None:
     ]
 
     def complete(engine: LLM) -> list[tuple[int, ...]]:
-        done = engine.generate(PROMPTS, max_tokens=20, ignore_eos=True)
+        done = engine.generate(PROMPTS, max_tokens=8, ignore_eos=True)
         return [one.completion_ids for one in sorted(done, key=lambda one: one.index)]
 
     expected = [complete(engine) for engine in engines]
