@@ -90,7 +90,7 @@ class Replay:
             self._queue.take(members.tolist())
             self._planned_finish[members] = self._starts[self._next] + self._decode_steps[members]
             self._next += 1
-        requests, slots, full = self._off_plan(state, members)
+        requests, slots, full = self._repair(state, members)
         decode_steps = self._admission.steps_that_fit(state)
         if self._next < len(self._starts):
             decode_steps = min(decode_steps, self._starts[self._next] - self._clock(state))
@@ -144,7 +144,7 @@ class Replay:
             and self._admission.fitting(state, members.tolist())[0] == len(members)
         )
 
-    def _off_plan(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
+    def _repair(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
         """Return planned requests, others for free slots, and fullness."""
         requests: list[int] = members.tolist()
         slots: list[int] = self._slot_of[members].tolist()

@@ -32,7 +32,7 @@ ROOMS = {
     "data.prompts": {"data", "data.files"},
     "data.readers": {"data", "data.costs", "data.files", "data.lengths"},
     "models.bounds": {"data", "models"},
-    "models.bounds.growth": {"data", "models"},
+    "models.bounds.memory_growth": {"data", "models"},
     "models.bounds.packing": {"data", "models"},
     "models.certificates": {"data"},
     "models.formulations": {"data", "models.bounds"},
@@ -104,7 +104,7 @@ STUDIES = ("exegpt", "serving")
 """Rooms of one paper each, which the core must be able to do without."""
 
 CORE = (
-    "data", "models.bounds", "models.bounds.growth", "models.bounds.packing", "models.certificates",
+    "data", "models.bounds", "models.bounds.memory_growth", "models.bounds.packing", "models.certificates",
     "models.formulations", "heuristics", "heuristics.queues",
     "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.core",
     "solvers.search.stages", "solvers.exact", "solvers.backends",

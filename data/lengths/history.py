@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import IntArray
 from ..files.disk import InputError, atomic_write
 from ..files.jsonl import json_lines
-from .repair import LengthRepair
+from .group_lengths import GroupLengths
 
 HISTORY_VERSION = 1
 
@@ -28,7 +28,7 @@ class LengthHistory:
     """History of a model's completion lengths by prompt.
 
     The expected length of a prompt's next completion is the mean of its earlier ones, shrunk towards that of
-    all prompts; see :class:`.LengthRepair`. An unseen prompt has the mean of all prompts.
+    all prompts; see :class:`.GroupLengths`. An unseen prompt has the mean of all prompts.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class LengthHistory:
         seen = [(number[key], tokens) for key, lengths in self._lengths.items() for tokens in lengths]
         groups = np.array([*(k for k, _ in seen), *(number[key] for key in keys)], dtype=np.int64)
         usual = float(np.exp(np.mean(np.log([tokens for _, tokens in seen]))))
-        repair = LengthRepair(groups, np.full(len(groups), usual))
+        estimate = GroupLengths(groups, np.full(len(groups), usual))
         for request, (_, tokens) in enumerate(seen):
-            repair.seen(request, tokens)
-        found: IntArray = np.maximum(1, np.rint(repair.expected()[len(seen) :])).astype(np.int64)
+            estimate.seen(request, tokens)
+        found: IntArray = np.maximum(1, np.rint(estimate.expected()[len(seen) :])).astype(np.int64)
         return found
 
     def saw(self, completions: Iterable[tuple[Any, int]]) -> None:

@@ -186,7 +186,7 @@ class HuggingFaceEngine:
                     min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._ends
                 )
             for request in requests:
-                beyond += self._take(request, tokens[request])
+                beyond += self._append_up_to_cap(request, tokens[request])
             done += len(tokens[requests[0]])
             finished = self._release(requests)
             if self.time >= until:
@@ -282,7 +282,7 @@ class HuggingFaceEngine:
         self._cache.begin(np.array(begun, dtype=np.int64))
         return [int(not self.answers[request] and self._cache.keeps(request)) for request in requests]
 
-    def _take(self, request: int, tokens: Sequence[int]) -> int:
+    def _append_up_to_cap(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens up to the end; return how many are beyond it."""
         answer = self.answers[request]
         for at, token in enumerate(tokens, start=1):

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...data.arrays import IntArray
-from ...data.lengths.repair import LengthRepair
+from ...data.lengths.group_lengths import GroupLengths
 from ...data.readers.server_batch import ServerBatch, ServerRequest, prompt_groups
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
@@ -283,7 +283,7 @@ class _Reordering:
 
     def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
         self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
-        self._repair = LengthRepair(group, planned)
+        self._repair = GroupLengths(group, planned)
         self._rank = np.empty(len(order), dtype=np.int64)
         self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
         first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]

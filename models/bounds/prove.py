@@ -8,8 +8,8 @@ from ...data.bound import Bound
 from ...data.problem import Problem
 from .argument import Argument, Curve, Known
 from .difference_set import DifferenceBound
-from .growth.programmes import GrowthBound
 from .least_counts import ALL_ON, Counts, least_counts
+from .memory_growth.programmes import GrowthBound
 from .packing.heuristics import longest_processing_time, machine_loads
 from .packing_prices import PackingBound
 from .params import BoundParams

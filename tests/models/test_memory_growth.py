@@ -17,11 +17,16 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.argument import Curve, Known
 from batchbound.models.bounds.difference_set import with_differences
-from batchbound.models.bounds.growth import closed_form, programmes
-from batchbound.models.bounds.growth.programmes import growing_curve
-from batchbound.models.bounds.growth.states import GrowthPrices, GrowthProof, GrowthStates, growth_curve
 from batchbound.models.bounds.least_counts import Counts, least_counts
 from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.bounds.memory_growth import closed_form, programmes
+from batchbound.models.bounds.memory_growth.programmes import growing_curve
+from batchbound.models.bounds.memory_growth.states import (
+    GrowthPrices,
+    GrowthProof,
+    GrowthStates,
+    growth_curve,
+)
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work

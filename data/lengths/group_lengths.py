@@ -10,7 +10,7 @@ LEAST_SEEN = 8
 """Groups with a completion before anything is learnt."""
 
 
-class LengthRepair:
+class GroupLengths:
     """Expected lengths of requests that share prompts.
 
     The logarithm of actual over planned length is the sum of three effects: a common shift, the group's and
