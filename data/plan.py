@@ -229,13 +229,17 @@ class Plan(Shown):
         """Gap of the predicted seconds to their bound, or None."""
         return gap_above(self.seconds, None if self.claim is None else self.claim.proven)
 
+    @property
+    def lengths_unknown(self) -> bool:
+        """True if each length is the request's cap, so that seconds are an upper limit."""
+        return self.provenance.lengths.get("kind") == "cap"
+
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield makespan, bound and gap; without lengths only an upper limit."""
         slots = sum(replica.slots for replica in self.fleet.replicas)
         yield "Plan", f"{len(self.fleet):,} requests on {slots:,} slots"
-        unknown = self.provenance.lengths.get("kind") == "cap"
-        yield "at most" if unknown else "predicted", seconds(self.seconds)
-        if unknown:
+        yield "at most" if self.lengths_unknown else "predicted", seconds(self.seconds)
+        if self.lengths_unknown:
             return
         yield "expected", None if self.expected is None else seconds(self.expected.mean)
         yield "lower bound", None if self.claim is None else seconds(self.claim.proven)

@@ -97,7 +97,9 @@ def plan_report(
     found = fleet_report(
         plan.fleet, traces, plan.claim, run_bound=run_bound, served_by=plan.shares.replica_of
     )
-    found = replace(found, planned_makespan=plan.seconds, fit=fit, expected=plan.expected)
+    # Where completions end before their caps, a plan made of caps predicted nothing.
+    planned = None if plan.lengths_unknown and found.lengths.wrong else plan.seconds
+    found = replace(found, planned_makespan=planned, fit=fit, expected=plan.expected)
     return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
 
 
