@@ -25,7 +25,6 @@ MOST_STEPS = 100_000_000
 """Most decode steps of a schedule; each one takes memory."""
 
 LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
-"""Limits of a problem, by name."""
 
 
 class ProblemError(ValueError):

@@ -162,7 +162,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "karmarkar-karp": differencing,
     }
 )
-"""Every dispatch rule by name."""
 
 
 def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArray:

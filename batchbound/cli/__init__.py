@@ -36,7 +36,6 @@ RESEARCH = {
 }
 
 COMMANDS = EVERYDAY | RESEARCH
-"""Help text of each command."""
 
 EXAMPLES = {
     "demo": "batchbound demo",

@@ -20,7 +20,6 @@ _NEAR = 1.003
 """Iterations over the bound below which an order is good enough."""
 
 PACKING_SECONDS = 1.0
-"""Seconds to pack requests into slots."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,15 +23,27 @@ if TYPE_CHECKING:
 class ModelOptions:
     """A model and its loading.
 
-    model: Hub name, directory or ``tiny:FAMILY[:SEED]``.
-    load_format: ``"auto"``; ``"partial"``: random weights if missing in the checkpoint; ``"dummy"``: all
-        random.
-    dtype: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
-    device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
-    threads: CPU threads of torch; by default torch's own number.
-    seed: Seed of sampling and random weights; by default each request's own, else 0.
-    tier: Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
-    Raises ValueError if a number is out of range, or a choice is unknown.
+    Parameters
+    ----------
+    model
+        Hub name, directory or ``tiny:FAMILY[:SEED]``.
+    load_format
+        ``"auto"``; ``"partial"``: random weights if missing in the checkpoint; ``"dummy"``: all random.
+    dtype
+        ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
+    device
+        ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+    threads
+        CPU threads of torch; by default torch's own number.
+    seed
+        Seed of sampling and random weights; by default each request's own, else 0.
+    tier
+        Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or a choice is unknown.
     """
 
     model: str
@@ -102,24 +114,46 @@ class ModelOptions:
 class RunOptions:
     """Options of a run on a model. The plan gives defaults.
 
-    prompts: File of the planned prompts, if moved.
-    tokenizer: Tokenizer; by default the one that counted the plan's prompts.
-    pinned: True to decode every completion to its planned length, whatever its tokens are.
-    temperature, top_p, top_k: Sampling for all requests; by default each request's own, else greedy.
-    kv_tokens: KV capacity of the device in tokens; the rest is offloaded to the host.
-    policy: Policy that serves requests as they arrive, instead of the plan's schedule.
-    on_error: Action if a request fails or cannot be served: ``"stop"`` the run, or ``"record"`` (the default)
-        an error as its completion.
-    replicas: Number of engines, each a Ray actor; by default that of the plan.
-    ray_address: Address of a Ray cluster; by default this machine.
-    patience: Seconds of silence until a replica is abandoned if another lives; by default never.
-    encode_device: Device of the encoding worker, for a plan of WAA.
-    replan: Layer profile to change the configuration of a plan of ``search`` when lengths drift.
-    tensor_parallel: Tensor-parallel processes, for an RRA plan of ``search``.
-    params: Parameters that tune the run, or a TOML file of them.
-    any_model: True to run every request on the loaded model, whatever model it names, adapters excepted.
-    adapters: Folders of LoRA adapters, by the ``model`` of a request.
-    Raises ValueError if a number is out of range, or ``on_error`` is unknown.
+    Parameters
+    ----------
+    prompts
+        File of the planned prompts, if moved.
+    tokenizer
+        Tokenizer; by default the one that counted the plan's prompts.
+    pinned
+        True to decode every completion to its planned length, whatever its tokens are.
+    temperature, top_p, top_k
+        Sampling for all requests; by default each request's own, else greedy.
+    kv_tokens
+        KV capacity of the device in tokens; the rest is offloaded to the host.
+    policy
+        Policy that serves requests as they arrive, instead of the plan's schedule.
+    on_error
+        Action if a request fails or cannot be served: ``"stop"`` the run, or ``"record"`` (the default) an
+        error as its completion.
+    replicas
+        Number of engines, each a Ray actor; by default that of the plan.
+    ray_address
+        Address of a Ray cluster; by default this machine.
+    patience
+        Seconds of silence until a replica is abandoned if another lives; by default never.
+    encode_device
+        Device of the encoding worker, for a plan of WAA.
+    replan
+        Layer profile to change the configuration of a plan of ``search`` when lengths drift.
+    tensor_parallel
+        Tensor-parallel processes, for an RRA plan of ``search``.
+    params
+        Parameters that tune the run, or a TOML file of them.
+    any_model
+        True to run every request on the loaded model, whatever model it names, adapters excepted.
+    adapters
+        Folders of LoRA adapters, by the ``model`` of a request.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or ``on_error`` is unknown.
     """
 
     prompts: str | None = None

@@ -64,9 +64,7 @@ LINKS: Mapping[str, Link] = {
         Link("nvlink5", 900e9, 10e-6, "B200's and B300's NVLink: " + _ASSUMED),
     )
 }  # fmt: skip
-"""Known links, by name."""
 FREE_LINK = Link("none", float("inf"), 0.0, "a link without transfer times")
-"""Link that takes no time."""
 DEVICE_LINKS: Mapping[str, str] = {
     "RTXPRO6000": "pcie5-rtxpro6000",
     "RTX4090": "pcie4",

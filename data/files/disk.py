@@ -182,7 +182,6 @@ def _why_not_json(text: str) -> tuple[str, str]:
 
 
 _PARTIAL = ".partial"
-"""Suffix of unfinished files."""
 
 _LONG = re.compile(r"\d{19}")
 

@@ -17,7 +17,6 @@ ITERATIONS_OF_A_SAMPLE = 60
 """Further EM steps for reweighted numbers."""
 
 CEILINGS = 12
-"""Number of ceilings to compare."""
 
 ITERATIONS_OF_A_CEILING = 200
 

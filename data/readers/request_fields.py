@@ -315,4 +315,3 @@ _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "top_logprobs": _logprobs,
     **_STRUCTURES,
 }
-"""Served fields with their readers."""

@@ -46,7 +46,6 @@ _READING = (
 """Endpoints that read a prompt without generating tokens."""
 
 ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, *_READING)
-"""Endpoints allowed in rows."""
 
 _PROMPTS = ("prompt", "messages", "input")
 

@@ -30,7 +30,6 @@ class RunningBatch(ABC):
     """
 
     tier: ClassVar[str]
-    """The name of the layout."""
 
     def __init__(self, model: Any, slots: int, capacity: int, *, sampler: TokenRule | None = None) -> None:
         if slots < 1 or capacity < 1:

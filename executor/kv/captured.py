@@ -22,7 +22,6 @@ from .batch import score
 from .slot_store import KeyValueSlots
 
 DecodeStep = Callable[[], Any]
-"""Runs a decode step."""
 
 Capture = Callable[[DecodeStep], DecodeStep]
 """Function that captures a decode step and returns its replay."""

@@ -117,7 +117,6 @@ class GroupMeanPredictor:
 
 
 METHODS = ("constant", "group-mean", "quantile", "encoder")
-"""The methods by name."""
 
 
 def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> LengthPredictor:

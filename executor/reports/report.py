@@ -50,33 +50,19 @@ def report(
     seconds: float | None = None,
     turns: Turns | None = None,
 ) -> Report:
-    """Return the report of a run on one machine.
+    """Report a run on one machine.
 
-    Parameters
-    ----------
-    problem
-        Planned problem, with its cost model and the planned lengths.
-    trace
-        Trace of the run. Requests that are not in it count as completed by an earlier run.
-    bound
-        Proven bound of the problem, or None. A bound that is not valid in general is left out.
-    planned_makespan
-        Planned makespan in model seconds, or None.
-    fit
-        Error of the problem's cost model if it was fitted.
-    run_bound
-        Proven bound of the served requests at their final lengths. If all were served with the planned
-        lengths, it also bounds the problem, and the larger bound counts. For a run with evictions, only
-        :func:`~batchbound.models.bounds.fleet.work_bound` is valid.
-    seconds
-        Seconds of the program for planning or running, copied to the report.
-    turns
-        Order of the requests within conversations; None without conversations.
+    problem: Planned problem, with its cost model and the planned lengths.
+    trace: Trace of the run. Requests that are not in it count as completed by an earlier run.
+    bound: Proven bound of the problem, or None. A bound that is not valid in general is left out.
+    planned_makespan: Planned makespan in model seconds, or None.
+    fit: Error of the problem's cost model if it was fitted.
+    run_bound: Proven bound of the served requests at their actual lengths. If these are the planned ones, the
+        larger bound counts. A run with evictions needs :func:`~batchbound.models.bounds.fleet.work_bound`.
+    seconds: Seconds of the program for planning or running, copied to the report.
+    turns: Order of the requests within conversations; None without conversations.
 
-    Raises
-    ------
-    ValueError
-        If the trace serves a request that is not in the problem.
+    Raises ValueError if the trace serves a request that is not in the problem.
     """
     part = _Part.of(
         problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost, turns=turns

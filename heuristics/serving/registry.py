@@ -55,7 +55,6 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "econoserve": _econoserve,
     "pipelined": lambda options: Pipelined(options.at_forward_size),
 }
-"""Factories of policies by name."""
 
 BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
 """Policies that take blocks one at a time."""

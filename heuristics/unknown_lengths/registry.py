@@ -17,7 +17,6 @@ from .lengths import NOTHING, Known
 from .queues import GroupQueue, Ranking, expected_length, group_numbers, longest_seen, moving_average
 
 CHOSEN = "learned"
-"""Default policy for unknown lengths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ WORTH = 1.0 + 1e-6
 """Least relative gain to look for."""
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
-"""Factor of the golden section."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

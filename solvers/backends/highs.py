@@ -13,7 +13,6 @@ from .backend import Answer, Backend
 from .worker import Desk
 
 MOST_NODES = 2**31 - 1
-"""Largest node limit of HiGHS."""
 
 _PROOFS = {
     highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,

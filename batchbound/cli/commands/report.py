@@ -31,7 +31,6 @@ from ..reporting import print_report, print_tables
 from ..streams import say
 
 MOST_PANELS = 32
-"""Most replicas in one picture."""
 
 OUTPUTS = ("html", "gantt", "perfetto")
 """Options that name files to write."""

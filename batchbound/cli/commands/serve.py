@@ -52,7 +52,6 @@ _DEFAULTS = {"forward_size": 512, "length_error": 0.0, "swap": 0.0, "transfer": 
 
 
 _SIZES = ("padding", "reserved", "buffer")
-"""Fields of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
 
 
 def configure(parser: Parser) -> None:

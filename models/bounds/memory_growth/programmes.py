@@ -116,7 +116,6 @@ GRIDS = (
     _Grid(4, 8, 12, 24),
     _Grid(8, 16, 16, 30),
 )
-"""Grids from coarse to fine."""
 
 
 class GrowthBound:

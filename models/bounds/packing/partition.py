@@ -23,7 +23,6 @@ from .patterns import PatternMaster
 from .small import settle_packing
 
 CONSTRUCTIVE = (longest_processing_time, multifit, karmarkar_karp)
-"""Constructive heuristics, the quickest first."""
 FIRST_RESPLIT = 1.0
 """Seconds for splitting pairs of machines before slower methods."""
 LARGEST_KNAPSACK = 20_000_000
