@@ -238,7 +238,7 @@ def test_servers_complete_a_batch_and_what_is_done_is_not_sent_again(tmp_path: P
     with FakeServer(slots=2) as server:
         found = batchbound.run(
             batch,
-            batchbound.ServerOptions((server.url,), slots=2, order="longest"),
+            batchbound.ServerOptions((server.url,), slots=2, order="longest", lengths="cap"),
             output=completions,
             trace=trace,
             remark=remarks.append,

@@ -565,10 +565,18 @@ def _release(
         return Release(FILE_ORDER, np.arange(len(batch.requests)), None)
     work = batch.work()
     flying = None if options.in_flight is None else options.in_flight * len(options.urls)
-    if options.order == "auto":
-        found = best_release(work, limits, batch.planned, options.seed, flying)
-    else:
+    unknown = batch.planned is None and options.lengths is None and not batch.requests.stated.any()
+    if options.order != "auto":
         found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
+    elif unknown:
+        by_cap = "longest" if np.ptp(batch.output) else "file"
+        found = named_release(work, limits, _NAMES[by_cap], None, flying)
+    else:
+        found = best_release(work, limits, batch.planned, options.seed, flying)
+    if unknown:
+        remark(f"order: {found.name}{' of the caps' * (found.name != FILE_ORDER)}, as lengths are unknown")
+        # Caps are no lengths, so they predict no iterations.
+        return replace(found, predicted=None)
     if found.predicted is None:
         remark(
             f"order: {found.name}; iterations cannot be predicted: the job is too large, or a request does"

@@ -89,7 +89,7 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     for order in ("file", "auto"):
         sent.clear()
         with FakeServer(4, gate=8, total=60, sent=sent) as server:
-            words = ["--slots", "4", "--in-flight", "8", "--order", order, "--overwrite"]
+            words = ["--slots", "4", "--in-flight", "8", "--order", order, "--lengths", "cap", "--overwrite"]
             assert main(run_words(batch, server, *words)) == 0
             assert server.most_in_flight == 8
             counted[order] = server.iterations
@@ -257,8 +257,7 @@ def test_a_finished_run_typed_again_says_so_and_asks_no_server(
     assert main(words) == status
     said = capsys.readouterr()
     assert "this job is finished; --overwrite would serve it again" in said.err
-    # What is predicted is of the order that is about to be sent.
-    figures.pop("predicted_iterations")
+    assert "predicted_iterations" not in figures, "equal caps are no lengths"
     assert json.loads(said.out) == figures
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     options = ServerOptions((server.url,))
@@ -598,3 +597,17 @@ def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixtur
     assert "--in-flight has no effect without --server" in capsys.readouterr().err
     assert main(["run", "plan.json"]) == 2
     assert "--server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lengths", "order"), [([5, 5, 5], "file order"), ([2, 9, 4], "longest first of the caps")]
+)
+def test_caps_predict_no_iterations_and_order_only_where_they_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: list[int], order: str
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", lengths)
+    with FakeServer(2) as server:
+        assert main(run_words(batch, server, "--slots", "2")) == 0
+    said = capsys.readouterr()
+    assert f"order: {order}, as lengths are unknown" in said.err
+    assert "predicted_iterations" not in json.loads(said.out)
