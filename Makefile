@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests start hundreds of processes, and a module that was compiled once is imported in half the time.
+# Tests start hundreds of processes: each module is compiled when the first of them imports it.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo style test test-all test-lowest test-core attack site mutants clean
@@ -59,10 +59,9 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[engine]'
 	touch $@
 
-# Tests start hundreds of processes, so all modules are compiled; a few that packages carry for other Pythons fail.
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
-	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt \
+		'batchbound[engine,solvers,predict,encoder,ray,trl,grammar,mutation,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.
@@ -71,7 +70,7 @@ site: $(VENV)/docs
 	SITE_VERSION="$$($(BIN)/batchbound --version)" $(BIN)/zensical build --strict --clean
 
 $(VENV)/docs: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt 'batchbound[engine,docs]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt 'batchbound[engine,docs]'
 	touch $@
 
 # Changes the judges line by line and says which changes no test notices: docs/mutation.md.

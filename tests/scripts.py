@@ -8,7 +8,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -16,6 +18,8 @@ _FORKS.set_forkserver_preload(
     ["torch", "transformers.models.llama.modeling_llama", "pandas", "scipy.optimize"]
 )
 _STREAMS = ("stdout", "stderr")
+COMMAND = Path(__file__).parent / "command.py"
+"""The script of ``batchbound``."""
 
 
 def _run(
@@ -35,14 +39,28 @@ def _run(
     runpy.run_path(str(script), run_name="__main__")
 
 
-def ended(
+@contextmanager
+def begun(
     script: Path, words: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ
-) -> subprocess.CompletedProcess[str]:
-    """Return how a Python script ended that was given some words in a folder."""
+) -> Iterator[tuple[BaseProcess, Path]]:
+    """Begin a Python script that is given some words in a folder; yield it and the folder of its output."""
     with tempfile.TemporaryDirectory() as name:
         logs = Path(name)
         process = _FORKS.Process(target=_run, args=(script, list(words), folder, dict(environment), logs))
         process.start()
+        try:
+            yield process, logs
+        finally:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def ended(
+    script: Path, words: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Return how a Python script ended that was given some words in a folder."""
+    with begun(script, words, folder, environment) as (process, logs):
         process.join(900)
         if process.exitcode is None:
             process.kill()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripts import COMMAND, begun, ended
 from tiny_checkpoint import write_checkpoint
 
 from batchbound.cli import main
@@ -337,26 +335,26 @@ def test_coefficients_alone_are_a_cost_model(tmp_path: Path, capsys: pytest.Capt
 def run_killed_at_random(folder: Path, kills: int, seed: int) -> int:
     """Run a plan, kill it at random moments, run it to its end; return how often it was killed."""
     rng = random.Random(seed)
-    words = [sys.executable, "-m", "batchbound", "run", str(folder / "plan.json"), "--model", "tiny:llama:1"]
+    words = ["run", str(folder / "plan.json"), "--model", "tiny:llama:1"]
     words += ["--dtype", "float64", "--threads", "1", "-o", str(folder / "answers.jsonl")]
     words += ["--trace", str(folder / "trace.jsonl")]
     journal = folder / "answers.jsonl.journal"
     killed = 0
     for _ in range(kills):
         before = journal.stat().st_size if journal.exists() else 0
-        with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        with begun(COMMAND, words, folder) as (process, _):
             started = time.monotonic()
-            while process.poll() is None and time.monotonic() - started < 120:
+            while process.is_alive() and time.monotonic() - started < 120:
                 if journal.exists() and journal.stat().st_size > before:
                     break
                 time.sleep(0.005)
             time.sleep(rng.uniform(0.0, 0.4))
-            process.send_signal(signal.SIGKILL)
-            killed += process.wait() == -signal.SIGKILL
-            assert process.stderr is not None
-            process.stderr.read()
+            process.kill()
+            process.join()
+            killed += process.exitcode == -signal.SIGKILL
     if not (folder / "answers.jsonl").exists():
-        subprocess.run(words, check=True, capture_output=True, env={**os.environ})
+        done = ended(COMMAND, words, folder)
+        assert done.returncode == 0, done.stderr
     return killed
 
 
@@ -370,7 +368,7 @@ def undisturbed(folder: Path, count: int) -> Mapping[str, Any]:
 
 @pytest.mark.slow
 def test_a_killed_run_loses_no_answer_and_repeats_none(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, count=120)
+    expected = undisturbed(tmp_path, count=60)
     assert run_killed_at_random(tmp_path, 2, seed=10) == 2, (
         "the run was over before it could be killed: give it more to do"
     )

@@ -6,9 +6,6 @@ import dataclasses
 import itertools
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +24,7 @@ from batchbound.heuristics.registry import policy_named
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from scripts import ended
+from scripts import COMMAND, begun, ended
 from tier_cases import answers_of_generate
 
 from batchbound.executor.attention.decoder import Decoder
@@ -207,17 +204,16 @@ def test_a_run_that_is_asked_to_end_says_how_to_go_on_and_loses_nothing(tmp_path
     (tmp_path / "answers.jsonl").unlink()
     (tmp_path / "trace.jsonl").unlink()
     journal = tmp_path / "answers.jsonl.journal"
-    words = [sys.executable, "-m", "batchbound", *run]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with begun(COMMAND, run, tmp_path) as (process, logs):
         started = time.monotonic()
-        while process.poll() is None and time.monotonic() - started < 120:
+        while process.is_alive() and time.monotonic() - started < 120:
             if journal.exists() and len(journal.read_bytes().splitlines()) > 2:
                 break
             time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 1
-        assert process.stderr is not None
-        said = process.stderr.read()
+        process.terminate()
+        process.join(120)
+        assert process.exitcode == 1
+        said = (logs / "stderr").read_text(encoding="utf-8")
     assert "SIGTERM" in said
     assert "the same command resumes" in said
     kept = len(journal.read_bytes().splitlines()) - 1
