@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     ["torch", "transformers.models.llama.modeling_llama", "pandas", "scipy.optimize"]
 )
 _STREAMS = ("stdout", "stderr")
@@ -46,7 +46,7 @@ def begun(
     """Begin a Python script that is given some words in a folder; yield it and the folder of its output."""
     with tempfile.TemporaryDirectory() as name:
         logs = Path(name)
-        process = _FORKS.Process(target=_run, args=(script, list(words), folder, dict(environment), logs))
+        process = FORKS.Process(target=_run, args=(script, list(words), folder, dict(environment), logs))
         process.start()
         try:
             yield process, logs

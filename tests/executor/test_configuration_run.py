@@ -49,6 +49,8 @@ RRA = PlannedConfiguration("RRA", 3, 4, 6.0, 0, 12.0, 6.0, 7.0, 4.0, None, 1.0, 
 WAA = replace(RRA, strategy="WAA-C", encode_batch=2, decode_steps=1, decode_batch=0.0, lead=2)
 WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
 
+pytestmark = pytest.mark.usefixtures("processes_with_torch")
+
 
 @pytest.fixture(scope="module")
 def job() -> Job:

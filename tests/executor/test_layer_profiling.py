@@ -38,6 +38,8 @@ from batchbound.models.exegpt.whole_model_profile import whole_model_profile
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("processes_with_torch")
+
 GRID = Grid((1, 4), (8, 40), decode_steps=3, repeats=2)
 POINTS = GRID.points
 WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
