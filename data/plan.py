@@ -231,7 +231,7 @@ class Plan(Shown):
 
     @property
     def lengths_unknown(self) -> bool:
-        """True if each length is the request's cap, so that seconds are an upper limit."""
+        """True if each length is a cap, so seconds are upper limits."""
         return self.provenance.lengths.get("kind") == "cap"
 
     def shown(self) -> Iterator[tuple[str, object]]:
