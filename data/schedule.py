@@ -335,10 +335,12 @@ class Schedule:
             there = np.bincount(points) > 0
             times, place = np.flatnonzero(there), (np.cumsum(there) - 1)[spans]
         else:
-            # Unique's hash table takes ten times as long.
-            points.sort()
-            times = points[np.diff(points, prepend=-1) > 0]
-            place = np.searchsorted(times, spans)
+            # Unique's hash table, or a search for each point, takes longer.
+            order = np.argsort(points)
+            new = np.diff(points[order], prepend=-1) > 0
+            times, place = points[order[new]], np.empty(len(points), dtype=np.int64)
+            place[order] = np.cumsum(new) - 1
+            place = place[: len(spans)]
         begin, stop = place[: len(first)], place[len(first) :]
         size = len(times)
         held = problem.kv_at_start - first

@@ -155,9 +155,9 @@ class _Search:
     def _result(self, exact: ExactOutcome | None, interrupted: bool) -> Result:
         best, limits = self._search.incumbent, self._task.limits
         ours = trivial_bound(self._problem) if self._bound is None else self._bound
-        schedule, bound = best.schedule, ours
+        made, bound = (best.schedule, best.makespan), ours
         if exact is not None:
-            schedule, bound = exact.schedule, _bound_after(self._problem, exact, ours)
+            made, bound = _made(self._problem, exact.schedule), _bound_after(self._problem, exact, ours)
         stopped_by = StoppedBy.TIME
         if interrupted:
             stopped_by = StoppedBy.INTERRUPT
@@ -167,7 +167,7 @@ class _Search:
             stopped_by = StoppedBy.STALLED
         elif limits.work is not None and (self._seconds is None or best.steps >= limits.work):
             stopped_by = StoppedBy.WORK
-        result = _result(self._problem, schedule, bound, "search", self._begun, stopped_by, ours)
+        result = _result(made, bound, "search", self._begun, stopped_by, ours)
         improvements = [(point.seconds, point.makespan) for point in best.trace]
         if result.makespan is not None and result.makespan < best.makespan:
             improvements.append((result.seconds, result.makespan))
@@ -180,7 +180,7 @@ def _lpt_ski(problem: Problem, task: Task) -> Result:
     begun = time.perf_counter()
     schedule = ski_rental_schedule(problem)
     bound = best_bound(problem)
-    return _result(problem, schedule, bound, "lpt-ski", begun, StoppedBy.GAVE_UP, bound)
+    return _result(_made(problem, schedule), bound, "lpt-ski", begun, StoppedBy.GAVE_UP, bound)
 
 
 def _exact(problem: Problem, task: Task) -> Result:
@@ -192,7 +192,7 @@ def _exact(problem: Problem, task: Task) -> Result:
         ours, left = bound_within(problem, limits.seconds)
         found = solve_small(problem, replace(limits, seconds=left), initial)
     bound = _bound_after(problem, found, ours)
-    return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
+    return _result(_made(problem, found.schedule), bound, "exact", begun, found.stopped_by, ours)
 
 
 def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
@@ -205,17 +205,21 @@ def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
     return proven
 
 
+def _made(problem: Problem, schedule: Schedule) -> tuple[Schedule, float]:
+    """Return a schedule without idle decode steps, and its makespan."""
+    schedule = schedule.without_idle_steps(problem)
+    return schedule, schedule.makespan(problem)
+
+
 def _result(
-    problem: Problem,
-    schedule: Schedule,
+    made: tuple[Schedule, float],
     bound: Bound,
     solver: str,
     begun: float,
     stopped_by: StoppedBy,
     ours: Bound,
 ) -> Result:
-    schedule = schedule.without_idle_steps(problem)
-    makespan = schedule.makespan(problem)
+    schedule, makespan = made
     optimal = bound.proves(makespan)
     return Result(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,

@@ -41,11 +41,14 @@ SCARCE = ("lpt-ski", "lpt", "threshold", "fcfs-ski")
 WAITING = ("threshold", "lagrangian-token", "lagrangian")
 """Policies that wait longest before a prefill stage."""
 
+LEARNERS = ("learned", "scouts", "moving-average", "survival")
+"""Policies that learn the lengths of groups as they run."""
+
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
 """Policies that one pass also schedules, if only slots are limited."""
 
-SIMULATED, IN_PASSES = 2_000, 5_000
-"""Requests up to which every rule, and the fast rules, are baselines."""
+SIMULATED, IN_PASSES, LEARNING = 2_000, 5_000, 100
+"""Requests up to which every rule, the fast rules, and those that learn lengths are baselines."""
 
 
 class _GivenUpError(Exception):
@@ -57,14 +60,17 @@ Baseline = Callable[[float], Schedule | None]
 
 
 def baselines(
-    problem: Problem, late: Callable[[], bool], sizes: tuple[int, int] = (SIMULATED, IN_PASSES)
+    problem: Problem,
+    late: Callable[[], bool],
+    sizes: tuple[int, int, int] = (SIMULATED, IN_PASSES, LEARNING),
 ) -> tuple[list[Baseline], list[Baseline]]:
     """Return the baselines, and other quick constructions.
 
     The former are every policy of :data:`~batchbound.heuristics.registry.POLICIES`, the cheapest and most
-    promising first. The others are longest first and first come, first served with several patiences of the
-    ski-rental rule. Where shared prompts cannot all be kept, passes take one group after another, the one
-    with the longest request first.
+    promising first. In large groups, policies that learn lengths take seconds, and are simulated last. The
+    others are longest first and first come, first served with several patiences of the ski-rental rule. Where
+    shared prompts cannot all be kept, passes take one group after another, the one with the longest request
+    first.
 
     problem: Problem with every request there at the start.
     late: Returns True if no time is left; asked with each stage.
@@ -87,7 +93,7 @@ def baselines(
         orders = [group_by_group(problem, classes) for classes in CLASSES]
         in_turn += [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in orders]
         others += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
-    simulations, in_passes = sizes
+    simulations, in_passes, learning = sizes
     if len(problem) > simulations:
         linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *others]
         first = linear[:1]
@@ -98,18 +104,22 @@ def baselines(
             return linear, rest
         return first, [*(each for each in linear if each not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
+    if len(problem) > learning:
+        others += map(simulated, LEARNERS)
+        names = dict.fromkeys(name for name in names if name not in LEARNERS)
+    others = [*in_turn[1:], *others]
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is usually better.
         names = dict.fromkeys((*SCARCE, *names))
         backward = [lambda _: backward_schedule(problem)]
-        return [*in_turn[:1], *backward, *map(simulated, names)], [*in_turn[1:], *passes, *others]
+        return [*in_turn[:1], *backward, *map(simulated, names)], [*passes, *others]
     if problem.prefill_token_cap is None:
         # One pass makes the schedules of some rules, and of the others those that wait are best.
         names = dict.fromkeys((*WAITING, *names))
         linear_cost = not problem.cost.prefill_floor and not problem.cost.prefill_bend
         rules = [simulated(name) for name in names if not linear_cost or name not in IN_ONE_PASS]
-        return [*in_turn, *passes, *rules], others
-    return [*in_turn, *passes, *map(simulated, names)], others
+        return [*in_turn[:1], *passes, *rules], others
+    return [*in_turn[:1], *passes, *map(simulated, names)], others
 
 
 def simulated_schedule(

@@ -57,7 +57,7 @@ def ski_rental_in_time(
     # If decode steps cost nothing, the limit is longer than any slot could idle.
     bearable = min(bearable_idle(problem, patience), float(problem.decode_steps.max() * problem.slots))
     most = problem.slots if burst is None else min(burst, problem.slots)
-    limited = problem.kv_capacity is not None or problem.prefill_token_cap is not None
+    limited = problem.memory_can_run_out or problem.prefill_token_cap is not None
     made = (_chosen if limited else _in_order)(problem, late, order, bearable, most)
     if made is None:
         return None

@@ -55,6 +55,8 @@ class Incumbent:
         Steps done, which the phases count.
     bound
         Seconds that no schedule goes below, as far as proven.
+    offer_seconds
+        Seconds that the last better schedule took to be offered.
     trace
         Seconds, makespan and bound of each better schedule, in order.
     """
@@ -68,6 +70,7 @@ class Incumbent:
         self.max_steps = math.inf if steps is None else steps
         self.steps = 0
         self.bound = 0.0
+        self.offer_seconds = 0.0
         self.trace: list[TracePoint] = []
         self._stop = Stop() if stop is None else stop
         self._best: tuple[float, Schedule | None] = (math.inf, None)
@@ -133,6 +136,7 @@ class Incumbent:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a valid, better schedule; return whether it was."""
+        begun = self.elapsed
         schedule = split_stages(self.problem, schedule.without_idle_steps(self.problem))
         makespan = schedule.makespan(self.problem)
         if makespan >= self.makespan - BETTER or schedule.check(self.problem) is not None:
@@ -140,6 +144,7 @@ class Incumbent:
         # One assignment: an interrupt leaves either the old incumbent or the new one.
         self._best = (makespan, schedule)
         self.trace.append(TracePoint(self.elapsed, makespan, self.bound))
+        self.offer_seconds = self.elapsed - begun
         if self._stop.on_improvement is not None:
             self._stop.on_improvement(self.trace[-1])
         return True

@@ -41,6 +41,8 @@ class SearchParams:
         more, a plan is never worse than a rule for larger jobs, which start later.
     linear_requests: Requests up to which longest first and first come, first served are simulated, each with
         and without waiting. Larger jobs begin with longest first alone.
+    learning_requests: Requests up to which rules that learn the lengths of groups are simulated before the
+        search. With more they take seconds, and come last.
     baseline_share: Share of the limits for the other initial schedules.
     exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
     exact_share: Share of the time for bound and exact search where the exact search takes most of it.
@@ -55,6 +57,7 @@ class SearchParams:
     shares: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     baseline_requests: int = 2_000
     linear_requests: int = 5_000
+    learning_requests: int = 100
     baseline_share: float = 0.25
     exact_requests: int = 24
     exact_share: float = 0.8
@@ -67,7 +70,7 @@ class SearchParams:
         for name, share in shares.items():
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise ParamsError(f"{name} is {share!r}; it must be from 0 to 1")
-        for name in ("baseline_requests", "linear_requests", "exact_requests"):
+        for name in ("baseline_requests", "linear_requests", "learning_requests", "exact_requests"):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ParamsError(f"{name} is {number!r}; it must be a whole number, at least 0")

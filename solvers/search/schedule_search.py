@@ -94,7 +94,7 @@ class ScheduleSearch:
             if not params.baseline_requests and not params.baseline_share:
                 return
         late_at = math.inf
-        sizes = params.baseline_requests, params.linear_requests
+        sizes = params.baseline_requests, params.linear_requests, params.learning_requests
         rules, others = baselines(self._problem, lambda: best.elapsed > late_at, sizes)
         for baseline in rules:
             self._offer(baseline)

@@ -14,6 +14,9 @@ from .compiled import Allowance, Parameters, compiled_core
 from .parameters import CoreParameters, RuinParameters
 from .plans import CompiledJob, countable
 
+MADE = 2.0
+"""Seconds kept for making a schedule of what a search finds, in times of those of the last offer."""
+
 
 def is_compiled(problem: Problem) -> bool:
     """Return whether compiled searches can plan a problem."""
@@ -68,7 +71,7 @@ def anneal_spans_within_memory(run: SearchRun, budget: Budget) -> None:
 def anneal_orders(run: SearchRun, budget: Budget) -> None:
     """Anneal orders in which requests are placed backward."""
     moves = max(1, run.core.placed_per_work // len(run.problem))
-    _run(run, "core_events", run.core.events, _allowance(run, budget, moves), run.best.schedule)
+    _run(run, budget, ("core_events", moves), run.core.events, run.best.schedule)
 
 
 def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
@@ -97,42 +100,48 @@ def _spans(
         lowered = spans.balance_share - spans.memory_share + fill
         spans = replace(spans, memory_share=fill, balance_share=lowered)
     spans = replace(spans, hot_steps=heat * spans.hot_steps, hot_stages=heat * spans.hot_stages)
-    allowance = _allowance(run, budget, core.moves_per_work)
-    if fill is not None or _is_curved(run.problem):
-        # Mean prompts promise what real ones do not keep.
-        allowance = replace(allowance, enough=-math.inf)
-    return _run(run, "core_spans", spans, allowance, start)
+    # Mean prompts promise what real ones do not keep.
+    enough = -math.inf if fill is not None or _is_curved(run.problem) else run.best.enough
+    return _run(run, budget, ("core_spans", core.moves_per_work), spans, start, enough)
 
 
 def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParameters) -> None:
     if start.decode_steps.sum() <= run.core.most_steps:
-        allowance = _allowance(run, budget, run.core.ruins_per_work)
-        _run(run, "core_ruin_recreate", parameters, allowance, start)
-
-
-def _allowance(run: SearchRun, budget: Budget, moves_per_work: int) -> Allowance:
-    best, seed = run.best, int(run.rng.integers(2**31))
-    if budget.over:
-        return Allowance(0.0, None, best.enough, seed)
-    seconds, steps = min(budget.left, best.patience), budget.steps_left
-    if steps is None:
-        return Allowance(seconds, None, best.enough, seed)
-    best.steps += steps
-    return Allowance(seconds, steps * moves_per_work, best.enough, seed)
+        _run(run, budget, ("core_ruin_recreate", run.core.ruins_per_work), parameters, start)
 
 
 def _run(
-    run: SearchRun, name: str, parameters: Parameters, allowance: Allowance, start: Schedule
+    run: SearchRun,
+    budget: Budget,
+    search: tuple[str, int],
+    parameters: Parameters,
+    start: Schedule,
+    enough: float | None = None,
 ) -> Schedule | None:
-    """Offer a search's schedule and return it; then raise an interrupt again."""
-    if allowance.seconds <= 0:
+    """
+    Offer a search's schedule and return it; then raise an interrupt again.
+
+    search: Name, and the moves that one step of a work limit stands for.
+    enough: Seconds of a makespan that end it; by default those of the whole search.
+    """
+    best, (name, moves_per_work) = run.best, search
+    seed = int(run.rng.integers(2**31))
+    if budget.over:
         return None
     job = CompiledJob(run.problem, memory=run.problem.memory_can_run_out)
-    found = job.search(name, parameters, allowance, start)
+    enough_steps = job.in_steps(best.enough if enough is None else enough, start)
+    # Steps of a work limit count at once; the schedule found is still to be made, and offered.
+    seconds, steps = min(budget.left, best.patience) - MADE * best.offer_seconds, budget.steps_left
+    best.steps += steps or 0
+    if seconds <= 0:
+        return None
+    moves = None if steps is None else steps * moves_per_work
+    found = job.search(name, parameters, Allowance(seconds, moves, enough_steps, seed), start)
     schedule = job.schedule(found)
     if schedule is not None:
         schedule = stages_capped(run.problem, schedule)
-        run.best.offer(schedule)
+        best.offer(schedule)
     if found.interrupted:
+        # Raised again now that its schedule is kept.
         raise KeyboardInterrupt
     return schedule

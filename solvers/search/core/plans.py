@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -46,10 +45,9 @@ class CompiledJob:
         slot = np.unique(schedule.slot_of[self.members], return_inverse=True)[1]
         plan = (starts[stage], stage, slot)
         end = int((starts[stage] + self.problem.decode_steps[self.members]).max())
-        allowance = replace(allowance, enough=self._steps(allowance.enough, schedule))
         return call(name, self.job, parameters, allowance, plan, end)
 
-    def _steps(self, seconds: float, schedule: Schedule) -> float:
+    def in_steps(self, seconds: float, schedule: Schedule) -> float:
         """Return a makespan in decode steps, without its constant part."""
         problem, cost = self.problem, self.problem.cost
         _, decode = schedule.stage_seconds(problem)
