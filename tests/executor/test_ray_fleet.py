@@ -273,7 +273,7 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 15)])
+@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 30)])
 def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
     tmp_path: Path, sent: str, stall: int
 ) -> None:
