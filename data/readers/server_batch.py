@@ -100,7 +100,7 @@ class ServerRequest:
 
     @property
     def expected_tokens(self) -> int | None:
-        """Stated or else most tokens of the completion, or None."""
+        """Stated tokens of the completion, else its cap, or None."""
         return self.output_tokens or (self.max_tokens if self.generates else 1)
 
     @property

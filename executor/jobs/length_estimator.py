@@ -79,7 +79,7 @@ class LengthEstimator:
         self._begin[np.asarray(requests, dtype=np.int64)] = self._decode_steps
 
     def ran(self, stage: Stage) -> None:
-        """Note a stage."""
+        """Add a stage's seconds, tokens and decode steps."""
         if stage.kind == "prefill":
             self._prefill += stage.model_seconds(self._problem.cost)
         else:

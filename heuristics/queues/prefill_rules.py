@@ -67,7 +67,7 @@ class Opportunity:
     def of(
         cls, state: State, requests: Sequence[int], idle: int, full: bool, decoded: int = 0
     ) -> Opportunity:
-        """Return the stage of some waiting requests."""
+        """Return the stage that would prefill some waiting requests."""
         chosen = np.asarray(requests, dtype=np.int64)
         tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
         unstarted = state.unarrived + int(np.count_nonzero(state.waiting))

@@ -59,9 +59,10 @@ class KvForecast:
         return not np.count_nonzero(free[:rest] < np.arange(held, most))
 
     def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
-        """Return False for requests that clearly do not fit.
+        """Return False for requests that clearly do not fit, each tested alone.
 
-        Each is tested alone, during its growth, at its end and when it must be gone, shape (requests,).
+        held, rest: KV tokens of each request now, and tokens left to generate, shape (requests,).
+        stay: Iterations until each request must be gone, shape (requests,).
         """
         if not len(rest):
             return np.zeros(0, dtype=np.bool_)

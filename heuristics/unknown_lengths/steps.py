@@ -63,7 +63,7 @@ class StepsRun:
         return float((self.ended[kept] - self.begun[kept]).mean())
 
     def kept_bias(self, truth: IntArray) -> float:
-        """Return kept completions' relative excess in mean length."""
+        """Return the kept completions' mean length over that of all, minus one."""
         return float(truth[self.kept].mean() / truth.mean() - 1)
 
     def early_bias(self, truth: IntArray) -> float:

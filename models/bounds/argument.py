@@ -37,9 +37,9 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Proofs so far; for each number of stages the largest curve holds.
+    """Proofs about a problem so far; of several curves the largest applies.
 
-    counts: Its least stages and steps.
+    counts: Least prefill stages and decode steps.
     prefill: Least seconds of prefill with each number of stages, shape (numbers of stages,).
     fixed: Seconds of every schedule, for any number of stages and steps.
     curves: Proofs beyond the counts.

@@ -47,7 +47,7 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
 
 
 def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
-    """Return an error unless a certificate proves the seconds of ``derive``."""
+    """Return an error if a bound exceeds what ``derive`` proves."""
     if not bound.valid:
         return Violation(
             "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"

@@ -125,7 +125,7 @@ def verify_iteration_seconds(
     *,
     resumed_known: bool = False,
 ) -> Violation | None:
-    """Return an error in least seconds at some rates, or None."""
+    """Return an error if ``seconds`` exceed the least at the stated rates."""
     wrong = verify_iterations(sequences, limits, bound)
     if wrong is not None:
         return wrong

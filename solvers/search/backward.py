@@ -1,8 +1,8 @@
 """Schedules built from their end, for scarce KV memory.
 
-From its last step back to its first a request frees a token each step, so a request that fits now fits on.
-Memory stays full up to the smallest waiting request, whereas a forward construction must keep room for
-growth. Requests that run back to the same decode step share a prefill stage.
+Seen from its last step back to its first, a request frees a token each step. So a request that fits once
+fits from there on, and memory can stay almost full. A forward construction must keep room for growth.
+Requests that run back to the same decode step share a prefill stage.
 """
 
 from __future__ import annotations

@@ -127,9 +127,8 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
 def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
     """Bound the slots at many stage times by lengths alone.
 
-    Each request takes the shortest span that holds it. It is the bound of prices that rise evenly with time,
-    and takes a hundredth of the time of a price. The result, shape (candidates,), is infinite where some
-    request fits into no span.
+    Each request takes the shortest span that holds it. This is weaker than a bound by prices, and a hundred
+    times faster. The result, shape (candidates,), is infinite where some request fits into no span.
 
     times: Shape (candidates, stages + 1); no row decreases.
     """
