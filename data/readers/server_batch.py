@@ -73,8 +73,9 @@ class ServerRequest:
     def prompts(self) -> list[Any]:
         """Prompts of a completion request with several; else empty."""
         given = self.body.get("prompt") if self.url == COMPLETIONS else None
-        several = isinstance(given, list) and given and all(isinstance(one, str | list) for one in given)
-        return list(given) if several and isinstance(given, list) else []
+        if not isinstance(given, list) or not given or type(given[0]) is int:
+            return []
+        return list(given) if all(isinstance(one, str | list) for one in given) else []
 
     @property
     def choices(self) -> int:

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -69,16 +69,20 @@ class Journal:
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
         """Write one finished completion."""
-        before = self._stream.seek(0, os.SEEK_END)
+        self.append_all([(name, answer)])
+
+    def append_all(self, entries: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        """Write finished completions with their names, at once."""
+        lines = [_line(msgspec.json.encode({"id": name, "answer": answer})) for name, answer in entries]
+        ends = list(itertools.accumulate(map(len, lines), initial=self._stream.seek(0, os.SEEK_END)))
         try:
-            self._write(msgspec.json.encode({"id": name, "answer": answer}))
-            self.finished.note(name, before)
-        except BaseException:
+            self._write(b"".join(lines))
+        finally:
             # After an interrupt, exactly the completions on disk count as finished.
             whole = self._stream.seek(0, os.SEEK_END)
-            if whole > before and os.pread(self._stream.fileno(), 1, whole - 1) == b"\n":
-                self.finished.note(name, before)
-            raise
+            for (name, _), begin, end in zip(entries, ends, ends[1:], strict=False):
+                if end <= whole:
+                    self.finished.note(name, begin)
         if time.monotonic() - self._synced >= self._sync_seconds:
             self._sync()
 
@@ -88,7 +92,7 @@ class Journal:
         A resumed run may then rewrite its outputs.
         """
         if not self.ending:
-            self._write(b'{"ending": true}')
+            self._write(_line(b'{"ending": true}'))
             self.ending = True
         self._sync()
 
@@ -161,7 +165,7 @@ class Journal:
 
     def _start(self) -> None:
         self._stream.truncate(0)
-        self._write(json.dumps(self._run, ensure_ascii=False).encode())
+        self._write(_line(json.dumps(self._run, ensure_ascii=False).encode()))
         self._sync()
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -189,12 +193,11 @@ class Journal:
             raise self._unwritable(error) from error
         self._synced = time.monotonic()
 
-    def _write(self, body: bytes) -> None:
-        whole = self._stream.seek(0, os.SEEK_END)
-        line = memoryview(body[:-1] + _CHECKSUM + b"%d}\n" % zlib.crc32(body))
+    def _write(self, lines: bytes) -> None:
+        whole, left = self._stream.seek(0, os.SEEK_END), memoryview(lines)
         try:
-            while line:
-                line = line[self._stream.write(line) :]
+            while left:
+                left = left[self._stream.write(left) :]
         except OSError as error:
             self._stream.truncate(whole)
             raise self._unwritable(error) from error
@@ -252,6 +255,11 @@ class Finished(Mapping[str, dict[str, object]]):
 
 _BEGINNING = b'{"batchbound_journal": '
 _CHECKSUM = b', "crc32": '
+
+
+def _line(body: bytes) -> bytes:
+    """Return the line of a JSON object, with its checksum."""
+    return body[:-1] + _CHECKSUM + b"%d}\n" % zlib.crc32(body)
 
 
 def _checked(line: bytes) -> dict[str, object] | None:

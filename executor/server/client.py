@@ -109,8 +109,7 @@ class ServerClient:
             text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
             content = text.encode("utf-8", "surrogatepass")
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._complete(request, content)
+            return await self._complete(request, content)
         except TimeoutError:
             return Reply(Kind.TIMED_OUT, message=f"no completion within {self._timeout:g} s")
         except OSError as error:

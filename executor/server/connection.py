@@ -117,24 +117,28 @@ class Connection:
             auth=address.auth,
             proxy=address.proxy,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=min(_CONNECT_SECONDS, timeout)),
             response_class=_Tied,
         )
+        # Each limit is a timer a request, so a kept connection has no limit for connecting.
+        self._kept = aiohttp.ClientTimeout(total=timeout)
+        self._opening = aiohttp.ClientTimeout(total=timeout, connect=min(_CONNECT_SECONDS, timeout))
         self._held: _Protocol | None = None
         self._used_at = 0.0
         self.asked = self.completed = 0
 
     async def exchange(self, method: str, path: str, body: bytes | None = None) -> Response:
-        """Send a request; return its response.
+        """Send a request and return its response.
 
-        Raises OSError or BrokenConnectionError.
+        Raises OSError, BrokenConnectionError, or TimeoutError if it takes too long.
         """
-        loop = asyncio.get_running_loop()
+        loop, limits = asyncio.get_running_loop(), self._kept
         if not self._usable(loop.time()):
+            limits = self._opening
             self.hang_up()
         taken, url = 0, _url(self._address.url + path)
         try:
-            async with self._session.request(method, url, data=body, allow_redirects=False) as reply:
+            asked = self._session.request(method, url, data=body, allow_redirects=False, timeout=limits)
+            async with asked as reply:
                 self.asked += 1
                 assert isinstance(reply, _Tied)
                 self._held = reply.held

@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from ...data.arrays import IntArray
 from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ..jobs.params import RunParams, running_of
 from .reply import Kind, Reply
 
 _LONG = 10**6
 """Assumed tokens of a completion of unknown length."""
+
+_BURST = 64
+"""Completions beyond the usual number to send at once; more load a server with new connections."""
 
 
 def queue_of(slots: int, largest: int = 1) -> int:
@@ -82,6 +87,7 @@ class _Server:
     def __init__(self, room: int, slots: int | None, params: RunParams) -> None:
         self.most, self.held, self.flying, self.sequences = room, 0, 0, 0
         self.slots, self.ever = slots, params.most_in_flight * room
+        self.spare = min(self.ever, room + _BURST)
         self.queue, self._params = _Queue(slots), params
         self.down = self.was_down = self.too_long = self.completed = False
         self.paused_until = self.broke_at = self.told_until = 0.0
@@ -98,7 +104,7 @@ class _Server:
             return False
         if self.flying == 0:
             return True
-        most = self.ever if self._queue_is_short(weight) else self.most
+        most = self.spare if self._queue_is_short(weight) else self.most
         return not self.alone and self.held + weight <= most
 
     def _queue_is_short(self, weight: int) -> bool:
@@ -140,14 +146,16 @@ class Dispatch:
         self._on_wait = on_wait
         self._servers = [_Server(in_flight, slots, params) for _ in range(servers)]
         batch = ServerBatch.of(requests)
-        self._choices = batch.choices.tolist()
-        self._tokens = (np.where(batch.stated > 0, batch.stated, batch.caps) * batch.choices).tolist()
-        self._weight = [running_of(choices, params.running_share) for choices in self._choices]
-        largest = max(self._weight, default=1)
+        tokens = np.where(batch.stated > 0, batch.stated, batch.caps) * batch.choices
+        # Views of arrays: lists would hold a Python object a row.
+        self._choices, self._tokens = batch.choices.data, tokens.data
+        self._weight = {n: running_of(n, params.running_share) for n in np.unique(batch.choices).tolist()}
+        largest = max(self._weight.values(), default=1)
         self._step = 0 if slots is None else queue_of(slots, largest)
-        self._ready: list[tuple[int, int]] = []
+        self._order = self._rank = np.zeros(0, dtype=np.int64).data
+        self._next = 0
+        self._again: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
-        self._rank: dict[int, int] = {}
         self._failed: dict[int, int] = {}
         self._broke: dict[int, int] = {}
         self._reached = self._begun = 0.0
@@ -155,40 +163,39 @@ class Dispatch:
         self._answered = proven
         self.left = self.retries = 0
 
-    def begin(self, order: Sequence[int], now: float) -> None:
+    def begin(self, order: Sequence[int] | IntArray, now: float) -> None:
         """Start with the requests to release, in order."""
         self._begun = self._reached = now
-        self._ready = [(rank, request) for rank, request in enumerate(order)]
-        self._rank = {request: rank for rank, request in self._ready}
-        self.left = len(self._ready)
+        self._follow(np.array(order, dtype=np.int64), np.ones(len(self._choices), dtype=np.bool_))
+        self.left = len(order)
 
     def due(self, now: float) -> list[tuple[int, int]]:
         """Return the pairs (request, server) to send now."""
         while self._later and self._later[0][0] <= now:
             _, rank, request = heapq.heappop(self._later)
-            heapq.heappush(self._ready, (rank, request))
+            heapq.heappush(self._again, (rank, request))
         found = []
-        while self._ready:
-            request = self._ready[0][1]
-            weight = self._weight[request]
-            able = [k for k, server in enumerate(self._servers) if server.takes(weight, now)]
-            if not able:
+        while (first := self._first()) is not None:
+            choices = self._choices[first]
+            k = self._least_loaded(self._weight[choices], now)
+            if k is None:
                 break
-            heapq.heappop(self._ready)
-            k = min(able, key=lambda one: self._servers[one].held)
+            if self._again and self._again[0][1] == first:
+                heapq.heappop(self._again)
+            else:
+                self._next += 1
             server = self._servers[k]
-            server.held += weight
+            server.held += self._weight[choices]
             server.flying += 1
-            choices = self._choices[request]
             server.sequences += choices
-            server.queue.add(request, choices, self._tokens[request] or _LONG * choices)
-            found.append((request, k))
+            server.queue.add(first, choices, self._tokens[first] or _LONG * choices)
+            found.append((first, k))
         return found
 
     def wakes_at(self, now: float) -> float | None:
         """Return the time of the next action without a reply, or None."""
         times = [at for at, _, _ in self._later[:1]]
-        if self._ready:
+        if self._first() is not None:
             times += [server.paused_until for server in self._servers if server.paused_until > now]
         if self._out:
             times.append(self._reached + self._patience.outage_seconds)
@@ -226,10 +233,11 @@ class Dispatch:
         everything sent to it. Otherwise requests are still in transit.
         """
         server = self._servers[k]
-        if not self._step or waiting != 0 or not self._ready or server.down:
+        first = self._first()
+        if not self._step or waiting != 0 or first is None or server.down:
             return
         trusted = server.completed or (running or 0) >= server.sequences
-        weight = self._weight[self._ready[0][1]]
+        weight = self._weight[self._choices[first]]
         if trusted and server.held + weight > server.most:
             most = min(server.ever, server.most + self._step)
             server.most, server.completed = most, server.completed and most == server.most
@@ -242,11 +250,13 @@ class Dispatch:
         """Note that a server is reachable again."""
         self._servers[k].down = False
 
-    def reorder(self, order: Sequence[int]) -> None:
+    def reorder(self, order: Sequence[int] | IntArray) -> None:
         """Release the remaining requests in another order."""
-        self._rank = {request: rank for rank, request in enumerate(order)}
-        self._ready = [(self._rank[request], request) for _, request in self._ready]
-        heapq.heapify(self._ready)
+        fresh = np.zeros(len(self._choices), dtype=np.bool_)
+        fresh[np.asarray(self._order[self._next :])] = True
+        self._follow(np.asarray(order, dtype=np.int64), fresh)
+        self._again = [(self._rank[request], request) for _, request in self._again]
+        heapq.heapify(self._again)
         self._later = [(at, self._rank[request], request) for at, _, request in self._later]
         heapq.heapify(self._later)
 
@@ -265,6 +275,28 @@ class Dispatch:
         """True for each server that was unreachable at some time."""
         return [server.was_down for server in self._servers]
 
+    def _follow(self, order: IntArray, fresh: npt.NDArray[np.bool_]) -> None:
+        """Set the order, of which ``fresh`` requests are to be sent for the first time."""
+        rank = np.zeros(len(fresh), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        self._rank, self._order = rank.data, order[fresh[order]].data
+        self._next = 0
+
+    def _first(self) -> int | None:
+        """Return the first request in order that is ready, or None."""
+        fresh = self._order[self._next] if self._next < len(self._order) else None
+        if self._again and (fresh is None or self._again[0][0] < self._rank[fresh]):
+            return self._again[0][1]
+        return fresh
+
+    def _least_loaded(self, weight: int, now: float) -> int | None:
+        """Return the server with the fewest completions that takes ``weight`` more, or None."""
+        found: int | None = None
+        for k, server in enumerate(self._servers):
+            if (found is None or server.held < self._servers[found].held) and server.takes(weight, now):
+                found = k
+        return found
+
     @property
     def _out(self) -> bool:
         return all(server.down or server.too_long for server in self._servers)
@@ -272,7 +304,9 @@ class Dispatch:
     def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:
         """Return a request's outcome, or None to send it again."""
         server, kind = self._servers[k], reply.kind
-        server.held -= self._weight[request]
+        weight = self._weight[self._choices[request]]
+        server.held -= weight
+        server.spare = min(server.ever, server.spare + weight)
         server.flying -= 1
         server.sequences -= self._choices[request]
         server.queue.remove(request)

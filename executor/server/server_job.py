@@ -124,19 +124,23 @@ class ServerJob:
         remarks: _Remarks,
     ) -> ServerOutcome:
         batch = ServerBatch.of(self.requests)
-        left = [i for i in self.order if batch.names[i] not in journal.finished]
+        order = np.asarray(self.order, dtype=np.int64)
+        done = np.fromiter((name in journal.finished for name in batch.names), np.bool_, len(batch))
+        left = order[~done[order]]
         served = _Log(batch)
         reordering = self._reordering(batch, journal)
         earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
 
-        def keep(one: Served) -> None:
-            name = batch.names[one.request]
-            journal.append(name, output_line(name, one.reply))
-            served.add(one)
-            if reordering is not None and one.reply.kind is Kind.ANSWERED:
-                reordering.note(one.request, one.reply.body)
-                if reordering.due(len(left) - len(served)):
-                    dispatch.reorder(reordering.order())
+        def keep(found: Sequence[Served]) -> None:
+            named = [(batch.names[one.request], one) for one in found]
+            journal.append_all([(name, output_line(name, one.reply)) for name, one in named])
+            for one in found:
+                usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
+                served.add(one, usage)
+                if reordering is not None:
+                    reordering.note(one.request, usage)
+            if reordering is not None and reordering.due(len(left) - len(served)):
+                dispatch.reorder(reordering.order())
             if on_served is not None:
                 on_served(len(served))
 
@@ -186,7 +190,7 @@ class ServerJob:
             )
         ]
         if sender.expired:
-            for name in (batch.names[i] for i in left):
+            for name in (batch.names[i] for i in left.tolist()):
                 if name not in journal.finished:
                     journal.append(name, _error_line(name, "batch_expired", _EXPIRED))
                     earlier.append(False)
@@ -200,7 +204,8 @@ class ServerJob:
         for position, name in enumerate(batch.names):
             line = journal.finished.get(name)
             if line is not None and completed(line):
-                reordering.note(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
+                body = cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"]
+                reordering.note(position, usage_of(body))
         return reordering if reordering.useful else None
 
 
@@ -215,9 +220,9 @@ class _Log:
     def __len__(self) -> int:
         return len(self._times) // 2
 
-    def add(self, one: Served) -> None:
+    def add(self, one: Served, usage: tuple[int, int]) -> None:
+        """Note an outcome, with its tokens of prompt and completion."""
         answered = one.reply.kind is Kind.ANSWERED
-        usage = usage_of(one.reply.body if answered else None)
         self._numbers.extend((one.request, one.server, not answered, *usage))
         self._times.extend((one.sent, one.finished))
 
@@ -295,9 +300,9 @@ class _Reordering:
     def useful(self) -> bool:
         return self._repair.useful
 
-    def note(self, position: int, body: Mapping[str, Any] | None) -> None:
-        """Note the lengths of a request's completions."""
-        _, tokens = usage_of(body)
+    def note(self, position: int, usage: tuple[int, int]) -> None:
+        """Note the tokens of a request's completions."""
+        _, tokens = usage
         if tokens:
             self._repair.seen(position, tokens / int(self._choices[position]))
             self._since += 1
@@ -306,12 +311,11 @@ class _Reordering:
         """Return whether enough completions arrived for a new order."""
         return self._since >= self._share * left
 
-    def order(self) -> list[int]:
+    def order(self) -> IntArray:
         """Return the order by the lengths seen so far."""
         self._since = 0
         expected = self._repair.expected()
-        found: list[int] = np.lexsort((self._rank, -expected, ~self._first_of_prompt)).tolist()
-        return found
+        return np.lexsort((self._rank, -expected, ~self._first_of_prompt))
 
 
 def output_line(custom_id: str, reply: Reply) -> dict[str, object]:
@@ -346,9 +350,10 @@ _COUNTED = (("prompt", "input"), ("completion", "output"))
 
 
 def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Return the server's counts of prompt and completion tokens."""
-    usage = (body or {}).get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    """Return the server's count of prompt and completion tokens, 0 if missing."""
+    usage = None if body is None else body.get("usage")
+    if not isinstance(usage, dict):
+        return 0, 0
     counts = [usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTED]
     prompt, completion = (count if type(count) is int and 0 <= count <= LONGEST else 0 for count in counts)
     return prompt, completion

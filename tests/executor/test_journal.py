@@ -28,6 +28,14 @@ def test_what_was_appended_is_there_when_the_journal_is_opened_again(tmp_path: P
     second.close()
 
 
+def test_completions_written_at_once_are_read_one_by_one(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", RUN) as journal:
+        journal.append_all([("a", {"text": "one"}), ("b", {"text": "two"})])
+        journal.append_all([])
+        assert journal.finished["b"] == {"text": "two"}
+    assert finished(tmp_path / "journal") == {"a": {"text": "one"}, "b": {"text": "two"}}
+
+
 def test_a_journal_that_a_run_is_writing_is_refused_to_another(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal(path, RUN) as first:

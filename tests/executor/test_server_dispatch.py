@@ -71,6 +71,31 @@ def test_a_queue_that_is_not_empty_raises_nothing() -> None:
     assert dispatch.in_flight == 20
 
 
+def test_short_completions_are_sent_a_few_more_with_each_reply() -> None:
+    requests = [ServerRequest(f"r{k}", COMPLETIONS, k, {"prompt": "x", "max_tokens": 1}) for k in range(2000)]
+    dispatch = Dispatch(requests, 1, in_flight_of(128), RunParams(), random.Random(0), slots=128)
+    dispatch.begin(range(2000), 0.0)
+    # 144 are usual, and 64 more at once; each reply lets one more be in flight than before.
+    assert len(dispatch.due(0.0)) == 208
+    for request in range(10):
+        dispatch.replied(request, 0, 0.0, DONE, 1.0)
+        assert len(dispatch.due(1.0)) == 2
+
+
+def test_another_order_leaves_out_the_requests_that_were_sent() -> None:
+    dispatch = dispatch_of(24, 16)
+    sent = [request for request, _ in dispatch.due(0.0)]
+    dispatch.replied(sent[2], 0, 0.0, Reply(Kind.TIMED_OUT), 1.0)
+    dispatch.reorder(range(23, -1, -1))
+    assert [request for request, _ in dispatch.due(1.0)] == [23]
+    for request in (0, 1, 3):
+        dispatch.replied(request, 0, 0.0, DONE, 2.0)
+    # The request that timed out is the last of the new order.
+    assert [request for request, _ in dispatch.due(1e9)] == [22, 21, 20]
+    dispatch.replied(23, 0, 0.0, DONE, 2.0)
+    assert [request for request, _ in dispatch.due(1e9)] == [2]
+
+
 def test_of_several_completions_a_quarter_is_expected_to_run() -> None:
     dispatch = dispatch_of(20, 16, choices=8)
     # Ten requests of which two completions each are expected to run, for 16 slots and a queue of four.
