@@ -109,3 +109,12 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None
         monkeypatch.setattr(_Call, step, interrupted)
 
     return pressed
+
+
+@pytest.fixture
+def processes_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin the engine's processes from one that has torch imported."""
+    from scripts import FORKS
+
+    for name in ("encode_worker", "tensor_peers"):
+        monkeypatch.setattr(f"batchbound.executor.processes.{name}.get_context", lambda _: FORKS)
