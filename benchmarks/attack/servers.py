@@ -299,15 +299,18 @@ def _watched(words: list[str], said: Path) -> tuple[int | None, str, int]:
     environment = os.environ | {"NO_PROXY": "*", "OMP_NUM_THREADS": "1"}
     with said.open("wb") as stream:
         process = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
-        end, status = time.monotonic() + LIMIT, None
-        while time.monotonic() < end:
-            pid, code, used = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                status = process.returncode = os.waitstatus_to_exitcode(code)
-                break
+        end, peak = time.monotonic() + LIMIT, 0
+        while (status := process.poll()) is None and time.monotonic() < end:
+            peak = max(peak, _peak_bytes(process.pid))
             time.sleep(0.05)
-        else:
+        if status is None:
             process.kill()
-            _, _, used = os.wait4(process.pid, 0)
-            process.returncode = -9
-    return status, said.read_text(errors="replace"), used.ru_maxrss * 1024
+            process.wait()
+    return status, said.read_text(errors="replace"), peak
+
+
+def _peak_bytes(pid: int) -> int:
+    """Return the most resident memory of a running process, bytes; that of its parent is not counted."""
+    # A child's `ru_maxrss` begins with what its parent held when it forked.
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    return int(found[1]) * 1024 if found else 0
