@@ -574,8 +574,8 @@ def _release(
     else:
         found = best_release(work, limits, batch.planned, options.seed, flying)
     if unknown:
-        remark(f"order: {found.name}{' of the caps' * (found.name != FILE_ORDER)}, as lengths are unknown")
-        # Caps are no lengths, so they predict no iterations.
+        by_caps = ", by caps" if found.name == LONGEST_FIRST else ""
+        remark(f"order: {found.name}{by_caps}; lengths are unknown, so no iterations are predicted")
         return replace(found, predicted=None)
     if found.predicted is None:
         remark(

@@ -496,6 +496,5 @@ def _layout(
     ]
     if fitting:
         return max(fitting, key=lambda layout: (bool(layout.marks), layout.arrival in columns))
-    pairs = dict.fromkeys(f"{layout.input_tokens} and {layout.output_tokens}" for layout in FORMATS)
-    hint = f"For lengths say --input-column and --output-column, or name the columns {', or '.join(pairs)}."
+    hint = "For lengths say --input-column and --output-column, or call them input_tokens and output_tokens."
     raise UnknownColumnsError(path, columns, hint)

@@ -600,7 +600,7 @@ def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("lengths", "order"), [([5, 5, 5], "file order"), ([2, 9, 4], "longest first of the caps")]
+    ("lengths", "order"), [([5, 5, 5], "file order"), ([2, 9, 4], "longest first, by caps")]
 )
 def test_caps_predict_no_iterations_and_order_only_where_they_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: list[int], order: str
@@ -609,5 +609,5 @@ def test_caps_predict_no_iterations_and_order_only_where_they_differ(
     with FakeServer(2) as server:
         assert main(run_words(batch, server, "--slots", "2")) == 0
     said = capsys.readouterr()
-    assert f"order: {order}, as lengths are unknown" in said.err
+    assert f"order: {order}; lengths are unknown, so no iterations are predicted" in said.err
     assert "predicted_iterations" not in json.loads(said.out)

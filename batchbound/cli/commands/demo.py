@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from ...data.files.disk import InputError
@@ -15,7 +16,7 @@ from ..parser import Parser
 from ..streams import say
 
 MODEL = "tiny:speller"
-SHOWN = 4
+SHOWN = 3
 """Number of completions to print."""
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(why, file=folder, hint="Name another folder.") from None
     answers, trace = str(folder / "answers.jsonl"), str(folder / "answers.trace.jsonl")
     refuse_outputs([answers, trace, plan_beside(answers)], args.overwrite)
-    prompts = str(bundled_prompts_path())
+    prompts = min(str(bundled_prompts_path()), os.path.relpath(bundled_prompts_path()), key=len)
     words = ["run", prompts, "--model", MODEL, "--threads", "1", "--slots", "8", "-o", answers, "--overwrite"]
     note(f"$ batchbound {' '.join(words)}")
     status = main(words)
