@@ -88,7 +88,7 @@ ROOMS = {
         "executor.models",
         "executor.processes",
     },
-    "executor.server": {"data", "executor.jobs", "executor.models"},
+    "executor.server": {"data", "heuristics.unknown_lengths", "executor.jobs", "executor.models"},
     "executor.reports": {"data", "heuristics", "models.bounds", "executor.serving"},
 }
 """

@@ -184,6 +184,10 @@ class _Batch:
     iterations: IterationPlan | None = None
     unknown: int = 0
 
+    def lengths_known(self, options: ServerOptions) -> bool:
+        """Return whether a plan, an option or the file gives lengths."""
+        return self.planned is not None or options.lengths is not None or bool(self.requests.stated.any())
+
     def work(self) -> Releasable:
         """Return the requests with planned lengths, for the simulation."""
         if self.iterations is not None:
@@ -255,7 +259,8 @@ def run_on_servers(
     elif batch.iterations is not None and options.order == "auto":
         options = replace(options, order="plan")
     release = _release(options, batch, limits, remark)
-    job = _ordered(job, release, slots, options, batch.output if again else None)
+    kind = None if again else _kinds(options, batch, remark)
+    job = _ordered(job, release, slots, options, batch.output if again else None, kind)
     with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
         resumed = len(journal.finished)
@@ -403,16 +408,41 @@ def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) ->
     return len(batch.requests) - len(np.unique(prompt_groups(batch.requests)))
 
 
+def _kinds(options: ServerOptions, batch: _Batch, remark: Callable[[str], None]) -> IntArray | None:
+    """Return the kinds of requests that differ, if no length is known."""
+    from ..executor.jobs.kinds import kinds_of_batch
+    from ..heuristics.unknown_lengths.kinds import KindParams
+
+    requests, most = batch.requests, KindParams().largest
+    if options.order != "auto" or batch.lengths_known(options) or len(requests) > most:
+        return None
+    if requests.choices.max(initial=1) > 1:
+        return None
+    kind = kinds_of_batch(requests)
+    count = len(np.unique(kind))
+    if count == 1:
+        return None
+    remark(f"{count} kinds of requests: longer ones go first as soon as completions show that it saves time")
+    return kind
+
+
 def _ordered(
-    job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
+    job: ServerJob,
+    release: Release,
+    slots: int,
+    options: ServerOptions,
+    planned: IntArray | None,
+    kind: IntArray | None,
 ) -> ServerJob:
+    adapts = "" if planned is None and kind is None else ", adapted to lengths seen"
     return replace(
         job,
         order=release.order.tolist(),
         slots=slots,
         in_flight=options.in_flight,
-        order_name=release.name if planned is None else f"{release.name}, adapted to lengths seen",
+        order_name=f"{release.name}{adapts}",
         planned=planned,
+        kind=kind,
         params=options.tuned,
         seed=options.seed,
         deadline=options.deadline,
@@ -565,7 +595,7 @@ def _release(
         return Release(FILE_ORDER, np.arange(len(batch.requests)), None)
     work = batch.work()
     flying = None if options.in_flight is None else options.in_flight * len(options.urls)
-    unknown = batch.planned is None and options.lengths is None and not batch.requests.stated.any()
+    unknown = not batch.lengths_known(options)
     if options.order != "auto":
         found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
     elif unknown:

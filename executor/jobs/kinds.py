@@ -10,6 +10,7 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.readers.openai_batch import PromptRecord
+from ...data.readers.server_batch import ServerBatch
 
 LEAST_MEMBERS = 8
 """Fewest requests of a kind; larger finds fewer kinds."""
@@ -27,11 +28,28 @@ def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
     two words of the text separate kinds, or else the first word.
     """
     stated = [(_system(one), one.max_tokens, _id_prefix(one.custom_id)) for one in records]
+    return _numbered(stated, [_first_words(_text(one)) for one in records])
+
+
+def kinds_of_batch(batch: ServerBatch) -> IntArray:
+    """Return the kind of each request of a server's batch, as :func:`kinds_of`."""
+    stated, words = [], []
+    for request in batch:
+        messages = request.body.get("messages")
+        turns = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+        system = tuple(str(one.get("content")) for one in turns if one.get("role") == "system")
+        stated.append((system, request.max_tokens, _id_prefix(request.custom_id)))
+        says = turns[-1].get("content") if turns else request.says
+        words.append(_first_words(tuple(says) if isinstance(says, list) else says))
+    return _numbered(stated, words)
+
+
+def _numbered(stated: Sequence[Hashable], words: Sequence[tuple[object, ...]]) -> IntArray:
     labels = _common(stated)
-    for words in (2, 1):
+    for count in (2, 1):
         if len(set(labels)) > 1:
             break
-        labels = _common([_first_words(one, words) for one in records])
+        labels = _common([first[:count] for first in words])
     numbers = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([numbers[label] for label in labels], dtype=np.int64)
 
@@ -50,8 +68,11 @@ def _id_prefix(name: str) -> str:
     return re.split(r"\d", name, maxsplit=1)[0]
 
 
-def _first_words(record: PromptRecord, words: int) -> Hashable:
-    text = record.messages[-1].content if record.messages else record.prompt
+def _text(record: PromptRecord) -> object:
+    return record.messages[-1].content if record.messages else record.prompt
+
+
+def _first_words(text: object) -> tuple[object, ...]:
     if isinstance(text, tuple):
-        return text[:words]
-    return tuple(str(text).lower().split()[:words])
+        return tuple(str(one) for one in text[:2])
+    return tuple(str(text).lower().split()[:2])

@@ -56,22 +56,24 @@ class _Queue:
     def __init__(self, slots: int | None) -> None:
         self._slots, self._running_weight = slots, 0
         self._running: dict[int, int] = {}
+        self.running_since: dict[int, float] = {}
         self._waiting: dict[int, tuple[int, int]] = {}
         self.waiting_tokens = 0
 
-    def add(self, request: int, weight: int, tokens: int) -> None:
+    def add(self, request: int, weight: int, tokens: int, now: float) -> None:
         self._waiting[request] = weight, tokens
         self.waiting_tokens += tokens
-        self._admit()
+        self._admit(now)
 
-    def remove(self, request: int) -> None:
+    def remove(self, request: int, now: float) -> None:
         if request in self._running:
             self._running_weight -= self._running.pop(request)
+            del self.running_since[request]
         else:
             self.waiting_tokens -= self._waiting.pop(request)[1]
-        self._admit()
+        self._admit(now)
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         while self._waiting:
             request = next(iter(self._waiting))
             weight, tokens = self._waiting[request]
@@ -79,7 +81,7 @@ class _Queue:
                 return
             del self._waiting[request]
             self.waiting_tokens -= tokens
-            self._running[request] = weight
+            self._running[request], self.running_since[request] = weight, now
             self._running_weight += weight
 
 
@@ -188,7 +190,7 @@ class Dispatch:
             server.held += self._weight[choices]
             server.flying += 1
             server.sequences += choices
-            server.queue.add(first, choices, self._tokens[first] or _LONG * choices)
+            server.queue.add(first, choices, self._tokens[first] or _LONG * choices, now)
             found.append((first, k))
         return found
 
@@ -260,6 +262,11 @@ class Dispatch:
         self._later = [(at, self._rank[request], request) for at, _, request in self._later]
         heapq.heapify(self._later)
 
+    def running(self, now: float) -> dict[int, float]:
+        """Return the seconds that each running request has run."""
+        running = [server.queue.running_since for server in self._servers]
+        return {request: now - since for one in running for request, since in one.items()}
+
     @property
     def given_up_at(self) -> float | None:
         """Time at which the job ends without a reachable server, or None."""
@@ -309,7 +316,7 @@ class Dispatch:
         server.spare = min(server.ever, server.spare + weight)
         server.flying -= 1
         server.sequences -= self._choices[request]
-        server.queue.remove(request)
+        server.queue.remove(request, now)
         server.too_long = (reply.wait or 0.0) > self._patience.outage_seconds
         if kind is not Kind.UNREACHABLE and not server.too_long:
             self._reached = now

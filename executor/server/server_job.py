@@ -16,8 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...data.arrays import IntArray
-from ...data.lengths.group_lengths import GroupLengths
-from ...data.readers.server_batch import ServerBatch, ServerRequest, prompt_groups
+from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST
@@ -27,6 +26,7 @@ from ..models.faults import Alert
 from .client import ServerClient
 from .dispatch import Dispatch, Served, in_flight_of
 from .probe import ServerFacts, Watch, probe
+from .reordering import ByKinds, ByPrompts, Reordering
 from .reply import Kind, Reply
 from .sending import Outage, Sender, run_until_stopped
 
@@ -61,6 +61,8 @@ class ServerJob:
     seed: Seed of the random waits between attempts.
     planned: Planned tokens of each completion, shape (requests,). Unsent requests are reordered, longest
         first, as completions of the same prompts arrive. None keeps the order.
+    kind: Kind of each request, shape (requests,). Longer kinds go first as soon as completions show that it
+        saves iterations. None keeps the order.
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
     """
 
@@ -74,6 +76,7 @@ class ServerJob:
     params: RunParams = field(default_factory=RunParams)
     seed: int = 0
     planned: IntArray | None = None
+    kind: IntArray | None = None
     deadline: float | None = None
 
     @property
@@ -129,6 +132,8 @@ class ServerJob:
         left = order[~done[order]]
         served = _Log(batch)
         reordering = self._reordering(batch, journal)
+        if isinstance(reordering, ByKinds):
+            left = reordering.given[~done[reordering.given]]
         earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
 
         def keep(found: Sequence[Served]) -> None:
@@ -138,9 +143,9 @@ class ServerJob:
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
                 served.add(one, usage)
                 if reordering is not None:
-                    reordering.note(one.request, usage)
-            if reordering is not None and reordering.due(len(left) - len(served)):
-                dispatch.reorder(reordering.order())
+                    reordering.note(one.request, usage[1], one.finished - one.sent)
+            if reordering is not None:
+                _reorder(dispatch, reordering, len(left) - len(served))
             if on_served is not None:
                 on_served(len(served))
 
@@ -197,16 +202,31 @@ class ServerJob:
         ran = served.record(self, counts, dispatch)
         return ServerOutcome(ran, earlier.count(False) + int(ran.failed.sum()), stopped)
 
-    def _reordering(self, batch: ServerBatch, journal: Journal) -> _Reordering | None:
-        if self.planned is None:
+    def _reordering(self, batch: ServerBatch, journal: Journal) -> Reordering | None:
+        if self.planned is not None:
+            found: Reordering = ByPrompts(batch, self.order, self.planned, self.params.reorder_share)
+        elif self.kind is not None:
+            slots = self.slots if self.in_flight is None else self.in_flight
+            found = ByKinds(batch, self.order, self.kind, slots * len(self.urls), self.seed)
+        else:
             return None
-        reordering = _Reordering(batch, self.order, self.planned, self.params.reorder_share)
         for position, name in enumerate(batch.names):
             line = journal.finished.get(name)
-            if line is not None and completed(line):
-                body = cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"]
-                reordering.note(position, usage_of(body))
-        return reordering if reordering.useful else None
+            if line is not None:
+                body = (
+                    cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"]
+                    if completed(line)
+                    else None
+                )
+                found.note(position, usage_of(body)[1], 0.0)
+        return found
+
+
+def _reorder(dispatch: Dispatch, reordering: Reordering, left: int) -> None:
+    if reordering.due(left):
+        order = reordering.order(dispatch.running(asyncio.get_running_loop().time()))
+        if order is not None:
+            dispatch.reorder(order)
 
 
 class _Log:
@@ -281,41 +301,6 @@ class _Remarks:
             at = time.strftime("%H:%M:%S", time.localtime(now + outage.given_up_in))
             end = f"the run stops at {at} unless it responds (--outage)"
         self.remark(Alert(f"{url}: unreachable since {since}, tried {outage.attempts} times; {end}"))
-
-
-class _Reordering:
-    """Order of the requests by completions of their prompts."""
-
-    def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
-        self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
-        self._repair = GroupLengths(group, planned)
-        self._rank = np.empty(len(order), dtype=np.int64)
-        self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
-        first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]
-        # One request of each prompt goes first: its length predicts the others.
-        self._first_of_prompt = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
-        self._since = 0
-
-    @property
-    def useful(self) -> bool:
-        return self._repair.useful
-
-    def note(self, position: int, usage: tuple[int, int]) -> None:
-        """Note the tokens of a request's completions."""
-        _, tokens = usage
-        if tokens:
-            self._repair.seen(position, tokens / int(self._choices[position]))
-            self._since += 1
-
-    def due(self, left: int) -> bool:
-        """Return whether enough completions arrived for a new order."""
-        return self._since >= self._share * left
-
-    def order(self) -> IntArray:
-        """Return the order by the lengths seen so far."""
-        self._since = 0
-        expected = self._repair.expected()
-        return np.lexsort((self._rank, -expected, ~self._first_of_prompt))
 
 
 def output_line(custom_id: str, reply: Reply) -> dict[str, object]:

@@ -24,7 +24,9 @@ class KindParams:
 
     scouts: Most requests of each kind that start first; more show the kinds sooner and reorder more.
     fewest: Ended or running completions of a kind before it is separated from the others.
-    samples: Sampled sets of lengths; more decide better and take longer.
+    samples: Most sampled sets of lengths; more decide better and take longer.
+    draws: Sampled lengths for one decision; a larger job gets fewer sets, but at least two.
+    largest: Most waiting requests for which the order is reconsidered.
     margin: Least share of the decode steps that the order must save to be followed.
     sure: Standard errors by which its saving must exceed zero.
     growth: Share of new completions that triggers a new order.
@@ -33,48 +35,132 @@ class KindParams:
     scouts: int = 4
     fewest: int = 2
     samples: int = 24
+    draws: int = 100_000
+    largest: int = 100_000
     margin: float = 0.005
     sure: float = 2.0
     growth: float = 0.25
 
 
-class KindOrder:
-    """Queue in the given order, until longer kinds should come first.
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """Progress of a job without known lengths.
+
+    waiting, running, ended: True for requests in this state, shape (requests,).
+    reached: Tokens of each completion so far, shape (requests,).
+    """
+
+    waiting: npt.NDArray[np.bool_]
+    running: npt.NDArray[np.bool_]
+    ended: npt.NDArray[np.bool_]
+    reached: IntArray
+
+
+class LearntKinds:
+    """Order of requests by the lengths that each kind showed so far.
 
     One half of the completions gives the order of kinds; lengths sampled from the other half test it, and
     vice versa. So a chance difference shows no saving, and the given order stays.
 
     order: Given order, shape (requests,).
     kind: Kind of each request, counted from zero, shape (requests,).
-    cap: Most tokens of each completion, shape (requests,).
+    cap: Most tokens of each completion, zero if unknown, shape (requests,).
+    slots: Completions that run at a time.
     seed: Seed of the sampled lengths.
     """
 
     def __init__(
         self,
-        problem: Problem,
         order: IntArray,
         kind: IntArray,
         cap: IntArray,
+        slots: int,
         *,
         params: KindParams | None = None,
         seed: int = 0,
     ) -> None:
-        self._params, self._slots = params or KindParams(), problem.slots
+        self._params, self._slots = params or KindParams(), slots
         self._kind, self._cap = kind, cap
+        self._most = np.where(cap > 0, cap, np.inf)
         self._rng = np.random.default_rng(seed)
-        self._started = np.zeros(len(kind), dtype=np.bool_)
         self._place = _place_in_kind(order, kind)
         # The first few requests of each kind show its length early.
-        self._given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
+        self.given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
         self._due = 1
-        self._queue = Ordered(self._given)
+
+    def due(self, ended: int) -> bool:
+        """Return whether enough completions ended for a new order."""
+        if ended < self._due:
+            return False
+        self._due = int(ended * (1 + self._params.growth)) + 1
+        return True
+
+    def order(self, now: Progress) -> IntArray | None:
+        """Return the order of the waiting requests; None to leave it."""
+        waiting = self.given[now.waiting[self.given]]
+        if not 0 < len(waiting) <= self._params.largest or np.ptp(self._kind[waiting]) == 0:
+            return None
+        seen, saved = np.flatnonzero(now.running | now.ended), []
+        for half in (0, 1):
+            mine = self._place[seen] % 2 == half
+            learnt_from, held_out = seen[mine], seen[~mine]
+            order = self._longest_kinds(waiting, self._lengths(learnt_from, now))
+            saved += self._saved(waiting, order, self._lengths(held_out, now), now)
+        mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
+        better = mean > max(self._params.margin, self._params.sure * error)
+        return self._longest_kinds(waiting, self._lengths(seen, now)) if better else waiting
+
+    def _lengths(self, seen: IntArray, now: Progress) -> list[_Lengths]:
+        """Return each kind's lengths; rare kinds use those of all."""
+
+        def lengths(chosen: IntArray) -> _Lengths:
+            cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
+            return _Lengths.seen(now.reached[chosen], now.ended[chosen], cap)
+
+        found = []
+        for kind in range(int(self._kind.max()) + 1):
+            own = seen[self._kind[seen] == kind]
+            found.append(lengths(own if len(own) >= self._params.fewest else seen))
+        return found
+
+    def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
+        mean = np.array([one.mean for one in lengths])
+        return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
+
+    def _saved(
+        self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], now: Progress
+    ) -> list[float]:
+        """Return the saved share of the steps left, for each sample."""
+        running, found = np.flatnonzero(now.running), []
+        steps = np.zeros(len(self._kind))
+        for _ in range(max(2, min(self._params.samples, self._params.draws // len(waiting)))):
+            for kind, one in enumerate(lengths):
+                mine = waiting[self._kind[waiting] == kind]
+                steps[mine] = one.sample(self._rng, np.zeros(len(mine)))
+                of_kind = running[self._kind[running] == kind]
+                reached = now.reached[of_kind].astype(np.float64)
+                steps[of_kind] = one.sample(self._rng, reached) - reached
+            left = np.minimum(steps, self._most)
+            begun = left[running].tolist() + [0.0] * (self._slots - len(running))
+            given = decode_steps_of(begun, left[waiting].tolist())
+            found.append(1 - decode_steps_of(begun, left[order].tolist()) / given if given else 0.0)
+        return found
+
+
+class KindOrder:
+    """Queue in the given order, until longer kinds should come first.
+
+    order, kind, cap: As in :class:`LearntKinds`.
+    """
+
+    def __init__(self, problem: Problem, order: IntArray, kind: IntArray, cap: IntArray) -> None:
+        self._kinds = LearntKinds(order, kind, cap, problem.slots)
+        self._started = np.zeros(len(kind), dtype=np.bool_)
+        self._queue = Ordered(self._kinds.given)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return the first waiting requests, one per free slot."""
-        finished = int(np.count_nonzero(self._started)) - len(state.running)
-        if finished >= self._due:
-            self._due = int(finished * (1 + self._params.growth)) + 1
+        if self._kinds.due(int(np.count_nonzero(self._started)) - len(state.running)):
             self._order_again(state)
         return self._queue.propose(state, free)
 
@@ -89,60 +175,15 @@ class KindOrder:
 
     def _order_again(self, state: State) -> None:
         """Reconsider the order by the completions seen so far."""
-        running = np.zeros(len(self._kind), dtype=np.bool_)
+        running = np.zeros(len(self._started), dtype=np.bool_)
         running[state.running] = True
-        waiting = self._given[state.waiting[self._given]]
-        seen = np.flatnonzero(self._started)
-        if not len(waiting) or np.ptp(self._kind[waiting]) == 0:
+        now = Progress(state.waiting, running, self._started & ~running, state.decoded)
+        order = self._kinds.order(now)
+        if order is None:
             return
-        saved = []
-        for half in (0, 1):
-            mine = self._place[seen] % 2 == half
-            learnt_from, held_out = seen[mine], seen[~mine]
-            order = self._longest_kinds(waiting, self._lengths(learnt_from, running, state))
-            saved += self._saved(waiting, order, self._lengths(held_out, running, state), state)
-        mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
-        better = mean > max(self._params.margin, self._params.sure * error)
-        order = self._longest_kinds(waiting, self._lengths(seen, running, state)) if better else waiting
-        rest = np.setdiff1d(self._given, order)
+        rest = np.setdiff1d(self._kinds.given, order)
         self._queue = Ordered(np.concatenate((order, rest)))
         self._queue.take(rest.tolist())
-
-    def _lengths(self, seen: IntArray, running: npt.NDArray[np.bool_], state: State) -> list[_Lengths]:
-        """Return each kind's lengths; rare kinds use those of all."""
-
-        def lengths(chosen: IntArray) -> _Lengths:
-            cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
-            return _Lengths.seen(state.decoded[chosen], ~running[chosen], cap)
-
-        found = []
-        for kind in range(int(self._kind.max()) + 1):
-            own = seen[self._kind[seen] == kind]
-            found.append(lengths(own if len(own) >= self._params.fewest else seen))
-        return found
-
-    def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
-        mean = np.array([one.mean for one in lengths])
-        return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
-
-    def _saved(
-        self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], state: State
-    ) -> list[float]:
-        """Return the saved share of the steps left, for each sample."""
-        running, found = state.running, []
-        steps = np.zeros(len(self._kind))
-        for _ in range(self._params.samples):
-            for kind, one in enumerate(lengths):
-                mine = waiting[self._kind[waiting] == kind]
-                steps[mine] = one.sample(self._rng, np.zeros(len(mine)))
-                of_kind = running[self._kind[running] == kind]
-                reached = state.decoded[of_kind].astype(np.float64)
-                steps[of_kind] = one.sample(self._rng, reached) - reached
-            left = np.minimum(steps, self._cap)
-            begun = left[running].tolist() + [0.0] * (self._slots - len(running))
-            given = decode_steps_of(begun, left[waiting].tolist())
-            found.append(1 - decode_steps_of(begun, left[order].tolist()) / given if given else 0.0)
-        return found
 
 
 def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_first: bool) -> QueuePolicy:

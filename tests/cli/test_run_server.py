@@ -138,6 +138,30 @@ def test_the_order_adapts_to_the_lengths_of_the_same_prompts(
     assert sum(true[name] for name in middle) > 3 * sum(true[name] for name in last)
 
 
+def test_longer_kinds_go_first_once_completions_show_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true = {f"word-{k}": 3 for k in range(80)} | {f"essay-{k}": 60 for k in range(10)}
+    batch = tmp_path / "in.jsonl"
+    with batch.open("w") as stream:
+        for name in true:
+            body = {"model": "fake", "prompt": name, "max_tokens": 100, "user": name}
+            stream.write(json.dumps({"custom_id": name, "body": body}) + "\n")
+    counted, said = {}, {}
+    for order in ("file", "auto"):
+        with FakeServer(4, gate=8, total=90, lengths=true) as server:
+            words = ["--slots", "4", "--in-flight", "8", "--order", order, "--overwrite"]
+            assert main(run_words(batch, server, *words)) == 0
+            counted[order] = server.iterations
+        said[order] = capsys.readouterr()
+    assert "2 kinds of requests" in said["auto"].err
+    assert json.loads(said["auto"].out)["order"] == "file order, adapted to lengths seen"
+    assert "kinds" not in said["file"].err
+    # Longest first would take the bound's iterations.
+    bound = json.loads(said["auto"].out)["bound_iterations"]
+    assert counted["file"] - counted["auto"] >= 0.5 * (counted["file"] - bound)
+
+
 def test_bodies_pass_through_untouched(tmp_path: Path) -> None:
     extra = {
         "n": 3,
