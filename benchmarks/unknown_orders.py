@@ -1,12 +1,12 @@
 """
 Compare orders of requests whose lengths are unknown, simulated with real completion lengths.
 
-Each job is the completions of one model to the public GSM8K and MATH questions; the completions of another
-model to the same questions predict them. Orders: longest kinds first where sampling says that it saves
-(`KindOrder`, the order that ``run`` uses; the kinds are four random ones, quarters of the predictions, and
-quarters of a noisy oracle with the predictor's correlation), longest prediction first, longest oracle first,
-and longest first by the true lengths. A number is the mean change of the makespan against file order, in
-percent, over shuffled files.
+Each job is the completions of one model to the public GSM8K and MATH questions, or the first step of a public
+RL rollout. The completions of another model, or the prompt's other samples, predict them. Orders: longest
+kinds first where sampling says that it saves (`KindOrder`, the order that ``run`` uses; the kinds are four
+random ones, quarters of the predictions, and quarters of a noisy oracle with the predictor's correlation),
+longest prediction first, longest oracle first, and longest first by the true lengths. A number is the mean
+change of the makespan against file order, in percent, over shuffled files.
 
 Run: ``python benchmarks/unknown_orders.py`` (``BATCHBOUND_DATA`` names the folder of public data).
 """
@@ -34,6 +34,7 @@ from batchbound.heuristics.unknown_lengths.kinds import KindOrder
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 FILES = ("gsm8k_models", "math_level5_models")
+ROLLOUTS = ("dapo_qwen32b", "deepcoder14b", "video_qwen7b")
 PROMPT_TOKENS = 50
 COST = CostModel(prefill_base=0.02, prefill_per_token=0.0005, decode_base=0.03, decode_per_slot=0.001)
 COLUMNS = ("random kinds", "predicted kinds", "oracle kinds", "prediction", "oracle", "true lengths")
@@ -48,6 +49,13 @@ def jobs(requests: int) -> Iterator[tuple[str, IntArray, FloatArray]]:
         for model, predictor in zip(models[::3], models[1::3], strict=False):
             true = lengths[model].to_numpy()[:requests].astype(np.int64)
             yield f"{file.split('_')[0]}, {model}", true, lengths[predictor].to_numpy()[:requests]
+    for file in ROLLOUTS:
+        table = pd.read_csv(DATA / "rollouts" / f"{file}.csv")
+        step = table[table["step"] == table["step"].min()][:requests]
+        true = step["output_tokens"].to_numpy(dtype=np.int64)
+        group = step.groupby("group")["output_tokens"]
+        total, count = (group.transform(name).to_numpy(dtype=np.float64) for name in ("sum", "size"))
+        yield f"{file.split('_')[0]}, first step", true, (total - true + true.mean()) / count
 
 
 def changes(true: IntArray, predicted: FloatArray, slots: int, rng: np.random.Generator) -> dict[str, float]:
