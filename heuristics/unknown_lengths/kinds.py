@@ -86,7 +86,7 @@ class LearntKinds:
         self._place = _place_in_kind(order, kind)
         # The first few requests of each kind show its length early.
         self.given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
-        self._due = 1
+        self._due, self._follows = 1, False
 
     def due(self, ended: int) -> bool:
         """Return whether enough completions ended for a new order."""
@@ -107,8 +107,10 @@ class LearntKinds:
             order = self._longest_kinds(waiting, self._lengths(learnt_from, now))
             saved += self._saved(waiting, order, self._lengths(held_out, now), now)
         mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
-        better = mean > max(self._params.margin, self._params.sure * error)
-        return self._longest_kinds(waiting, self._lengths(seen, now)) if better else waiting
+        # An order that is followed already must only stay better.
+        enough = 0.0 if self._follows else max(self._params.margin, self._params.sure * error)
+        self._follows = mean > enough
+        return self._longest_kinds(waiting, self._lengths(seen, now)) if self._follows else waiting
 
     def _lengths(self, seen: IntArray, now: Progress) -> list[_Lengths]:
         """Return each kind's lengths; rare kinds use those of all."""
@@ -235,7 +237,7 @@ def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float
 class _Lengths:
     """Kaplan-Meier distribution of lengths; running completions may become longer.
 
-    at: Lengths, ascending; the last one represents all lengths beyond those seen.
+    at: Lengths, ascending; the last one is the mean of all lengths beyond those seen.
     below: Probability of each length or a shorter one.
     """
 
@@ -261,6 +263,10 @@ class _Lengths:
         first = np.searchsorted(self.at, reached, side="right")
         least = np.where(first > 0, self.below[np.maximum(first - 1, 0)], 0.0)
         share = least + rng.random(len(reached)) * (1 - least)
-        found = self.at[np.minimum(np.searchsorted(self.below, share), len(self.at) - 1)]
+        at = np.minimum(np.searchsorted(self.below, share), len(self.at) - 1)
+        longest = self.at[-2] if len(self.at) > 1 else 0.0
+        # Equal lengths would fill the slots evenly, so that no order could save anything.
+        beyond_seen = longest + 2 * (self.at[-1] - longest) * rng.random(len(reached))
+        found = np.where(at == len(self.at) - 1, beyond_seen, self.at[at])
         beyond: FloatArray = np.maximum(found, reached + 1)
         return beyond
