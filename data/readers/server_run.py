@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -95,9 +95,10 @@ class SentRequest:
     finished: Seconds
     server_of: Count
     failed: Count
+    lengths: tuple[Count, ...] = ()
 
 
-_COLUMNS = [field.name for field in fields(SentRequest)[1:]]
+_COLUMNS = [field.name for field in fields(SentRequest)[1:-1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +117,7 @@ class ServerRun:
     retries: Failed attempts that were repeated.
     run: Name of the run from its requests and model; None if unknown.
     assumptions: Assumptions about the servers from the user or a model's config.
+    lengths: Estimated tokens of the completions of requests with several, by request; no bound uses them.
     """
 
     ids: tuple[str, ...]
@@ -134,6 +136,7 @@ class ServerRun:
     servers: tuple[ServerCount, ...]
     run: str | None = None
     assumptions: tuple[Assumption, ...] = ()
+    lengths: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -156,7 +159,8 @@ class ServerRun:
             self.assumptions,
         )
         columns = [getattr(self, name).tolist() for name in _COLUMNS]
-        requests = (SentRequest(*row) for row in zip(self.ids, *columns, strict=True))
+        each = (self.lengths.get(k, ()) for k in range(len(self)))
+        requests = (SentRequest(*row) for row in zip(self.ids, *columns, each, strict=True))
         with atomic_write(path) as stream:
             for line in (header, *requests):
                 stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
@@ -186,6 +190,7 @@ class ServerRun:
             servers=header.servers,
             run=header.run,
             assumptions=header.assumptions,
+            lengths={k: request.lengths for k, request in enumerate(requests) if request.lengths},
             sent=np.array(columns.pop("sent"), dtype=np.float64),
             finished=np.array(columns.pop("finished"), dtype=np.float64),
             **{name: np.array(column, dtype=np.int64) for name, column in columns.items()},

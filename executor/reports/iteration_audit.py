@@ -150,7 +150,7 @@ def audit_iterations(
         assumptions=_shown(claim, bound),
         drafts=claim.drafts,
         short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
-        simulated=_simulated(sequences, replace(limits, sequences=proven.sequences), _orders(sequences, run)),
+        simulated=_simulated_run(run, sequences, replace(limits, sequences=proven.sequences)),
     )
 
 
@@ -184,14 +184,21 @@ def orders_of(sequences: Sequences) -> dict[str, IntArray]:
     }
 
 
-def _orders(sequences: Sequences, run: ServerRun) -> dict[str, IntArray]:
-    done = np.flatnonzero(run.failed == 0)
-    position = np.repeat(run.position[done], run.choices[done])
-    return {
+def _simulated_run(run: ServerRun, sequences: Sequences, limits: EngineLimits) -> dict[str, Predicted]:
+    done = np.flatnonzero(run.failed == 0).tolist()
+    choices = run.choices[done]
+    ends = np.cumsum(choices).tolist()
+    output = sequences.output.copy()
+    for request, count, end in zip(done, choices.tolist(), ends, strict=True):
+        if len(known := run.lengths.get(request, ())) == count:
+            output[end - count : end] = known
+    sequences = replace(sequences, output=np.maximum(output, 1))
+    orders = {
         "as sent": np.arange(len(sequences)),
-        "file order": np.argsort(position, kind="stable"),
-        "longest first": np.argsort(-sequences.output, kind="stable"),
+        "file order": np.argsort(np.repeat(run.position[done], choices), kind="stable"),
+        "longest first": np.argsort(-output, kind="stable"),
     }
+    return _simulated(sequences, limits, orders)
 
 
 def _simulated(

@@ -236,6 +236,7 @@ class _Log:
         self._batch = batch
         self._numbers = array.array("q")
         self._times = array.array("d")
+        self._lengths: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._times) // 2
@@ -243,6 +244,8 @@ class _Log:
     def add(self, one: Served, usage: tuple[int, int]) -> None:
         """Note an outcome, with its tokens of prompt and completion."""
         answered = one.reply.kind is Kind.ANSWERED
+        if answered and self._batch.choices[one.request] > 1:
+            self._lengths[one.request] = lengths_of(one.reply.body, usage[1])
         self._numbers.extend((one.request, one.server, not answered, *usage))
         self._times.extend((one.sent, one.finished))
 
@@ -269,6 +272,7 @@ class _Log:
             order=job.order_name,
             retries=dispatch.retries,
             servers=tuple(counts),
+            lengths={k: self._lengths[i] for k, i in enumerate(position.tolist()) if i in self._lengths},
         )
 
 
@@ -342,6 +346,22 @@ def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
     counts = [usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTED]
     prompt, completion = (count if type(count) is int and 0 <= count <= LONGEST else 0 for count in counts)
     return prompt, completion
+
+
+def lengths_of(body: Mapping[str, Any] | None, tokens: int) -> tuple[int, ...]:
+    """Return the tokens of each completion, estimated by its share of the text."""
+    choices = None if body is None else body.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return ()
+    size = np.array([1 + _written(one.get("message") or {"text": one.get("text")}) for one in choices])
+    # Rounded sums keep the total.
+    ends = np.round(np.cumsum(size) * (tokens / size.sum()))
+    return tuple(np.diff(ends, prepend=0.0).astype(np.int64).tolist())
+
+
+def _written(message: Mapping[str, Any]) -> int:
+    """Return the characters that a model wrote: content, reasoning and tool calls."""
+    return sum(len(str(value)) for name, value in message.items() if value and name != "role")
 
 
 def _count(

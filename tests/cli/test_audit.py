@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from batchbound.cli import main
 from batchbound.data.readers.server_metrics import parse_metrics
 from batchbound.data.readers.server_run import ServerCount, ServerRun
 from batchbound.executor.reports.iteration_audit import OPEN, ORDER, OTHER, TOGETHER, sequences_of
+from batchbound.executor.server.server_job import lengths_of
 
 LINE = (
     "(APIServer pid=1) INFO 11-23 06:47:57 [loggers.py:199] Engine 000: Iteration({}): {} context requests,"
@@ -65,6 +67,19 @@ def test_the_losses_of_a_run_add_up_to_what_is_above_the_bound(
         f"lost: {OPEN}": 0,
     }
     assert found["by the order of the requests (simulated)"]["longest first"] == 4
+
+
+def test_completions_of_a_request_are_simulated_by_their_share_of_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two completions with 8 tokens: 7 and 1 by their text, so 7 iterations; the bound knows the sum alone.
+    body = {"choices": [{"text": "abcdefghijklm"}, {"message": {"role": "assistant", "content": "n"}}]}
+    assert lengths_of(body, 8) == (7, 1)
+    run = server_run([8], iterations=7)
+    replace(run, choices=np.array([2]), lengths={0: (7, 1)}).save(tmp_path / "trace.jsonl")
+    found = audited(capsys, str(tmp_path / "trace.jsonl"))
+    assert found["iterations"]["least, if assumptions hold, by slots"] == 4
+    assert found["by the order of the requests (simulated)"]["as sent"] == 7
 
 
 def test_the_picture_shows_what_was_lost_and_the_requests_under_way(
