@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,13 +66,12 @@ def write_handover(
                     continue
                 written[of[i]] = True
                 priority = int(handover.priority[i])
-                line = {"custom_id": ids[i]} if requests is None else requests.entry(int(of[i]))
-                body = line.get("body")
-                if isinstance(body, Mapping):
-                    line = {**line, "body": {**body, "priority": priority}}
-                else:
-                    line = {**line, "priority": priority}
-                stream.write(encoded(line).decode() + "\n")
+                line = (
+                    encoded({"custom_id": ids[i], "priority": priority})
+                    if requests is None
+                    else requests.with_priority(int(of[i]), priority)
+                )
+                stream.write(line.decode() + "\n")
     return paths
 
 

@@ -161,18 +161,23 @@ def _sent(
     *,
     prefix_caching: bool,
 ) -> MixedJob:
-    prompts = [_tokens(request, tokenizer, name) for request in requests]
-    counts = [
-        known if tokens is None else len(tokens)
-        for known, tokens in zip(requests.prompt_tokens.tolist(), prompts, strict=True)
-    ]
+    prompts: list[Sequence[int] | None] | None = None
+    counts = requests.prompt_tokens
+    if tokenizer is not None or requests.ids.all():
+        prompts = [_tokens(request, tokenizer, name) for request in requests]
+        counts = np.array(
+            [
+                known if tokens is None else len(tokens)
+                for known, tokens in zip(counts.tolist(), prompts, strict=True)
+            ]
+        )
     choices = requests.choices
     lengths = np.repeat(output, choices)
-    group, inputs = prompt_groups(requests), np.array(counts)
+    group = prompt_groups(requests)
     try:
         work = Workload(
             np.array(completion_ids(requests), dtype=np.object_),
-            np.repeat(inputs, choices),
+            np.repeat(counts, choices),
             lengths,
             group=np.repeat(group, choices),
         )
@@ -180,8 +185,8 @@ def _sent(
         where = f"field '{error.column}'"
         raise InputError(error.reason, file=name, where=where, hint="Correct the request.") from None
     job = MixedJob(work, np.repeat(np.arange(len(requests)), choices))
-    known = [tokens for tokens in prompts if tokens is not None]
-    if len(known) < len(prompts):
+    known = [tokens for tokens in prompts or () if tokens is not None]
+    if len(known) < len(requests):
         return replace(job, counted=False, assumptions=(COUNTS_ONE,))
     if not prefix_caching:
         return replace(job, assumptions=(COUNTS_ALL,))

@@ -485,7 +485,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
     refuse_changed(prompts, source)
     requests = read_server_batch(prompts, source.columns, options.defaults)
     mixing = isinstance(plan, IterationPlan)
-    names = completion_ids(requests) if mixing else requests.names
+    names = completion_ids(requests) if mixing else list(requests.names)
     if names != plan.workload.ids.tolist():
         raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
     if not isinstance(plan, IterationPlan):

@@ -109,19 +109,19 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
     """Refuse a ``custom_id`` that names two requests."""
     line_of: dict[str, int] = {}
     for number, custom_id in ids:
-        refuse_known(line_of, number, custom_id, path)
+        first = line_of.setdefault(custom_id, number)
+        if first != number:
+            raise repeated_name(custom_id, first, number, path)
 
 
-def refuse_known(line_of: dict[str, int], number: int, custom_id: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a repeated ``custom_id``, else note its line."""
-    first = line_of.setdefault(custom_id, number)
-    if first != number:
-        raise InputError(
-            f"{custom_id!r} already names the request of line {first}",
-            file=path,
-            where=f"line {number}, field 'custom_id'",
-            hint="Give every request its own custom_id.",
-        )
+def repeated_name(custom_id: str, first: int, number: int, path: str | os.PathLike[str] | None) -> InputError:
+    """Return the error for a ``custom_id`` of two lines."""
+    return InputError(
+        f"{custom_id!r} already names the request of line {first}",
+        file=path,
+        where=f"line {number}, field 'custom_id'",
+        hint="Give every request its own custom_id.",
+    )
 
 
 def each_sample(

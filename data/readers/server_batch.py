@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import array
-import hashlib
 import json
 import os
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
 
 from ..arrays import IntArray
-from ..files.disk import shown
+from ..files.disk import InputError, shown
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
+from ..prompts.names import Names
 from ..prompts.table import batch_entries
-from ..workload import LONGEST, numbered
+from ..workload import LONGEST
 from .length_source import LengthSource
-from .openai_batch import CHAT, COMPLETIONS, BatchLine, refuse_known
+from .openai_batch import CHAT, COMPLETIONS, BatchLine, repeated_name
 
 _CAPS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -90,82 +89,89 @@ class ServerRequest:
         return next((self.body[name] for name in _PROMPTS if name in self.body), self.body)
 
     @property
-    def generates(self) -> bool:
-        """True if a completion is generated, not only a prompt read."""
-        return self.url not in _READING
+    def sent(self) -> Sent:
+        """The request as it is sent."""
+        body, logprobs = self.body, self.body.get("logprobs")
+        asked = logprobs is not None and logprobs is not False
+        return Sent(self.url, encoded(body), self.choices, asked, body.get("model") is not None)
 
-    @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of the completion, or None."""
-        return next((cap for name in _CAPS if (cap := whole(self.body.get(name))) is not None), None)
 
-    @property
-    def expected_tokens(self) -> int | None:
-        """Stated tokens of the completion, else its cap, or None."""
-        return self.output_tokens or (self.max_tokens if self.generates else 1)
+class Sent(NamedTuple):
+    """Request as it is sent.
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, for text estimated from its bytes.
+    body: Body as JSON.
+    choices: Number of completions.
+    logprobs: True if it asks for log-probabilities.
+    named: True if it names a model.
+    """
 
-        Four bytes count as a token. Of several prompts the shortest counts.
-        """
-        return min(map(self._tokens_of, self.prompts or [self.says]))
+    url: str
+    body: bytes
+    choices: int
+    logprobs: bool
+    named: bool
 
-    def _tokens_of(self, prompt: object) -> int:
-        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-            return len(prompt)
-        text = prompt.encode("utf-8", "replace") if isinstance(prompt, str) else encoded(prompt)
-        return max(1, -(-len(text) // _BYTES_PER_TOKEN))
+
+_SEVERAL, _IDS, _LOGPROBS, _NAMED = 1, 2, 4, 8
+"""Flags of a request; ``_IDS`` is one whose prompt is token ids."""
 
 
 class ServerBatch(Sequence[ServerRequest]):
     """Requests of a file; bodies stay on disk until they are read.
 
     names: ``custom_id`` of each request.
-    choices, prompt_tokens, caps, stated: Values of the requests, zero if missing, shape (requests,).
+    choices, prompt_tokens, caps, stated: Values of the requests, zero if missing, shape (requests,). A text
+        prompt has a token per four bytes; of several prompts the shortest counts.
     prompts: Number of each request's prompt, equal for equal prompts, shape (requests,).
-    several: True for requests with several prompts, shape (requests,).
+    several, ids: True for requests with several prompts, and for those of token ids, shape (requests,).
     models: Named models, with None if a request names none.
     """
 
-    def __init__(self, rows: Iterable[tuple[ServerRequest, Mapping[str, object]]]) -> None:
+    def __init__(
+        self,
+        rows: Iterable[tuple[ServerRequest, Mapping[str, object]]],
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Store requests with their whole lines; ``path`` is their file in errors."""
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
-        self.names: list[str] = []
-        self.models: set[object] = set()
-        columns = [array.array("q") for _ in range(6)]
+        self.names, self.models = Names(), set[object]()
+        columns = [array.array("q") for _ in range(5)]
         self._at, self._line = array.array("q", [0]), array.array("q")
-        self._url: list[str] = []
+        self._flags, self._url, self._urls = bytearray(), bytearray(), dict[str, int]()
         for request, entry in rows:
-            self.names.append(request.custom_id)
-            self._url.append(sys.intern(request.url))
+            first = self.names.add(request.custom_id)
+            if first < len(self._line):
+                raise repeated_name(request.custom_id, self._line[first], request.line, path)
+            self._line.append(request.line)
+            self._url.append(self._urls.setdefault(request.url, len(self._urls)))
             model = request.body.get("model")
             self.models.add(model if isinstance(model, str) else None)
-            told = hashlib.blake2b(encoded(request.says, "sorted"), digest_size=8).digest()
-            prompt = int.from_bytes(told, "big", signed=True)
-            # A row without generated tokens takes the iterations of its prompt, as with one token.
-            least = 0 if request.generates else 1
-            caps = request.max_tokens or least, request.output_tokens or least
-            values = request.choices, request.prompt_tokens, *caps, prompt, bool(request.prompts)
+            sent, (flags, *values) = request.sent, _measured(request)
+            self._flags.append(flags | _LOGPROBS * sent.logprobs | _NAMED * sent.named)
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
-            self._line.append(request.line)
-            text = encoded(entry)
-            self._file.write(text)
-            self._at.append(self._at[-1] + len(text))
+            # Only what JSON has not is encoded as null.
+            if b"null" in sent.body:
+                _refuse_infinite(request, path)
+            for text in (encoded({name: entry[name] for name in entry if name != "body"}), sent.body):
+                self._file.write(text)
+                self._at.append(self._at[-1] + len(text))
         self._file.flush()
-        self.choices, self.prompt_tokens, self.caps, self.stated, self.prompts, several = (
-            np.array(column, dtype=np.int64) for column in columns
+        # Views, because copies would double the memory.
+        self.choices, self.prompt_tokens, self.caps, self.stated, self.prompts = (
+            np.asarray(column).view(np.int64) for column in columns
         )
-        self.several = several.astype(np.bool_)
+        said = np.frombuffer(bytes(self._flags), np.uint8)
+        self.several, self.ids = (said & _SEVERAL).astype(np.bool_), (said & _IDS).astype(np.bool_)
+        self._endpoints = list(self._urls)
 
     @classmethod
     def of(cls, requests: Sequence[ServerRequest]) -> ServerBatch:
         """Return requests as a batch."""
         if isinstance(requests, ServerBatch):
             return requests
-        return cls((one, {"custom_id": one.custom_id, "body": one.body}) for one in requests)
+        return cls((one, {"custom_id": one.custom_id}) for one in requests)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -179,18 +185,65 @@ class ServerBatch(Sequence[ServerRequest]):
     def __getitem__(self, at: int | slice) -> ServerRequest | Sequence[ServerRequest]:
         if isinstance(at, slice):
             return [self[k] for k in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(at)
-        at %= len(self)
-        body = cast("Mapping[str, object]", self.entry(at)["body"])
-        stated = int(self.stated[at]) or None
-        return ServerRequest(self.names[at], self._url[at], self._line[at], body, stated)
+        at = range(len(self))[at]
+        url, body = self._endpoints[self._url[at]], decoded(self._text(2 * at + 1))
+        return ServerRequest(self.names[at], url, self._line[at], body, int(self.stated[at]) or None)
 
-    def entry(self, at: int) -> dict[str, object]:
-        """Return a request's whole line."""
-        start, end = self._at[at], self._at[at + 1]
-        entry: dict[str, object] = _decoded(os.pread(self._file.fileno(), end - start, start))
-        return entry
+    def sent(self, at: int) -> Sent:
+        """Return a request as it is sent, without decoding it."""
+        flags, choices = self._flags[at], int(self.choices[at])
+        url, body = self._endpoints[self._url[at]], self._text(2 * at + 1)
+        return Sent(url, body, choices, flags & _LOGPROBS != 0, flags & _NAMED != 0)
+
+    def with_priority(self, at: int, priority: int) -> bytes:
+        """Return a request's whole line with a priority in its body."""
+        line, body = self._text(2 * at), self._text(2 * at + 1)
+        if b'"priority"' in body or body == b"{}":
+            body = encoded({**decoded(body), "priority": priority})
+        else:
+            body = b'%b,"priority":%d}' % (body[:-1], priority)
+        return b'%b,"body":%b}' % (line[:-1], body)
+
+    def _text(self, part: int) -> bytes:
+        start, end = self._at[part], self._at[part + 1]
+        return os.pread(self._file.fileno(), end - start, start)
+
+
+def _measured(request: ServerRequest) -> tuple[int, ...]:
+    """Return a request's flags, choices, prompt tokens, cap, stated length, and its prompt's number."""
+    says, prompts = request.says, request.prompts
+    # A row without generated tokens takes the iterations of its prompt, as with one token.
+    least = 1 if request.url in _READING else 0
+    cap = next((cap for name in _CAPS if (cap := whole(request.body.get(name))) is not None), None)
+    ids = _is_ids(says)
+    # A text has the hash of its bytes.
+    number = hash(says if isinstance(says, str) else (encoded(says, "sorted"),))
+    tokens = min(map(_tokens_of, prompts)) if prompts else len(says) if ids else _tokens_of(says)
+    flags = _SEVERAL * bool(prompts) | _IDS * ids
+    return flags, request.choices, tokens, cap or least, request.output_tokens or least, number
+
+
+def _refuse_infinite(request: ServerRequest, path: str | os.PathLike[str] | None) -> None:
+    try:
+        json.dumps(request.body, allow_nan=False)
+    except ValueError:
+        where, hint = f"line {request.line}, field 'body'", "Write null, or leave the field out."
+        what = "holds NaN or an infinite number, which JSON has not"
+        raise InputError(what, file=path, where=where, hint=hint) from None
+
+
+def _tokens_of(prompt: Any) -> int:
+    if _is_ids(prompt):
+        return len(prompt)
+    if isinstance(prompt, str):
+        size = len(prompt) if prompt.isascii() else len(prompt.encode("utf-8", "replace"))
+    else:
+        size = len(encoded(prompt))
+    return max(1, -(-size // _BYTES_PER_TOKEN))
+
+
+def _is_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
 
 
 def encoded(value: object, order: Literal["sorted"] | None = None) -> bytes:
@@ -201,7 +254,8 @@ def encoded(value: object, order: Literal["sorted"] | None = None) -> bytes:
         return json.dumps(value, sort_keys=order is not None).encode()
 
 
-def _decoded(text: bytes) -> Any:
+def decoded(text: bytes) -> Any:
+    """Return the value of a JSON text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -218,17 +272,14 @@ def read_server_batch(
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. A body that lacks a
     field has that of ``defaults``.
     """
-    line_of: dict[str, int] = {}
 
     def rows() -> Iterator[tuple[ServerRequest, Mapping[str, object]]]:
         for number, entry in batch_entries(path, columns, text_only=False):
             if defaults and isinstance(entry.get("body"), dict):
                 entry = {**entry, "body": {**defaults, **cast("Mapping[str, object]", entry["body"])}}
-            request = _Line(path, number).request(entry)
-            refuse_known(line_of, number, request.custom_id, path)
-            yield request, entry
+            yield _Line(path, number).request(entry), entry
 
-    return ServerBatch(rows())
+    return ServerBatch(rows(), path)
 
 
 def planned_lengths(
@@ -263,7 +314,10 @@ def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
 
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
     """Return each prompt's number, equal for equal prompts."""
-    return numbered(ServerBatch.of(requests).prompts.tolist())
+    prompts = ServerBatch.of(requests).prompts
+    _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
+    # Numbers in order of appearance.
+    return np.argsort(np.argsort(first))[number]
 
 
 class _Line(BatchLine):
@@ -281,13 +335,6 @@ class _Line(BatchLine):
             raise self.error("body.stream", "a streamed completion cannot be kept", hint)
         for field in ("n", *_CAPS):
             self.whole(body.get(field), f"body.{field}")
-        try:
-            # Only what JSON has not is encoded as null.
-            if b"null" in encoded(body):
-                json.dumps(body, allow_nan=False)
-        except ValueError:
-            hint = "Write null, or leave the field out."
-            raise self.error("body", "holds NaN or an infinite number, which JSON has not", hint) from None
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
         url = self.endpoint(entry.get("url"), body)
         return ServerRequest(name, url, self.number, body, tokens)

@@ -204,6 +204,10 @@ def _simulated_run(run: ServerRun, sequences: Sequences, limits: EngineLimits) -
 def _simulated(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, Predicted]:
-    found = {name: predict(sequences, limits, order) for name, order in orders.items()}
+    lengths, found = np.stack([sequences.prompt, sequences.output]), dict[str, Predicted | None]()
+    for name, order in orders.items():
+        # Orders that differ only among equal lengths take as many iterations.
+        same = next((one for one in found if (lengths[:, orders[one]] == lengths[:, order]).all()), None)
+        found[name] = predict(sequences, limits, order) if same is None else found[same]
     known = {name: one for name, one in found.items() if one is not None}
     return known if len(known) == len(found) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import email.utils
 import json
 import math
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...data.readers.openai_batch import CHAT, COMPLETIONS
-from ...data.readers.server_batch import ServerRequest
+from ...data.readers.server_batch import Sent, decoded, encoded
 from ..jobs.params import LARGEST_REPLIES
 from .connection import Address, BrokenConnectionError, Connection, ReplyBudget, Response
 from .reply import Kind, Reply
@@ -96,18 +95,12 @@ class ServerClient:
                 return True
         return False
 
-    async def send(self, request: ServerRequest) -> Reply:
+    async def send(self, request: Sent) -> Reply:
         """Send a request once; return its reply or connection error."""
-        body = request.body
-        if self._model is not None:
-            body = {**body, "model": self._model}
-        elif body.get("model") is None and self._default is not None:
-            body = {**body, "model": self._default}
-        try:
-            content = msgspec.json.encode(body)
-        except UnicodeEncodeError:
-            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-            content = text.encode("utf-8", "surrogatepass")
+        content = request.body
+        model = self._model if self._model is not None or request.named else self._default
+        if model is not None:
+            content = encoded({**decoded(content), "model": model})
         try:
             return await self._complete(request, content)
         except TimeoutError:
@@ -133,7 +126,7 @@ class ServerClient:
         except (OSError, TimeoutError, BrokenConnectionError):
             return None
 
-    async def _complete(self, request: ServerRequest, content: bytes) -> Reply:
+    async def _complete(self, request: Sent, content: bytes) -> Reply:
         """Return the server's reply, never a copy of an earlier one."""
         connection = self._idle.pop() if self._idle else self._new()
         asked, completed = connection.asked > 0, connection.completed
@@ -187,7 +180,7 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None:
+def ignored_field(request: Sent, body: Mapping[str, Any]) -> str | None:
     """Return a request's field that the server ignored, or None.
 
     Servers ignore unknown fields silently; a missing choice or log-probability shows in the response.
@@ -197,14 +190,13 @@ def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None
         return None
     if len(choices) != request.choices:
         return "n"
-    asked = request.body.get("logprobs")
-    if asked is None or asked is False:
+    if not request.logprobs:
         return None
     shown = [choice.get("logprobs") for choice in choices if isinstance(choice, Mapping)]
     return "logprobs" if any(one is None for one in shown) else None
 
 
-def _reply(request: ServerRequest, response: Response) -> Reply:
+def _reply(request: Sent, response: Response) -> Reply:
     status, name = response.status, response.headers.get("x-request-id", "")
     body = _parsed(response)
     if not isinstance(body, dict):
@@ -217,11 +209,10 @@ def _reply(request: ServerRequest, response: Response) -> Reply:
         return Reply(Kind.BUSY, status, body, name, wait, f"HTTP {status}: {_message(body)}")
     if status != 200:
         return Reply(Kind.REFUSED, status, body, name, message=f"HTTP {status}: {_message(body)}")
-    field = ignored_field(request, body)
     if not _is_completion(request, body):
         reason = f": {_message(body)}" if "error" in body else ""
         return Reply(Kind.REFUSED, None, body, name, message=f"the response holds no completion{reason}")
-    if field is not None:
+    if (field := ignored_field(request, body)) is not None:
         return Reply(Kind.REFUSED, None, body, name, message=f"the server ignored the field {field!r}")
     return Reply(Kind.ANSWERED, status, body, name)
 
@@ -236,8 +227,10 @@ def _parsed(response: Response) -> Any:
 
     Infinite numbers become null, lone surrogates the replacement character, so that a file can hold it.
     """
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    try:
         return msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
     try:
         body = json.loads(response.body, parse_constant=lambda _: None, parse_float=_finite)
         if _HALF.search(response.body):
@@ -253,7 +246,7 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _is_completion(request: ServerRequest, body: Mapping[str, Any]) -> bool:
+def _is_completion(request: Sent, body: Mapping[str, Any]) -> bool:
     if request.url not in (CHAT, COMPLETIONS):
         return not body.get("error")
     choices, chat = body.get("choices"), request.url == CHAT

@@ -137,7 +137,9 @@ class Connection:
             self.hang_up()
         taken, url = 0, _url(self._address.url + path)
         try:
-            asked = self._session.request(method, url, data=body, allow_redirects=False, timeout=limits)
+            # A payload spares aiohttp the search for the body's type.
+            data = None if body is None else aiohttp.BytesPayload(body)
+            asked = self._session.request(method, url, data=data, allow_redirects=False, timeout=limits)
             async with asked as reply:
                 self.asked += 1
                 assert isinstance(reply, _Tied)
@@ -145,7 +147,8 @@ class Connection:
                 if (reply.content_length or 0) > self._budget.most:
                     raise BrokenConnectionError(f"the reply is larger than {self._budget.most:,} bytes")
                 parts = []
-                while part := await reply.content.readany():
+                while not reply.content.at_eof():
+                    part = await reply.content.readany()
                     self._budget.take(len(part))
                     taken += len(part)
                     parts.append(part)

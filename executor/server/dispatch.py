@@ -222,7 +222,7 @@ class Dispatch:
             why = self._held_back[-1].reply.message
             return f"the first {len(self._held_back)} requests all failed: {why}"
         out = now - self._reached
-        if not self._out or out < self._patience.outage_seconds:
+        if out < self._patience.outage_seconds or not self._out:
             return None
         if any(server.too_long for server in self._servers):
             return f"no server took a request for {out:.0f} s, as they asked to wait longer (--outage)"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...data.arrays import IntArray
-from ...data.readers.server_batch import ServerRequest
+from ...data.readers.server_batch import ServerBatch
 from ..jobs.params import Patience
 from .client import ServerClient
 from .dispatch import Dispatch, Served
@@ -51,7 +51,7 @@ class Sender:
     def __init__(
         self,
         dispatch: Dispatch,
-        requests: Sequence[ServerRequest],
+        requests: ServerBatch,
         clients: Sequence[ServerClient],
         patience: Patience,
         wait: Callable[[int], float],
@@ -142,7 +142,7 @@ class Sender:
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         while True:
             sent = loop.time()
-            reply = await self._clients[k].send(self._requests[request])
+            reply = await self._clients[k].send(self._requests.sent(request))
             now = loop.time()
             served = dispatch.replied(request, k, sent, reply, now)
             if served and not self._served:

@@ -19,7 +19,7 @@ from fake_server import ODD, FakeServer
 from batchbound.cli import main
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.completions import read_completions
-from batchbound.data.readers.server_batch import ServerRequest, read_server_batch
+from batchbound.data.readers.server_batch import Sent, read_server_batch
 from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.jobs.params import Patience, RunParams
@@ -78,8 +78,8 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     sent: list[str] = []
     send = ServerClient.send
 
-    async def noted(client: ServerClient, request: ServerRequest) -> Reply:
-        sent.append(str(request.body["prompt"]))
+    async def noted(client: ServerClient, request: Sent) -> Reply:
+        sent.append(str(json.loads(request.body)["prompt"]))
         return await send(client, request)
 
     monkeypatch.setattr(ServerClient, "send", noted)
@@ -122,8 +122,8 @@ def test_the_order_adapts_to_the_lengths_of_the_same_prompts(
     sent: list[str] = []
     send = ServerClient.send
 
-    async def noted(client: ServerClient, request: ServerRequest) -> Reply:
-        sent.append(request.custom_id)
+    async def noted(client: ServerClient, request: Sent) -> Reply:
+        sent.append(json.loads(request.body)["user"])
         return await send(client, request)
 
     monkeypatch.setattr(ServerClient, "send", noted)

@@ -118,9 +118,9 @@ def test_whole_numbers_may_be_written_with_a_point_as_pandas_does(tmp_path: Path
     path = tmp_path / "p.jsonl"
     body = {"prompt": "a", "max_tokens": 12.0, "n": 2.0, "seed": 7.0}
     path.write_text(json.dumps({"custom_id": "a", "body": body}))
-    (record,), (sent,) = read_batch(path), read_server_batch(path)
+    (record,), batch = read_batch(path), read_server_batch(path)
     assert (record.max_tokens, record.samples, record.asked["seed"]) == (12, 2, 7)
-    assert (sent.max_tokens, sent.choices, sent.body) == (12, 2, body)
+    assert (batch.caps[0], batch.choices[0], batch[0].body) == (12, 2, body)
 
 
 def test_null_asks_for_nothing_and_what_is_given_beside_takes_precedence() -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from batchbound.data.readers.server_batch import ServerRequest
+from batchbound.data.readers.server_batch import Sent, ServerRequest
 from batchbound.executor.server.client import ServerClient
 from batchbound.executor.server.reply import Kind, Reply
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 Answer = Callable[[str, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def request_of(name: str) -> ServerRequest:
-    return ServerRequest(name, "/v1/completions", 1, {"model": "m", "prompt": name, "max_tokens": 1})
+def request_of(name: str) -> Sent:
+    return ServerRequest(name, "/v1/completions", 1, {"model": "m", "prompt": name, "max_tokens": 1}).sent
 
 
 def completion(name: str) -> bytes:
@@ -224,7 +224,7 @@ def test_a_choice_without_a_message_is_no_completion(message: str) -> None:
 
     async def chat(client: ServerClient) -> Reply:
         body = {"model": "m", "messages": [{"role": "user", "content": "r0"}], "max_tokens": 1}
-        return await client.send(ServerRequest("r0", "/v1/chat/completions", 1, body))
+        return await client.send(ServerRequest("r0", "/v1/chat/completions", 1, body).sent)
 
     assert serve(empty, chat).kind is Kind.REFUSED
 
