@@ -32,7 +32,7 @@ def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = F
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
     lines += [f"  {name:<25}{_time(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
     if worth and command is not None and not planned:
-        lines += _command_lines("  next time:", command)
+        lines += command_lines("  next time:", command)
     return lines
 
 
@@ -69,7 +69,8 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
     return f"{text}, {gain.steps_to_save:.0%} fewer decode steps"
 
 
-def _command_lines(before: str, command: str) -> list[str]:
+def command_lines(before: str, command: str) -> list[str]:
+    """Return a command after some words, broken into lines of 80 columns."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():

@@ -235,7 +235,7 @@ class FakeServer:
         if fault == "error":
             return 200, json.dumps({"error": {"message": "out of blocks"}}), ""
         most = int(body.get("max_tokens", 1))
-        tokens = most if self.lengths is None else min(most, self.lengths[body["user"]])
+        tokens = most if self.lengths is None else min(most, self.lengths[body.get("user") or body["prompt"]])
         request = Running(name, tokens, body, self._loop.create_future())
         self._waiting.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self._waiting) + len(self._running))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from ..data.trace import Trace
 from ..judging import calibration_of
 from ..run_job.earlier import ASSUMED
 from ..run_job.server_result import ServerResult
-from .output import note
+from ..server_screen import detail_lines, server_lines
+from .output import note, typed_again
 from .streams import escaped, say
 
 if TYPE_CHECKING:
@@ -77,55 +79,35 @@ def print_rows(rows: Sequence[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(shown))
 
 
-def show_server(result: ServerResult, output: str, *, as_json: bool) -> bool:
+def show_server(result: ServerResult, args: argparse.Namespace) -> bool:
     """Print a server run's figures; return whether its bound is wrong."""
+    output = args.output
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):
         note(f"{output}: every request already has its completion")
-    if not as_json and (result.finished_before or not len(result.run)):
+    if not args.json and (result.finished_before or not len(result.run)):
         return False
-    summary = result.figures(note) | {"output": output}
-    wrong = bool(summary.get("bound_is_wrong"))
-    if as_json:
-        say(json.dumps(summary))
+    figures = result.figures(note) | {"output": output}
+    wrong = bool(figures.get("bound_is_wrong"))
+    if args.json:
+        say(json.dumps(figures))
         return wrong
-    before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
-    retried = f", {summary['retries']:,} retries" if summary["retries"] else ""
-    rate = summary["output_tokens_per_s"]
-    speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
-    made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
-    say(f"{output}: {made}")
-    _show_counted(summary)
+    if result.resumed:
+        say(f"{output}: {len(result.run):,} requests after {result.resumed:,} from before")
+    servers = args.server[0] if len(args.server) == 1 else f"{len(args.server)} servers"
+    lines = server_lines(
+        figures | {"slots": result.run.slots},
+        servers,
+        typed_again("--overwrite") if result.repeats else None,
+        planned=result.lengths_known,
+    )
+    for line in lines + (detail_lines(figures) if args.verbose else []):
+        say(line)
+    files, details = f"{output}, {args.trace}", f"details: batchbound audit {args.trace}"
+    for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
+        say(line)
     return wrong
-
-
-def _show_counted(summary: Mapping[str, object]) -> None:
-    bound = summary.get("bound_iterations")
-    if bound is None:
-        return
-    assert isinstance(bound, int)
-    counted, predicted = summary.get("iterations"), summary.get("predicted_iterations")
-    broken = isinstance(counted, int) and counted < bound
-    if bound:
-        say(f"  {summary['bound_label']!s:28s} {bound:9,d} iterations, by {summary['bound_source']}")
-    if summary.get("assuming"):
-        say(f"  {summary['assuming']}")
-    if isinstance(predicted, int):
-        say(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
-    if isinstance(counted, int):
-        say(
-            f"  {'counted by the server':28s} {counted:9,d}"
-            + ("" if broken or not bound else f"  {counted / bound - 1:+.2%} of the bound")
-        )
-    else:
-        say(f"  {'counted by the server':28s} {'unknown':>9s}  (it has no such counter, or restarted)")
-    simulated = summary.get("simulated_iterations")
-    for name, value in (simulated if isinstance(simulated, dict) else {}).items():
-        say(f"  {'simulated, ' + name:28s} {value:9,d}" + (f"  {value / bound - 1:+.2%}" if bound else ""))
-    losses = summary.get("losses")
-    for name, value in (losses if isinstance(losses, dict) else {}).items():
-        say(f"  {'lost: ' + name:52s} {value:+9,d}")
 
 
 def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:

@@ -81,7 +81,8 @@ class ServerOptions:
     columns
         Columns of a table of prompts that is sent without a plan.
     lengths
-        Completion lengths of a batch file, as in ``plan --lengths``; by default known lengths, else the caps.
+        Completion lengths of a batch file, as in ``plan --lengths``; by default those stated, else those of
+        an earlier run of the same requests.
     kv_tokens
         KV capacity of each engine in tokens. By default the plan's; the server's own counts only for a model
         without sliding windows.
@@ -174,6 +175,7 @@ class _Batch:
     slots: Slots of the plan; None without one.
     iterations: Plan for servers; None without one.
     unknown: Number of requests with neither length nor cap.
+    earlier: True if an earlier run of these requests gave the lengths.
     """
 
     path: Path
@@ -183,10 +185,29 @@ class _Batch:
     slots: int | None
     iterations: IterationPlan | None = None
     unknown: int = 0
+    earlier: bool = False
 
     def lengths_known(self, options: ServerOptions) -> bool:
-        """Return whether a plan, an option or the file gives lengths."""
-        return self.planned is not None or options.lengths is not None or bool(self.requests.stated.any())
+        """Return whether a plan, an option, the file or a run gives lengths."""
+        stated = self.planned is not None or options.lengths is not None or self.earlier
+        return stated or bool(self.requests.stated.any())
+
+    def with_earlier(self, options: ServerOptions, trace: Path, run: str) -> _Batch:
+        """Return the batch with the lengths of an earlier run, if they repeat.
+
+        trace: Trace of the earlier run.
+        run: Digest of this run, which the earlier one must have.
+        """
+        if self.lengths_known(options) or not self.requests.repeats or _run_of(trace) != run:
+            return self
+        if self.requests.choices.max() > 1:
+            return self  # only the sum over a request's completions is known
+        ran = ServerRun.load(trace)
+        if len(ran) != len(self.requests) or ran.failed.any() or (ran.completion_tokens < ran.choices).any():
+            return self
+        output = np.empty_like(self.output)
+        output[ran.position] = -(-ran.completion_tokens // ran.choices)
+        return replace(self, output=output, unknown=0, earlier=True)
 
     def work(self) -> Releasable:
         """Return the requests with planned lengths, for the simulation."""
@@ -201,7 +222,7 @@ class _Batch:
             self.requests.prompt_tokens,
             self.output,
             self.requests.choices,
-            exact=bool(self.requests.stated.all()),
+            exact=self.earlier or bool(self.requests.stated.all()),
         )
 
 
@@ -236,6 +257,9 @@ def run_on_servers(
     finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
     if finished is not None:
         return finished
+    batch = batch.with_earlier(options, trace, run_digest(identity))
+    if batch.earlier:
+        remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
     # Existing outputs may come from an earlier part of this run, as checked below.
     refuse_outputs((*outputs, errors), overwrite or journal_path(output).exists(), read)
     job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
@@ -284,7 +308,16 @@ def run_on_servers(
     ran = replace(outcome.run, assumptions=assumptions)
     kv_stated = _kv_stated(options, batch)
     return ServerResult(
-        len(batch.requests), ran, limits, stated, release, resumed, outcome.failed, kv_stated=kv_stated
+        len(batch.requests),
+        ran,
+        limits,
+        stated,
+        release,
+        resumed,
+        outcome.failed,
+        kv_stated=kv_stated,
+        lengths_known=batch.lengths_known(options),
+        repeats=batch.requests.repeats,
     )
 
 

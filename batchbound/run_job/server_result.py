@@ -41,6 +41,10 @@ class ServerResult:
         True if an earlier run had finished the job; ``run`` is that run.
     kv_stated
         True if the user stated the KV capacity; otherwise the bound ignores it.
+    lengths_known
+        True if a plan, an option, the file or an earlier run gave the lengths.
+    repeats
+        True if each request is greedy or has a seed, so that lengths repeat in the next run.
     """
 
     requests: int
@@ -52,6 +56,8 @@ class ServerResult:
     failed: int
     finished_before: bool = False
     kv_stated: bool = False
+    lengths_known: bool = False
+    repeats: bool = False
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """Return the run's figures by JSON key.

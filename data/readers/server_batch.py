@@ -125,6 +125,7 @@ class ServerBatch(Sequence[ServerRequest]):
     prompts: Number of each request's prompt, equal for equal prompts, shape (requests,).
     several, ids: True for requests with several prompts, and for those of token ids, shape (requests,).
     models: Named models, with None if a request names none.
+    repeats: True if each request is greedy or has a seed, so that lengths repeat in another run.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class ServerBatch(Sequence[ServerRequest]):
         """Store requests with their whole lines; ``path`` is their file in errors."""
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
-        self.names, self.models = Names(), set[object]()
+        self.names, self.models, self.repeats = Names(), set[object](), True
         columns = [array.array("q") for _ in range(5)]
         self._at, self._line = array.array("q", [0]), array.array("q")
         self._flags, self._url, self._urls = bytearray(), bytearray(), dict[str, int]()
@@ -146,6 +147,7 @@ class ServerBatch(Sequence[ServerRequest]):
             self._line.append(request.line)
             self._url.append(self._urls.setdefault(request.url, len(self._urls)))
             model = request.body.get("model")
+            self.repeats &= request.body.get("temperature") == 0 or request.body.get("seed") is not None
             self.models.add(model if isinstance(model, str) else None)
             sent, (flags, *values) = request.sent, _measured(request)
             self._flags.append(flags | _LOGPROBS * sent.logprobs | _NAMED * sent.named)

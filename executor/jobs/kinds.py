@@ -34,11 +34,11 @@ def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
 def kinds_of_batch(batch: ServerBatch) -> IntArray:
     """Return the kind of each request of a server's batch, as :func:`kinds_of`."""
     stated, words = [], []
-    for request in batch:
+    for request, cap in zip(batch, batch.caps.tolist(), strict=True):
         messages = request.body.get("messages")
         turns = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
         system = tuple(str(one.get("content")) for one in turns if one.get("role") == "system")
-        stated.append((system, request.max_tokens, _id_prefix(request.custom_id)))
+        stated.append((system, cap, _id_prefix(request.custom_id)))
         says = turns[-1].get("content") if turns else request.says
         words.append(_first_words(tuple(says) if isinstance(says, list) else says))
     return _numbered(stated, words)

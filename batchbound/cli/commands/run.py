@@ -282,7 +282,7 @@ def _on_servers(args: argparse.Namespace, running: list[Journal]) -> tuple[int, 
         watching=watching,
         remark=_remark,
     )
-    if show_server(result, args.output, as_json=args.json):
+    if show_server(result, args):
         raise WrongBoundError
     return result.failed, result.requests
 
