@@ -89,6 +89,11 @@ class ServerRequest:
         return next((self.body[name] for name in _PROMPTS if name in self.body), self.body)
 
     @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of the completion, or None."""
+        return next((cap for name in _CAPS if (cap := whole(self.body.get(name))) is not None), None)
+
+    @property
     def sent(self) -> Sent:
         """The request as it is sent."""
         body, logprobs = self.body, self.body.get("logprobs")
@@ -216,13 +221,12 @@ def _measured(request: ServerRequest) -> tuple[int, ...]:
     says, prompts = request.says, request.prompts
     # A row without generated tokens takes the iterations of its prompt, as with one token.
     least = 1 if request.url in _READING else 0
-    cap = next((cap for name in _CAPS if (cap := whole(request.body.get(name))) is not None), None)
     ids = _is_ids(says)
     # A text has the hash of its bytes.
     number = hash(says if isinstance(says, str) else (encoded(says, "sorted"),))
     tokens = min(map(_tokens_of, prompts)) if prompts else len(says) if ids else _tokens_of(says)
     flags = _SEVERAL * bool(prompts) | _IDS * ids
-    return flags, request.choices, tokens, cap or least, request.output_tokens or least, number
+    return flags, request.choices, tokens, request.max_tokens or least, request.output_tokens or least, number
 
 
 def _refuse_infinite(request: ServerRequest, path: str | os.PathLike[str] | None) -> None:
