@@ -123,7 +123,7 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
         note(f"{path}: following the plan of another run of this command")
         return path
     plan.save(path)
-    note(_expectation(plan))
+    note(_expectation(plan, inputs.job.records))
     return path
 
 
@@ -290,10 +290,17 @@ MOST_SAMPLED = 20_000
 """Most prompts for which the saving is sampled."""
 
 
-def _expectation(plan: Plan) -> str:
+def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
+    from ..executor.jobs.kinds import kinds_of
+
     text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
     if _unknown(plan.provenance):
-        order = "larger caps first" if _caps_differ(plan) else "first come, first served: no order helps yet"
+        if _caps_differ(plan):
+            order = "larger caps first"
+        elif kinds := int(kinds_of(records).max(initial=0)):
+            order = f"{kinds + 1} kinds in turn, longer ones first once it saves"
+        else:
+            order = "first come, first served: no order helps yet"
         return f"{text}, lengths unknown: {order}{_worth(plan)}"
     if plan.provenance.cost_source.get("name") == ASSUMED:
         return f"{text}, lengths known, costs assumed until this run measures them"

@@ -455,7 +455,9 @@ def _kinds(options: ServerOptions, batch: _Batch, remark: Callable[[str], None])
     count = len(np.unique(kind))
     if count == 1:
         return None
-    remark(f"{count} kinds of requests: longer ones go first as soon as completions show that it saves time")
+    remark(
+        f"{count} kinds of requests, sent in turn: longer ones go first once completions show that it saves"
+    )
     return kind
 
 

@@ -1,4 +1,4 @@
-"""Order of requests by kinds, where it beats the given order."""
+"""Order of requests by kinds: in turn, then longer ones first where that saves."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ class Progress:
 class LearntKinds:
     """Order of requests by the lengths that each kind showed so far.
 
-    One half of the completions gives the order of kinds; lengths sampled from the other half test it, and
-    vice versa. So a chance difference shows no saving, and the given order stays.
+    Kinds start in turn; longer ones go first as soon as this saves decode steps. One half of the completions
+    gives the order of kinds; lengths sampled from the other half test it, and vice versa. So a chance
+    difference shows no saving, and the kinds stay in turn.
 
     order: Given order, shape (requests,).
     kind: Kind of each request, counted from zero, shape (requests,).
@@ -84,8 +85,9 @@ class LearntKinds:
         self._most = np.where(cap > 0, cap, np.inf)
         self._rng = np.random.default_rng(seed)
         self._place = _place_in_kind(order, kind)
+        mixed = _in_turn(order, kind, cap, self._place)
         # The first few requests of each kind show its length early.
-        self.given = order[np.argsort(self._place[order] >= self._params.scouts, kind="stable")]
+        self.given = mixed[np.argsort(self._place[mixed] >= self._params.scouts, kind="stable")]
         self._due, self._follows = 1, False
 
     def due(self, ended: int) -> bool:
@@ -150,7 +152,7 @@ class LearntKinds:
 
 
 class KindOrder:
-    """Queue in the given order, until longer kinds should come first.
+    """Queue with the kinds in turn, until longer ones should come first.
 
     order, kind, cap: As in :class:`LearntKinds`.
     """
@@ -201,6 +203,18 @@ def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
         mine = order[kind[order] == one]
         place[mine] = np.arange(len(mine))
     return place
+
+
+def _in_turn(order: IntArray, kind: IntArray, cap: IntArray, place: IntArray) -> IntArray:
+    """Return the order with the kinds of each cap in turn.
+
+    As long as no kind is known to be longer, the last requests should not all be of one kind.
+    """
+    share, mixed = (place + 0.5) / np.bincount(kind)[kind], order.copy()
+    for one in np.unique(cap):
+        at = np.flatnonzero(cap[order] == one)
+        mixed[at] = order[at][np.argsort(share[order[at]], kind="stable")]
+    return mixed
 
 
 def decode_steps_of(begun: Sequence[float], waiting: Sequence[float]) -> float:

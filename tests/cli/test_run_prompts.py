@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -82,6 +83,17 @@ def test_equal_caps_order_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.splitlines()[0].endswith("first come, first served: no order helps yet")
     trace = Trace.load(tmp_path / "trace.jsonl")
     assert trace.finished.tolist() == sorted(trace.finished.tolist()), "in the order of the file"
+
+
+def test_kinds_of_prompts_start_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    names = [f"{kind}-{i}" for kind in ("word", "essay") for i in range(8)]
+    lines = [{"custom_id": name, "body": {"prompt": "Count.", "max_tokens": 2}} for name in names]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(path, "--slots", "2") == 0
+    assert "2 kinds in turn, longer ones first once it saves" in capsys.readouterr().err
+    trace = Trace.load(tmp_path / "trace.jsonl")
+    assert sorted(np.argsort(trace.finished, kind="stable")[:2].tolist()) == [0, 8]
 
 
 def test_larger_caps_are_served_first(prompts: Path) -> None:
