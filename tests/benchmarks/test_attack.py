@@ -35,6 +35,7 @@ def test_a_journal_cut_anywhere_keeps_its_whole_records(tmp_path: Path) -> None:
     assert tally.trials > 1000
 
 
+@pytest.mark.slow
 def test_a_journal_without_checksums_would_be_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pulp  # type: ignore[import-untyped]
 import pytest
+from builders import mostly_slow
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
@@ -19,7 +20,7 @@ from batchbound.solvers.solve import solve
 TINY = ["table3:0:5", "--slots", "2", "--cost", "paper"]
 
 
-@pytest.mark.parametrize("formulation", ["repaired", "slot-free"])
+@pytest.mark.parametrize("formulation", mostly_slow(["repaired", "slot-free"], fast=["slot-free"]))
 def test_the_models_optimum_is_the_schedules(formulation: str, tmp_path: Path) -> None:
     file = tmp_path / "model.mps"
     assert main(["export", *TINY, "--formulation", formulation, "-o", str(file)]) == 0
@@ -32,7 +33,9 @@ def test_the_models_optimum_is_the_schedules(formulation: str, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("more", [(), ("--prefill-token-cap", "200")])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--prefill-token-cap", "200"), marks=pytest.mark.slow)], ids=["free", "capped"]
+)
 def test_pulp_reads_an_export_with_a_constant(more: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "model.mps"
     assert main(["export", *TINY, *more, "-o", str(file)]) == 0

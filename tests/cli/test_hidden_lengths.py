@@ -206,6 +206,7 @@ def test_a_number_out_of_range_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_longer_completions_are_expected_than_requests_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

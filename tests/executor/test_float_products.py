@@ -193,6 +193,7 @@ def test_without_a_stated_format_the_trial_is_made_once(tmp_path: Path, kernels:
     assert settled_arithmetic(model) is settled
 
 
+@pytest.mark.slow
 def test_a_pool_grows_with_rows_that_outgrow_it_and_keeps_what_they_hold(llama: Any) -> None:
     batch = RaggedBatch(llama, 2, 2)
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]

@@ -186,6 +186,7 @@ def test_lending_holds_more_than_exact_allocation_and_than_blocks_alone() -> Non
     assert held["pipelined"] > 1.05 * max(held["vllm"], held["multires"])
 
 
+@pytest.mark.slow
 def test_serve_runs_a_model_and_says_whether_its_answers_are_right(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

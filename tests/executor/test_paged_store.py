@@ -152,6 +152,7 @@ def test_a_layout_that_lies_side_by_side_is_refused_where_it_does_not_fit(llama:
     HuggingFaceEngine(wide, llama, prompts, problem.workload.output_tokens, tier=tier)
 
 
+@pytest.mark.slow
 def test_a_plan_that_follows_a_policy_is_run_in_the_steps_that_it_predicts(llama: Any) -> None:
     workload = Workload.from_lengths([20] * 12, [40] * 12)
     problem = Problem(workload, CHEAP_STAGES, 8, kv_capacity=170, prefill_emits_first_token=True)

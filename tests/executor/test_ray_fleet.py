@@ -43,12 +43,29 @@ RUNS = int(os.environ.get("BATCHBOUND_RAY_RUNS", "1"))
 SPEC = EngineSpec("tiny:llama", dtype="float64", device="cpu", tier="window")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
+def node() -> Iterator[None]:
+    """One local Ray for all fleets of these tests; runs in processes of their own start theirs."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@contextlib.contextmanager
+def replicas(count: int, spec: EngineSpec = SPEC, patience: float | None = None) -> Iterator[RayFleet]:
+    made = RayFleet(spec, count, patience=patience)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
 def fleet() -> Iterator[RayFleet]:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    made = RayFleet(SPEC, 3)
-    yield made
-    made.close()
+    """Three replicas that no test kills."""
+    with replicas(3) as made:
+        yield made
 
 
 def job(count: int, seed: int = 0) -> tuple[Problem, list[list[int]]]:
@@ -155,10 +172,11 @@ def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: 
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
+def test_a_killed_actor_loses_no_answer(run: int) -> None:
     problem, prompts = job(300, seed=run)
     rng = np.random.default_rng(run)
-    answers, outcome = served(fleet, problem, prompts, int(rng.integers(1, 200)), int(rng.integers(3)))
+    with replicas(3) as fleet:
+        answers, outcome = served(fleet, problem, prompts, int(rng.integers(1, 200)), int(rng.integers(3)))
     assert sorted(answers) == list(range(300))
     assert [answers[i] for i in range(300)] == alone(problem, prompts)
     assert len(outcome.lost) == 1
@@ -168,53 +186,46 @@ def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
     assert decode_tokens(outcome) >= int(problem.decode_steps.sum())
 
 
-def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: RayFleet) -> None:
+def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost() -> None:
     problem, prompts = job(30)
-    answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
+    with replicas(2) as fleet:
+        answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
     assert len(answers) == 30
     assert list(outcome.lost) == [1]
     assert outcome.traces[1].engine["lost"] == outcome.lost[1]
 
 
 def test_a_fleet_without_replicas_left_says_so() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    fleet = RayFleet(SPEC, 1)
-    try:
-        problem, prompts = job(40)
-        with pytest.raises(FleetLostError, match="all 1 replicas died"):
-            served(fleet, problem, prompts, kill_after=3)
-    finally:
-        fleet.close()
+    problem, prompts = job(40)
+    with replicas(1) as fleet, pytest.raises(FleetLostError, match="all 1 replicas died"):
+        served(fleet, problem, prompts, kill_after=3)
 
 
 def test_what_a_hung_replica_holds_is_served_by_one_that_lives() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     import ray
 
     problem, prompts = job(120)
-    fleet = RayFleet(SPEC, 2, patience=5.0)
-    pids = ray.get([actor.pid.remote() for actor in fleet.actors])
     answers: dict[int, list[int]] = {}
+    with replicas(2, patience=5.0) as fleet:
+        pids = ray.get([actor.pid.remote() for actor in fleet.actors])
 
-    def keep(request: int, tokens: list[int]) -> None:
-        assert request not in answers
-        answers[request] = tokens
-        if len(answers) == 3:
-            os.kill(pids[0], signal.SIGSTOP)
+        def keep(request: int, tokens: list[int]) -> None:
+            assert request not in answers
+            answers[request] = tokens
+            if len(answers) == 3:
+                os.kill(pids[0], signal.SIGSTOP)
 
-    try:
-        plan = planned(problem, 2)
-        outcome = fleet.serve(plan.fleet, plan.shares, prompts, problem.workload.output_tokens, keep)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[0], signal.SIGKILL)
-        fleet.close()
+        try:
+            plan = planned(problem, 2)
+            outcome = fleet.serve(plan.fleet, plan.shares, prompts, problem.workload.output_tokens, keep)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[0], signal.SIGKILL)
     assert [answers[i] for i in range(120)] == alone(problem, prompts)
     assert outcome.lost == {0: "no report for 5 s"}
 
 
 def test_a_request_that_the_model_fails_on_stops_a_fleet_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     import torch
 
     from batchbound.executor.models.source import load_model
@@ -223,21 +234,16 @@ def test_a_request_that_the_model_fails_on_stops_a_fleet_by_name(tmp_path: Path)
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
     model.save_pretrained(tmp_path)
-    fleet = RayFleet(EngineSpec(str(tmp_path), dtype="float64", device="cpu", tier="window"), 2)
-    try:
-        problem, prompts = job(8)
-        with pytest.raises(
-            RunStoppedError, match=r"the model's logits for request 'request-\d+' are not finite"
-        ):
-            served(fleet, problem, prompts)
-    finally:
-        fleet.close()
+    spec = EngineSpec(str(tmp_path), dtype="float64", device="cpu", tier="window")
+    problem, prompts = job(8)
+    fails = r"the model's logits for request 'request-\d+' are not finite"
+    with replicas(2, spec) as fleet, pytest.raises(RunStoppedError, match=fails):
+        served(fleet, problem, prompts)
 
 
 def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_record_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     import torch
 
     from batchbound.cli import main
@@ -258,7 +264,7 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
     rows = [{"custom_id": name, "body": body} for name, body in bodies.items()]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = ["plan", "in.jsonl", "--tokenizer", "bytes", "--slots", "2", "--time-limit", "0.2"]
-    run = ["run", "--model", "model", "--tokenizer", "bytes", "--dtype", "float64"]
+    run = ["run", "--model", str(tmp_path / "model"), "--tokenizer", "bytes", "--dtype", "float64"]
     found = []
     for replicas in ("1", "2"):
         out = ["-o", f"{replicas}.jsonl", "--trace", f"{replicas}.trace"]
@@ -277,7 +283,6 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
 def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
     tmp_path: Path, sent: str, stall: int
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     lines = [{"custom_id": f"r{i}", "body": {"prompt": f"Hi {i}", "max_tokens": 150}} for i in range(400)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "batchbound"]

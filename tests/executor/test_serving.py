@@ -292,9 +292,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "policy", mostly_slow([*SERVING_POLICIES, "distserve"], fast=("vllm", "econoserve", "distserve"))
-)
+@pytest.mark.parametrize("policy", mostly_slow([*SERVING_POLICIES, "distserve"], fast=("vllm", "distserve")))
 def test_an_option_is_refused_just_where_it_changes_nothing(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

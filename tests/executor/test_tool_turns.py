@@ -6,15 +6,17 @@ import copy
 import itertools
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
-trl = pytest.importorskip("trl", reason="the trl extra is not installed")
-datasets = pytest.importorskip("datasets", reason="the trl extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
+trl_package = find_spec("trl")
+if trl_package is None or trl_package.origin is None:
+    pytest.skip("the trl extra is not installed", allow_module_level=True)
 
 from batchbound.executor.llm import LLM
 from batchbound.executor.rollout import rollout_function
@@ -26,7 +28,7 @@ pytestmark = [
 ]
 
 ASKED = ["first", "second", "third"]
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+TEMPLATES = Path(trl_package.origin).parent / "chat_templates"
 TEMPLATE = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
 """Known to TRL, which puts the next one in its place while it trains with tools."""
 TRAINED = (TEMPLATES / "qwen3_training.jinja").read_text(encoding="utf-8")
@@ -180,6 +182,9 @@ def trained(
     weights: Any, tokenizer: Any, folder: Path, *, ours: bool, peft: Any = None, **arguments: Any
 ) -> tuple[list[Any], LLM]:
     """Train three steps; return what each generation gave the trainer, and the engine."""
+    import datasets
+    import trl
+
     model = transformers.LlamaForCausalLM(weights.config)
     model.load_state_dict(weights.state_dict())
     engine = LLM(model, tokenizer, slots=4)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
-trl = pytest.importorskip("trl", reason="the trl extra is not installed")
-datasets = pytest.importorskip("datasets", reason="the trl extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
+if find_spec("trl") is None:
+    pytest.skip("the trl extra is not installed", allow_module_level=True)
 
 import runpy
 
@@ -67,6 +68,9 @@ def trained(
     model: Any, tokenizer: Any, folder: Path, *, peft: Any = None, **arguments: Any
 ) -> tuple[Any, list[tuple[Rollout, list[list[float]]]]]:
     """Train three steps; return the trainer, and each rollout with TRL's own log-probabilities of it."""
+    import datasets
+    import trl
+
     engine = LLM(model, tokenizer, slots=4)
     rollout = rollout_function(engine)
     seen: list[tuple[Rollout, list[list[float]]]] = []

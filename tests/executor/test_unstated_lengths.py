@@ -120,6 +120,7 @@ def test_moved_kv_caches_change_no_token(model: LLM) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_an_engine_remembers_lengths_of_earlier_calls() -> None:
     _, engine = served("learned", 7)
     assert engine._past is not None

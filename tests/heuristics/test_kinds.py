@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from batchbound.data.arrays import IntArray
 from batchbound.data.costs.cost import CostModel
@@ -41,6 +42,7 @@ def test_most_of_what_long_kinds_first_would_save_is_saved_when_short_ones_stand
     assert given - steps(kind, true, 100) >= 0.5 * (given - best)
 
 
+@pytest.mark.slow
 def test_kinds_that_do_not_differ_leave_the_mean_as_it_was() -> None:
     rng, ratios = np.random.default_rng(5), []
     for _ in range(6):

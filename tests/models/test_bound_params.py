@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import UNIT, problem_of
+from builders import UNIT, mostly_slow, problem_of
 
 from batchbound.data.bound import Bound
 from batchbound.data.files.disk import InputError
@@ -63,7 +63,7 @@ def _with_all(name: str) -> Bound:
     return proven_bound(PROBLEMS[name], 60.0)
 
 
-@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("name", mostly_slow(SWITCHES, fast=("lifting", "stage_intervals")))
 def test_a_bound_without_an_argument_is_no_more_and_is_proven(name: str) -> None:
     off = replace(BoundParams(), **{name: False})
     for job, problem in PROBLEMS.items():

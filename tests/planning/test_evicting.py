@@ -53,6 +53,7 @@ def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests(twelve: Pl
     assert batchbound.verify(plan) is None
 
 
+@pytest.mark.slow
 def test_no_plan_takes_longer_than_a_policy_that_evicts() -> None:
     for seed in range(3):
         problem = drawn(seed)

@@ -13,7 +13,12 @@ from batchbound.data.files.disk import InputError
 from batchbound.judging import verify
 from batchbound.solvers.result import Limits
 
-INSTANCES = [(name, each) for name in suites() for each in suite(name)]
+INSTANCES = [
+    pytest.param(name, each, marks=() if number == 0 else pytest.mark.slow)
+    for name in suites()
+    for number, each in enumerate(suite(name))
+]
+"""The first of each suite is fast."""
 
 
 @pytest.mark.parametrize(("name", "instance"), INSTANCES)

@@ -82,6 +82,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 HERE = pytest.mark.usefixtures("here")
+LINEAR_AND_WHOLE = pytest.mark.parametrize(
+    "backend", mostly_slow(sorted(BACKENDS), fast=("highs", "ortools-cp-sat"))
+)
 SEVERAL = pytest.mark.parametrize("backend", mostly_slow(sorted(BACKENDS), fast=("highs",)))
 """Of tests that solve for longer, or more than once."""
 
@@ -154,12 +157,14 @@ def test_an_optimum_is_found_and_proven(backend: str) -> None:
 
 
 @HERE
+@LINEAR_AND_WHOLE
 def test_an_integer_model_without_solution_is_infeasible(backend: str) -> None:
     found = solve_linear(odd_sum(), backend, ENOUGH)
     assert (found.status, found.values, found.objective, found.bound) == (Status.INFEASIBLE, None, None, None)
 
 
 @HERE
+@LINEAR_AND_WHOLE
 @pytest.mark.parametrize("integer", [False, True])
 def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: bool) -> None:
     model = unbounded(integer=integer)
@@ -172,6 +177,7 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
 
 
 @HERE
+@LINEAR_AND_WHOLE
 @pytest.mark.parametrize("integer", [False, True])
 def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) -> None:
     builder = ModelBuilder()
@@ -186,6 +192,7 @@ def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) 
     assert (found.status, found.stopped_by, found.message) == (Status.UNBOUNDED, StoppedBy.PROOF, "")
 
 
+@pytest.mark.slow
 def test_a_bound_that_cbc_prints_rounded_up_is_below_the_optimum() -> None:
     rng, add = np.random.default_rng(8), ModelBuilder()
     x = add.columns("x", (30,), upper=1, integer=True, cost=1e-4 * rng.uniform(0.5, 1.5, 30).round(4))
@@ -210,7 +217,7 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
 
 
 @HERE
-@SEVERAL
+@pytest.mark.slow
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
     found = solve_linear(model, backend, Limits(seconds=1.5))

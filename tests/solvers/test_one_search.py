@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.cli import INTERRUPTED, main
 from batchbound.comparing.result import NOT_APPLICABLE
@@ -83,7 +84,7 @@ def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "proven_bound", lambda problem, *_, **__: best_bound(problem))
 
 
-@pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
+@pytest.mark.parametrize("name", mostly_slow([*PROBLEMS, *MORE], fast=("free", "both", "bend")))
 def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: str) -> None:
     problem, limits = (PROBLEMS | MORE)[name], Limits(work=4, seed=3)
     plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
@@ -217,7 +218,7 @@ def test_no_rows_are_compared_where_numpy_turns_an_interrupt_into_a_type_error(
         ("exact", "solvers.exact.small.search_exactly"),
         ("search", "solvers.exact.small.search_exactly"),
         ("fleet", "solvers.search.schedule_search.ScheduleSearch.improve"),
-        ("fleet", "solvers.fleet._FleetSearch.try_rules"),
+        pytest.param("fleet", "solvers.fleet._FleetSearch.try_rules", marks=pytest.mark.slow),
     ],
 )
 def test_what_an_interrupt_ends_hands_back_its_best_schedule(

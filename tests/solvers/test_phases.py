@@ -188,6 +188,7 @@ def test_a_search_ends_where_nothing_better_comes_for_some_time() -> None:
     assert found.stopped_by is StoppedBy.STALLED
 
 
+@pytest.mark.slow
 def test_an_initial_schedule_is_improved_on() -> None:
     problem = PROBLEMS["memory"]
     good = solve(problem, limits=Limits(work=10)).schedule

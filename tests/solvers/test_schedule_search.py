@@ -377,6 +377,7 @@ def test_the_last_improvement_is_a_schedule_that_decodes_in_every_step(
     assert found.trace[-1][1] == found.makespan
 
 
+@pytest.mark.slow
 def test_no_step_is_idle_before_a_last_stage_of_requests_that_never_decode() -> None:
     lengths = [(1, length) for length in (9, 7, 6, 4, 3, 1, 1, 1)]
     problem = problem_of(lengths, 2, prefill_emits_first_token=True)
