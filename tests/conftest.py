@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -30,6 +31,12 @@ def pytest_configure() -> None:
     if not Path("/dev/nvidiactl").exists():
         # Read when triton is imported, which any test may do first: kernels run in its interpreter.
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collections what collecting made: they took a seventh of the tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _switch_off_cost_cache() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -25,6 +26,7 @@ COMMAND = Path(__file__).parent / "command.py"
 def _run(
     script: Path, words: Sequence[str], folder: Path, environment: Mapping[str, str], logs: Path
 ) -> None:
+    gc.freeze()
     for number, name in enumerate(_STREAMS, start=1):
         os.dup2(os.open(logs / name, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
