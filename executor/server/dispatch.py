@@ -154,6 +154,7 @@ class Dispatch:
         self._weight = {n: running_of(n, params.running_share) for n in np.unique(batch.choices).tolist()}
         largest = max(self._weight.values(), default=1)
         self._step = 0 if slots is None else queue_of(slots, largest)
+        self._slots, self._usual = slots, 0
         self._order = self._rank = np.zeros(0, dtype=np.int64).data
         self._next = 0
         self._again: list[tuple[int, int]] = []
@@ -170,6 +171,14 @@ class Dispatch:
         self._begun = self._reached = now
         self._follow(np.array(order, dtype=np.int64), np.ones(len(self._choices), dtype=np.bool_))
         self.left = len(order)
+
+    def send_ahead(self) -> None:
+        """Let the queue grow to half the slots with the first replies.
+
+        The order must be final. A slow server or client then leaves fewer slots idle.
+        """
+        if self._slots is not None:
+            self._usual = self._slots + max(self._step, self._slots // 2)
 
     def due(self, now: float) -> list[tuple[int, int]]:
         """Return the pairs (request, server) to send now."""
@@ -323,6 +332,7 @@ class Dispatch:
         served = Served(request, k, reply, sent - self._begun, now - self._begun)
         if kind in (Kind.ANSWERED, Kind.REFUSED):
             server.breaks, server.completed = 0, True
+            server.most = max(server.most, min(self._usual, server.most + weight))
             return served
         if kind is Kind.UNREACHABLE:
             self._mark_down(server)

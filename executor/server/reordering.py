@@ -14,7 +14,12 @@ from ...heuristics.unknown_lengths.kinds import LearntKinds, Progress
 
 
 class Reordering(Protocol):
-    """Order of the requests by completions seen so far."""
+    """Order of the requests by completions seen so far.
+
+    given: Order to begin with, shape (requests,).
+    """
+
+    given: IntArray
 
     def note(self, request: int, tokens: int, seconds: float) -> None:
         """Note a request's outcome.
@@ -46,9 +51,10 @@ class ByPrompts:
     def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
         self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
         self._repair = GroupLengths(group, planned)
+        self.given = np.asarray(order, dtype=np.int64)
         self._rank = np.empty(len(order), dtype=np.int64)
-        self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
-        first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]
+        self._rank[self.given] = np.arange(len(order))
+        first = np.unique(group[self.given], return_index=True)[1]
         # One request of each prompt goes first: its length predicts the others.
         self._first_of_prompt = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
         self._since = 0

@@ -127,13 +127,11 @@ class ServerJob:
         remarks: _Remarks,
     ) -> ServerOutcome:
         batch = ServerBatch.of(self.requests)
-        order = np.asarray(self.order, dtype=np.int64)
         done = np.fromiter((name in journal.finished for name in batch.names), np.bool_, len(batch))
+        reordering = self._reordering(batch, journal)
+        order = np.asarray(self.order if reordering is None else reordering.given, dtype=np.int64)
         left = order[~done[order]]
         served = _Log(batch)
-        reordering = self._reordering(batch, journal)
-        if isinstance(reordering, ByKinds):
-            left = reordering.given[~done[reordering.given]]
         earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
 
         def keep(found: Sequence[Served]) -> None:
@@ -167,6 +165,8 @@ class ServerJob:
                 slots=self.slots if self.in_flight is None else None,
                 on_wait=remarks.waits,
             )
+            if reordering is None:
+                dispatch.send_ahead()
             sender = Sender(
                 dispatch,
                 batch,

@@ -36,6 +36,17 @@ def test_requests_leave_in_order_up_to_the_number_in_flight() -> None:
     assert dispatch.due(1.0) == [(20, 0)]
 
 
+def test_a_final_order_is_sent_further_ahead_with_the_first_replies() -> None:
+    dispatch = dispatch_of(100, 16)
+    dispatch.send_ahead()
+    assert len(dispatch.due(0.0)) == 20
+    for request in range(10):
+        dispatch.replied(request, 0, 0.0, DONE, 1.0)
+        sent = len(dispatch.due(1.0))
+        # Four replies bring one request more each; then 24 are in flight.
+        assert sent == (2 if request < 4 else 1)
+
+
 def test_a_reading_before_the_requests_have_arrived_changes_nothing() -> None:
     dispatch = dispatch_of(100, 16)
     dispatch.due(0.0)
