@@ -150,7 +150,7 @@ def test_a_burst_is_as_long_as_the_blocks_allow(llama: Any) -> None:
         batch.decode(1)
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("lag", mostly_slow([0, 1, 3], fast=[1]))
 def test_steps_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
     llama: Any, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
@@ -138,7 +139,7 @@ def run_logged(family: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("call_tokens", [0.0, 20.0])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, fast=("ragged", "paged")))
 def test_the_columns_counted_are_those_of_the_calls(
     layout: str, call_tokens: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +154,7 @@ def test_the_columns_counted_are_those_of_the_calls(
     assert (padding == 0) == (layout.startswith(("ragged", "paged")) and alone)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, fast=("ragged", "captured")))
 def test_a_layer_with_a_sliding_window_needs_no_more_than_its_window(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

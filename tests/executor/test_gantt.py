@@ -103,7 +103,9 @@ def test_plan_and_run_stand_below_each_other_over_the_same_seconds() -> None:
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
 
 
-@pytest.mark.parametrize(("requests", "slots"), [(1, 1), (50, 4), (2000, 200)])
+@pytest.mark.parametrize(
+    ("requests", "slots"), [(1, 1), (50, 4), pytest.param(2000, 200, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", mostly_slow(["png", "svg"], fast=["svg"]))
 def test_a_picture_of_every_size_is_written(requests: int, slots: int, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"gantt.{kind}"

@@ -48,6 +48,7 @@ def test_a_prompt_of_no_kind_has_no_right_answer() -> None:
         train_speller.right_answer("Write a poem.")
 
 
+@pytest.mark.slow
 def test_most_completions_are_right_in_chat_and_plain() -> None:
     right = train_speller.score(load_model("tiny:speller", device="cpu"), PROMPTS, slots=8)
     assert sum(right) >= 46

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-FAST_IN_A_WINDOW = (*FAST, "bloom", "deepseek-v3", "gemma2", "gpt-oss")
+FAST_IN_A_WINDOW = (*FAST, "bloom", "deepseek-v3")
 
 
 @pytest.mark.parametrize("family", mostly_slow(sorted(set(FAMILIES) - {"xglm"}), FAST_IN_A_WINDOW))

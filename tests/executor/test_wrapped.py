@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from builders import mostly_slow
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
@@ -252,7 +253,7 @@ def adapted(model: Any, **options: Any) -> Any:
     return wrapped.train()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gpt2"], fast=["llama"]))
 def test_a_peft_wrapper_gives_the_tokens_of_its_adapter(family: str) -> None:
     model = loaded(family)
     plain = [generate_alone(model, prompt, 9) for prompt in PROMPTS]

@@ -238,6 +238,7 @@ def test_a_repaired_plan_is_no_worse_than_deciding_afresh_on_the_same_prediction
     assert np.mean(replayed) < np.mean(served_in_order)
 
 
+@pytest.mark.slow
 def test_a_repaired_plan_keeps_to_its_order_where_memory_is_scarce() -> None:
     workload = generate("table3", 0)
     noise = np.random.default_rng(0).normal(0, 0.2, len(workload))

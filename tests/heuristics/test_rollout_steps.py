@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import UNIT, workload_of
+from builders import UNIT, mostly_slow, workload_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +51,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
     return group, step, lengths, draw(st.integers(1, 5))
 
 
-@pytest.mark.parametrize("name", ["fcfs", "fcfs-ski", "learned", "scouts"])
+@pytest.mark.parametrize("name", mostly_slow(["fcfs", "fcfs-ski", "learned", "scouts"], fast=["learned"]))
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=6, deadline=None)
 @given(job=jobs())

@@ -199,6 +199,7 @@ def claimed(prices: GrowthPrices) -> dict[str, Any]:
     return {**between, "token": prices.token, "closed": closed, "open": opened, "end": prices.end}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_any_values_prove_something_true_and_the_checker_says_the_same(seed: int) -> None:

@@ -180,6 +180,7 @@ def first_only(model: LinearModel, limits: Limits) -> LinearResult:
     )
 
 
+@pytest.mark.slow
 def test_a_users_script_compares_own_solvers_on_own_files(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("id,input_tokens,output_tokens\na,10,20\nb,30,5\nc,12,40\n")
     (tmp_path / "knapsack.mps").write_text(KNAPSACK)

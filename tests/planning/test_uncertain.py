@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,7 +180,7 @@ def test_a_plan_of_known_lengths_is_replayed() -> None:
     assert isinstance(following(None, ski_rental_schedule(problem), problem), Replay)
 
 
-@pytest.mark.parametrize("sd", [0.2, 1.0])
+@pytest.mark.parametrize("sd", mostly_slow([0.2, 1.0], fast=[1.0]))
 def test_a_plan_from_predictions_is_not_worse_than_plain_orders_and_its_interval_holds(sd: float) -> None:
     problem, truth = noisy(sd)
     longest = np.full(len(problem), 512)

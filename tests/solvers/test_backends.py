@@ -236,6 +236,7 @@ def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_a
     assert worker.Desk(lambda message: None, None).what_stopped(None) is None
 
 
+@pytest.mark.slow
 @SEVERAL
 def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
     model, start = loads(20, 4)

@@ -138,7 +138,7 @@ def _timeline(devices: int, task: str = "S") -> Timeline:
     return Timeline(costs, Cluster(devices, device.memory), pair)
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("strategy", mostly_slow(Strategy, fast=(Strategy.WAA_M,)))
 def test_the_search_finds_the_exhaustive_best_of_every_strategy(strategy: Strategy) -> None:
     timeline = _timeline(4)
     for degree in (1, 2):
@@ -252,7 +252,7 @@ def test_the_whole_frontier_holds_what_every_search_finds() -> None:
 
 
 @pytest.mark.parametrize("task", mostly_slow(["S", "C1"], fast=["S"]))
-@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("strategy", mostly_slow(Strategy, fast=(Strategy.WAA_M,)))
 def test_the_search_is_exact_on_measured_profiles(task: str, strategy: Strategy, public_data: Path) -> None:
     folders = [public_data / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}" for degree in (1, 2)]
     generator = GENERATORS[f"exegpt-{task}"]

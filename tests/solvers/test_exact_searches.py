@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import limited_problem
+from builders import limited_problem, mostly_slow
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -47,7 +47,7 @@ def scarce_problem(seed: int, count: int, stage: float = 4.0) -> Problem:
     return Problem(Workload.from_lengths(prompts, outputs), cost, 3, kv_capacity=int(peaks[-2:].sum()))
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", mostly_slow(range(4), fast=[0]))
 def test_every_stage_from_every_state_finds_the_optimum_with_every_limit(
     batch: int, optimal_makespan: Optimum
 ) -> None:

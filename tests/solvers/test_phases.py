@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
@@ -75,7 +76,7 @@ def test_a_phase_keeps_the_rules_its_limits_and_the_best_schedule(phase: Phase, 
     assert run.best.steps <= 9, "half of the steps, and the one under way"
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", mostly_slow(PROBLEMS, fast=("memory", "slots")))
 def test_a_search_with_every_phase_off_is_the_best_baseline(name: str) -> None:
     problem, params = PROBLEMS[name], SearchParams(off=tuple(phase.name for phase in PHASES))
     found = search_schedule(problem, iterations=5, params=params)

@@ -171,6 +171,7 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None:
     rng = np.random.default_rng(3)
     decode_steps = np.unique(rng.gamma(1.5, 300, 260).astype(np.int64) + 5)[:240]
