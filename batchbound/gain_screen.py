@@ -70,7 +70,7 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
 
 
 def command_lines(before: str, command: str) -> list[str]:
-    """Return a command after some words, broken into lines of 80 columns."""
+    """Return ``before`` and a shell command in lines of 80 columns."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(lines[-1]) + len(word) + 3 > COLUMNS and lines[-1].strip():

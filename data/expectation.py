@@ -38,7 +38,7 @@ class Expectation:
         ``as-given``. With a queue the plan's schedule only shows the planned lengths.
     patience: Patience of the ski-rental rule that starts prefill stages, or repairs the schedule.
     held_back: Number of the longest requests that a longest-first queue keeps for its end.
-    tail: End of a fleet's queues; None preempts nothing.
+    tail: Preemption at the end of a fleet's queues; None for no preemption.
     error: Stated error of the predictions, as plain JSON values.
     compared: Mean seconds of each compared policy, by name.
     """

@@ -83,7 +83,7 @@ class IterationPlan:
     maker
         Origin of the order.
     counted
-        True if the engine itself counts the prompts' tokens so; else the bound counts one token of each.
+        True if the engine's tokenizer counted the prompts; else the bound counts one token of each.
     cached, shared
         Prompt tokens in a prefix cache, or computed by another request, as in :class:`.Sequences`, shape
         (requests,); None without common prefixes or a prefix cache.
@@ -284,7 +284,7 @@ class IterationPlan:
 
 
 def least_known(output: IntArray, limits: EngineLimits) -> Sequences:
-    """Return the least work on prompts of uncounted tokens."""
+    """Return the least work of completions with one token a prompt."""
     return Sequences(np.ones_like(output), output, exact=limits.kv_tokens is None)
 
 

@@ -108,7 +108,7 @@ class Sequences:
         return rows
 
     def drafted(self, drafts: int) -> Sequences:
-        """Return the sequences with their fewest draws as output.
+        """Return the sequences with their least draws in place of output tokens.
 
         A draw has at most ``drafts + 1`` tokens.
         """
@@ -173,5 +173,5 @@ class Predicted:
 
     @property
     def work(self) -> float:
-        """Iterations, and those that computed tokens amount to at prefill rate."""
+        """Iterations plus computed tokens, in iterations of :data:`TOKENS_PER_ITERATION`."""
         return self.iterations + self.tokens / TOKENS_PER_ITERATION

@@ -120,7 +120,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class FollowedPolicy:
-    """Evicting policy that takes less than the plan's schedule.
+    """Evicting policy that takes less time than the plan's schedule.
 
     seconds: Makespan by the cost model.
     prefill_stages, decode_steps, evictions: Counts of its simulated run.

@@ -143,7 +143,7 @@ def _common(one: IntArray, other: IntArray) -> int:
 
 
 def group_beginnings(workload: Workload) -> tuple[IntArray, IntArray]:
-    """Return the same from the shared tokens of each group."""
+    """Return cached and shared tokens of each prompt, by its group."""
     shared = workload.shared_tokens
     cached = shared.copy()
     order = np.lexsort((-workload.output_tokens, workload.group))

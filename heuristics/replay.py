@@ -145,7 +145,7 @@ class Replay:
         )
 
     def _repair(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
-        """Return planned requests, others for free slots, and fullness."""
+        """Return requests to prefill, their slots, and whether the stage is full."""
         requests: list[int] = members.tolist()
         slots: list[int] = self._slot_of[members].tolist()
         free = state.free_slots

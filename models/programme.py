@@ -97,8 +97,8 @@ class Programme:
     def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
         """Return the columns of least cost, or of a cost below ``enough``.
 
-        A primal simplex goes there from a feasible basis: :data:`STATUS` of each column and of each row. It
-        returns None if there is no optimum.
+        A primal simplex starts from a feasible basis: :data:`STATUS` of each column and of each row. The
+        result is None if there is no optimum.
         """
         solver = self._solver(PRIMAL)
         start = highspy.HighsBasis()

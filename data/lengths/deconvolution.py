@@ -69,7 +69,7 @@ class Deconvolution:
         return shares
 
     def _profile(self) -> tuple[IntArray, FloatArray]:
-        """Return ceilings, as grid points, and their losses of log-likelihood."""
+        """Return candidate ceilings (grid points), and the log-likelihood each loses."""
         middle = np.searchsorted(np.cumsum(self._counts), self._counts.sum() / 2) * self._spacing
         lowest = max(0, min(len(self._grid) - 1, len(self._grid) - 1 - round(middle / self._spacing)))
         ends = np.unique(np.linspace(0, lowest, CEILINGS).astype(np.int64))

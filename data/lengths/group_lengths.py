@@ -30,7 +30,7 @@ class GroupLengths:
 
     @property
     def useful(self) -> bool:
-        """True if several requests share a prompt, so that lengths teach."""
+        """True if several requests share a prompt, so some predict others."""
         return len(self._count) < len(self._group)
 
     def seen(self, request: int, tokens: float) -> None:

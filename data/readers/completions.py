@@ -294,7 +294,7 @@ def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int,
 
 
 def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the same from OpenAI's, Anthropic's or Gemini's output."""
+    """Yield each completion's name and tokens in OpenAI's, Anthropic's or Gemini's output."""
     seen = set[str]()
     for number, line in json_lines(path):
         name = line.get("custom_id", line.get("key"))

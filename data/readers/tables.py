@@ -56,7 +56,7 @@ class TableFormat:
     marks: tuple[str, ...] = ()
 
     def known_by(self, columns: Collection[str]) -> bool:
-        """Return whether the columns hold the layout's marks."""
+        """Return whether a table with these columns may have this layout."""
         return not self.marks or any(mark in columns for mark in self.marks)
 
 

@@ -62,7 +62,7 @@ class FixedProducts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so within a context."""
+        """Use these products in the layers within a context."""
         with restoring(self._restore):
             for module in self._modules:
                 module.__dict__["forward"] = _Forward(module, self._rows)

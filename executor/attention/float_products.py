@@ -124,7 +124,7 @@ class FloatProducts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so within a context."""
+        """Use these products in the layers within a context."""
         with restoring(self._restore):
             for module, forward in self._forwards:
                 module.__dict__["forward"] = forward

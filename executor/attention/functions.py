@@ -38,8 +38,8 @@ class AttentionCall(NamedTuple):
 def grouped_attention(call: AttentionCall) -> torch.Tensor:
     """Attend from one token per row, without repeating grouped keys.
 
-    The query heads that share a key head are taken for queries of one sequence, which is right as long as a
-    single token per row attends and the mask is the same for all heads. Anything else is left to
+    The query heads that share a key head are taken for queries of one sequence, which is right if a
+    single token per row attends, with one mask for all heads. Anything else is left to
     transformers. The result has shape (rows, tokens, heads, head size).
     """
     rows, heads, tokens, size = call.query.shape

@@ -72,7 +72,7 @@ class FusedLayers:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers compute so within a context."""
+        """Use the fused functions within a context."""
         with restoring(self._restore):
             for module, forward in self._norms:
                 module.__dict__["forward"] = forward

@@ -360,7 +360,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def facts_of_bits(model: Any, product_rows: int) -> dict[str, object]:
-    """Return what decides a repeatable run's bits, besides its inputs."""
+    """Return the facts, besides inputs, that determine a repeatable run's bits."""
     import torch
 
     from ..attention.host_kernels import machine_name

@@ -141,7 +141,7 @@ class Journal:
         self._stream.truncate(whole)
 
     def _begin_again(self, header: Mapping[str, object], second: bytes) -> None:
-        """Start over without completions; else refuse another run's journal."""
+        """Start over if the journal is empty; else refuse another run's journal."""
         if not second.endswith(b"\n"):
             self._start()
             return

@@ -25,8 +25,9 @@ AS_PLANNED = 0.02
 class Stretch:
     """Kaplan-Meier distribution of lengths over planned lengths.
 
-    Running completions are censored at their current length. Mass beyond all ended lengths lies at the
-    planned length, or past it beyond the longest: twice as far if none ended, less if more did.
+    Running completions are censored at their current length. The
+    probability of still longer ones lies at the planned length. If some length exceeds its plan, it lies
+    beyond the longest: at twice that if none ended, nearer the more ended.
 
     ended: Length over planned length of each ended completion.
     reached: Length so far over planned length of each running completion.

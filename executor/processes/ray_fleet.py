@@ -311,7 +311,7 @@ class _Serving:
         self._start(k)
 
     def _give_back_unsure(self, k: int) -> None:
-        """Serve elsewhere the requests of an unclear release."""
+        """Serve elsewhere the requests that a replica may have released."""
         if k in self._unsure:
             self._unsure.discard(k)
             self._orphans |= self._held[k]

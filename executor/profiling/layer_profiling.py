@@ -225,10 +225,9 @@ def _used_engine(
 ) -> HuggingFaceEngine:
     """Return an engine with used buffers.
 
-    The requests to measure come after those of a first batch: a batch to encode, done after a decode step; a
-    batch to decode, with requests that run for more than ``decode_steps`` steps unless in ``leaving``; and
-    :data:`BESIDE` further requests. ``leaving`` has the decode steps after which requests are done: first the
-    further ones, then those of the batch.
+    A first batch uses the buffers. Then come a batch to encode, done after a decode step, a batch to decode,
+    and :data:`BESIDE` further requests. The last two run for more than ``decode_steps`` steps, or as many as
+    ``leaving`` says: first for the further requests, then for the batch.
     """
     lengths = spread(length, batch)
     stay = np.full(batch + BESIDE, decode_steps + 1)

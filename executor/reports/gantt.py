@@ -291,7 +291,7 @@ def _headline(panel: Panel) -> str:
 
 
 def _shown(reports: Sequence[Report]) -> list[str]:
-    """Return work, and causes of at least 0.05 %."""
+    """Return work, and causes with at least 0.05 % of the time."""
     return [
         cause
         for cause in (*BUSY, *BUBBLES)

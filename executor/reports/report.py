@@ -178,7 +178,7 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 class _Part:
     """Part of a job on one replica.
 
-    shared: True if others may have done some of its work.
+    shared: True if other replicas may have done some of its work.
     """
 
     trace: Trace
@@ -394,8 +394,8 @@ def _rows(ids: npt.NDArray[np.object_], traces: Sequence[Trace]) -> list[IntArra
 def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     r"""Return the utilization as the hybrid paper counts it (section V).
 
-    The hybrid paper counts so (section V), where a full decode step takes t(J) = 71 ms at J = 200 slots. Such
-    a step holds J times the mean KV cache of an active slot. The makespan is in model seconds, to exclude the
+    There a full decode step takes t(J) = 71 ms at J = 200 slots. It holds J times the mean KV cache of an
+    active slot. The makespan is in model seconds, to exclude the
     model's error. For replicas it is the mean by slots.
     """
     slots = sum(part.trace.slots for part in parts)

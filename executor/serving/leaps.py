@@ -314,14 +314,14 @@ class _Client:
         return range(first, self._next)
 
     def _due(self) -> tuple[int, int]:
-        """Return the next request's sequences, and their room."""
+        """Return the next request's sequences, and its weight in flight."""
         if self._sent is None:
             return 1, 1
         request = self._of[self._next]
         return self._sent.choices[request], self._sent.weight[request]
 
     def _freed(self, finished: Sequence[int]) -> int:
-        """Return the room that ended requests leave."""
+        """Return the weight in flight of the requests that ended."""
         if self._sent is None:
             return len(finished)
         freed = 0

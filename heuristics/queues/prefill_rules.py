@@ -196,8 +196,8 @@ class Lagrangian:
 class Threshold:
     """Rule that waits until enough requests have a free slot.
 
-    share: Enough, as a share of the slots; of fewer waiting requests than that, all of them.
-    count: Enough, as a number of requests; the one reached first decides.
+    share: Requests that are enough, as a share of the slots; all remaining ones if these are fewer.
+    count: Requests that are enough, if fewer than by ``share``; None for no such number.
     """
 
     share: float = 1.0

@@ -195,7 +195,7 @@ class KvLedger:
         return list(found)
 
     def first_guests(self, request: int) -> list[int]:
-        """Return the guests that must leave before the next token."""
+        """Return the guests that must leave before a request's next token."""
         mine = self.guests.get(request)
         if not mine:
             return []

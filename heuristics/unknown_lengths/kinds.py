@@ -1,4 +1,4 @@
-"""Order of requests by kinds: in turn, then longer ones first where that saves."""
+"""Order of requests by kinds: in turn, then longer ones first if that saves steps."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class KindOrder:
 
 
 def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_first: bool) -> QueuePolicy:
-    """Return a fresh policy by kinds, begun by caps or by arrival."""
+    """Return a fresh policy by kinds, initially by caps or by arrival."""
     order = longest_first(problem) if longest_cap_first else arrival_order(problem)
     return QueuePolicy(KindOrder(problem, order, kind, cap), PacedSkiRental(), Admission(problem))
 

@@ -97,7 +97,7 @@ class Learner:
         return self._model
 
     def _wanted(self) -> npt.NDArray[np.bool_] | None:
-        """Return the unfinished groups of single requests; None for all."""
+        """Return which groups are unfinished if each has one request; else None."""
         if self.groups < len(self.group):
             return None
         wanted = np.zeros(self.groups, dtype=np.bool_)

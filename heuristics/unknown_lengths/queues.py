@@ -152,7 +152,7 @@ def moving_average(observed: Observed, groups: int) -> FloatArray:
 def expected_length(observed: Observed, groups: int) -> FloatArray:
     """Return each group's expected length of a new request, shape (groups,).
 
-    All scores are equal, so arrival decides, until a request has ended and the groups are shown to differ:
+    All scores are equal, so arrival decides, until a request has ended and the groups differ. They differ if
     their intraclass correlation is at least :data:`LEAST_SHARE` with probability :data:`SURE`.
     """
     if not observed.ended.any():

@@ -154,7 +154,7 @@ def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Boun
 
 
 def with_differences(known: Known) -> Known:
-    """Add what differences between start times prove."""
+    """Add the curve of the difference-set argument."""
     argument = DifferenceBound(known.problem, known.counts)
     while (curve := argument.prove(known, np.inf)) is not None:
         known = known.with_curves((*known.curves, curve))

@@ -20,8 +20,8 @@ def evicting_bound(problem: Problem) -> Bound:
     these hold as without evictions:
 
     - **slots by memory**: a running request holds its prompt at least;
-    - **stages**: each request has a first prefill, and the first prefills of a stage are as many as slots at
-      most, and fit the token cap and the KV capacity;
+    - **stages**: each request has a first prefill, and those of a stage are as many as slots at most, and fit
+      the token cap and the KV capacity;
     - **decode steps**: those of one request follow one another, and a step serves each slot once and reads no
       more tokens than the KV capacity. A request reads the same tokens in its n-th step, evicted or not;
     - **seconds**: those of a stage do not fall with the tokens that it computes again.

@@ -40,11 +40,13 @@ def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: 
 
 
 class Ends:
-    """Ends of replicas by the prices of their units.
+    """Ends of replicas, as a bound by the prices of their units.
+
+    A replica takes the sum of ``costs`` at least, and the largest ``alone`` plus the sum of ``beside``.
 
     costs: Seconds of each unit's share on each kind of replica, shape (kinds, units).
-    beside, alone: Seconds that a unit adds next to a longer one, and those of the longest one before that,
-    same shape.
+    beside: Seconds that a unit adds next to a longer one, same shape.
+    alone: Further seconds of a unit that is the longest, same shape.
     kind_of: Kind of each replica, shape (replicas,).
     """
 

@@ -57,8 +57,8 @@ def _fewest_steps(
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yield each argument's least decode steps with the claim.
 
-    A slot works on one request at a time, so the steps are at least any bound on the makespan of packing the
-    requests' steps over the slots (the hybrid paper's (26)-(30)).
+    A slot works on one request at a time, so the steps are at least the makespan of packing the requests over
+    the slots (the hybrid paper's (26)-(30)). Any bound on that makespan holds.
     """
     bounded = (lifted_bound if params.lifting else mean_or_longest)(problem.decode_steps, slots)
     yield bounded.value, bounded.witness
@@ -85,15 +85,15 @@ def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, fl
     held, and the sums of active slots and of held tokens over all steps are those of the requests whatever
     the schedule.
 
-    What a stage of prompts :math:`p_i` exceeds the bend b by splits into what each prompt exceeds it by and
-    what is left of them together:
+    The excess of a stage of prompts :math:`p_i` over the bend b is a sum of two: the excesses of single
+    prompts, and that of the prompts cut at b:
 
     .. math:: (\sum_i p_i - b)^+ = \sum_i (p_i - b)^+ + (\sum_i \min(p_i, b) - b)^+ .
 
     If no prompt exceeds b, the first sum is 0 and every :math:`\min(p_i, b)` is :math:`p_i`. If some prompt
-    does, then :math:`\sum_i \min(p_i, b) \ge b`, so both positive parts are what is in them, and
-    :math:`(p_i - b)^+ + \min(p_i, b) = p_i`. Over S stages the first sum is the same for every schedule, and
-    the positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
+    does, then :math:`\sum_i \min(p_i, b) \ge b`, so both positive parts equal their arguments, and
+    :math:`(p_i - b)^+ + \min(p_i, b) = p_i`. Over S stages the first sum is the same for every schedule.
+    The positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
     """
     cost = problem.cost
     prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
@@ -106,9 +106,9 @@ def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, fl
 
 
 def cheapest_stages(problem: Problem, at_least: int) -> int:
-    """Return how many prefill stages, from some number on, cost least.
+    """Return the number of prefill stages, ``at_least`` or more, that costs least.
 
-    These are as few as possible, but for stages that reach beyond the bend of their cost.
+    More than ``at_least`` cost less only if stages reach beyond the bend of their cost.
     """
     if not problem.reaches_bend or at_least >= len(problem):
         return at_least

@@ -66,8 +66,8 @@ def turns_bound(problem: Problem, turns: Turns) -> Bound:
 def longest_conversation(problem: Problem, turns: Turns) -> Bound:
     """Return the seconds of the longest conversation on its own engine.
 
-    Each turn has a prefill stage of at least its own tokens, and one decode step after the other, with at
-    least its own KV cache; between turns lie the pauses.
+    Each turn has a prefill stage of at least its own tokens. Its decode steps follow one another, with at
+    least its own KV cache. Between turns lie the pauses.
     """
     cost, steps = problem.cost, problem.decode_steps
     held = steps * problem.kv_at_start + steps * (steps - 1) // 2

@@ -15,8 +15,8 @@ class PackingBound:
 
     A slot works on one request at a time, so the decode steps are at least the makespan of packing the
     requests over the slots (the hybrid paper's (26)-(30)). Prices refute a number of steps if no requests
-    that fit a slot cost more than a limit, yet all requests together cost more than the limit times the
-    slots. They hold for every number of stages. Dual feasible functions are prices that need no search.
+    that fit a slot cost more than a limit, but all requests cost more than the limit times the slots. They
+    hold for every number of stages. Dual feasible functions are prices that need no search.
     """
 
     name = "packing_prices"

@@ -95,9 +95,9 @@ class StageIntervals:
     .. math:: L(g, u, r) \le J R + g J S + \sum_m u_m (S - m + 1) + r R
 
     at most, and at least the sum where every length may be rounded up to any span for these charges. The
-    requests of a span are then neighbours by length, as any is as well held for a shorter span that is long
-    enough. So a shortest path finds that least sum. Fewer points, empty slots and spans without requests only
-    lower the left or raise the right side.
+    requests of a span are then neighbours by length, as each may take any shorter span that is long
+    enough. So a shortest path finds that least sum. Fewer points, empty slots and spans without requests
+    only lower the left or raise the right side.
 
     lengths: Distinct lengths, ascending, positive, shape (distinct,).
     counts: Number of requests of each length, shape (distinct,).

@@ -20,10 +20,10 @@ BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
 def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, Mapping[str, object]]:
     """Return the fewest prefill stages with their proof.
 
-    A stage prefills at most one request a slot and, under a token cap, at most that many prompt tokens, of
-    which those that requests share are computed once at least. All prompts of a stage are held at once, each
-    as a whole, so the KV capacity caps them too. Stages are thus the bins of a packing, which dual feasible
-    functions bound (``priced``).
+    A stage prefills at most one request a slot. Under a token cap it also computes at most that many prompt
+    tokens; those that requests share are computed at least once. All prompts of a stage are held at once,
+    each as a whole, so the KV capacity caps them too. Stages are thus the bins of a packing, which dual
+    feasible functions bound (``priced``).
     """
     stages, claim = -(-len(problem) // slots), BY_SLOTS
     for pieces, cap, held in _packed(problem):

@@ -23,7 +23,7 @@ FINEST = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Least sum of priced steps and stages.
+    """Inequality that the steps and stages of every schedule fulfil.
 
     worth, step, stage: ``step`` times the steps and ``stage`` times the stages are at least ``worth``.
     """

@@ -15,7 +15,7 @@ PARTS = 65536
 
 @dataclass(frozen=True, slots=True)
 class IntervalClaim:
-    """Decode steps proven for any number of stages, in prices.
+    """Claimed prices that bound the decode steps for every number of stages.
 
     charged: Least sum of slot time and charges of all requests.
     interval: Charge for each interval that a request is held for.
@@ -30,7 +30,7 @@ class IntervalClaim:
     short: int
 
     def decode_steps(self, stages: int) -> int:
-        """Return the decode steps that some stages need."""
+        """Return the least decode steps with this number of stages."""
         charges = self.interval * self.slots * stages
         for number, price in enumerate(self.spans, start=1):
             charges += price * max(0, stages + 1 - number)

@@ -114,8 +114,9 @@ def best_minorant(
 
     longest: Most tokens of a prompt and its completion.
     graph_tokens: Token counts the engine rounds up to, ascending.
-    put_back: Requests may be preempted.
-    raises ValueError: Attention of some operation depends on several prompts at once.
+    put_back: True if requests may be preempted.
+
+    Raises ValueError if attention of some operation depends on several prompts at once.
     """
     parts = _parts(cost, limits, longest, graph_tokens, put_back=put_back)
     launch = cost.attention(0, 0.0, [(0.0, 0.0)])
@@ -325,10 +326,10 @@ def _resumed(cost: LayerCost, budget: int, longest: int) -> _Part:
 
 
 def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: int) -> _Part:
-    """Return the part that decodes add to chunks.
+    """Return the seconds that decodes add to an iteration with chunks.
 
-    Reads that a chunk hides are charged to the chunk. A vertex counts if its box of the grid begins within
-    the KV capacity.
+    Reads that a chunk hides are charged to the chunk. A grid point counts if the point below it in both
+    axes is within the KV capacity.
     """
     chunks = [
         (new, held)

@@ -79,9 +79,9 @@ class RoundRobinRow:
         return np.asarray(self.stages.count * self._encoding.mean[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance with bounds on the others.
+        """Return a batch's performance, and bounds for larger and smaller ones.
 
-        The bounds hold for larger batches, and for smaller ones from ``low`` on.
+        The bound for smaller batches holds from ``low`` on.
         """
         encoding = self._encoding
         encode, slowest = encoding.bounded(low, at)

@@ -39,7 +39,7 @@ class Row(Protocol):
         """Return the seconds to the first token of some batches."""
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance with bounds on the others."""
+        """Return a batch's performance, and bounds for larger and smaller ones."""
 
     def performance(self, batch: int) -> Performance:
         """Return the full performance of an encoding batch."""

@@ -36,9 +36,9 @@ def profile_of_run(
 
     profile: Measured; one without such operations is returned unchanged.
     iterations: Mean decode iterations of a request, :math:`S_D`.
-    handed_over: Another worker encodes (WAA).
+    handed_over: True if another worker encodes (WAA).
     input_tokens: Mean tokens of a prompt; used only under WAA.
-    raises ValueError: The profile lacks the costs of two workers.
+    Raises ValueError if the profile lacks the costs of two workers.
     """
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     if not own:

@@ -113,7 +113,7 @@ class WorkloadAwareRow:
         return np.asarray(self.encoding.count * self._encode[0, batches])
 
     def probe(self, low: int, at: int) -> Probe:
-        """Return a batch's performance with bounds on the others."""
+        """Return a batch's performance, and bounds for larger and smaller ones."""
         batches = np.array([at])
         latency, throughput = self.reach(batches)
         # A lower drift everywhere makes large decode batches less likely against small ones.

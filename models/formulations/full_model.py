@@ -53,8 +53,8 @@ def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
 def bins_needed(problem: Problem) -> int:
     """Return how many bins an optimal schedule can need.
 
-    Every slot can start at once. So the first bin of an optimal schedule prefills one request per slot and
-    every other bin at least one, unless a token cap, the memory or a bend of the cost forbids it.
+    Every slot can start at once. So the first bin of an optimal schedule prefills one request per slot, and
+    every other bin at least one. A token cap, the memory or a bend of the cost may need more bins.
     """
     count = len(problem)
     if problem.prefill_token_cap is not None or problem.kv_capacity is not None or problem.reaches_bend:

@@ -152,7 +152,7 @@ class _Rows:
 
 
 def _steps(distance: float, slope: float, most: int) -> int:
-    """Return a distance in prompts along a line, or the middle."""
+    """Return the prompts that cover a distance, or half of ``most``."""
     if slope <= 0 or not math.isfinite(distance):
         return (most + 1) // 2
     return min(max(1, math.ceil(distance / slope)), (most + 1) // 2 if distance / slope > most else most)

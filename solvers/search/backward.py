@@ -83,7 +83,8 @@ class _Construction:
     """One construction, in decode steps counted back from the end.
 
     requests: Requests to serve, each of a decode step at least.
-    keys: Decode steps of full memory that each may waste before those that waste less, shape (requests,).
+    keys: Waste, in decode steps of full memory, that is subtracted for each when the least waste is chosen;
+        larger is placed sooner, shape (requests,).
     end: Planned decode steps: requests that would need more if they began any later go first.
     """
 

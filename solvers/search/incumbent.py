@@ -118,7 +118,7 @@ class Incumbent:
 
     @property
     def enough(self) -> float:
-        """Seconds of a makespan at which the search ends."""
+        """Makespan in seconds at which the search ends."""
         return self.bound * (1.0 + self._stop.gap)
 
     @property

@@ -34,10 +34,10 @@ class EconoServe:
     most moves to the host.
 
     sizes: Memory kept free.
-    synced: Completions of equal predicted length start as a group, and a new one starts when a group is done
-        (``-SD``); if false, at every iteration (``-D``).
+    synced: True to start completions of equal predicted length as a group, and the next group when one is
+        done (``-SD``); False to start completions at every iteration (``-D``).
     ordered: True if both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
-    lending: Promised but unused memory is lent to completions with computed prompts (the full EconoServe).
+    lending: True to lend promised but unused memory to completions with computed prompts (full EconoServe).
     """
 
     def __init__(

@@ -14,8 +14,8 @@ class EconoServeSizes:
     reserved: Share of the memory kept for prompts, and for completions longer than predicted.
     buffer: Share of a predicted length that a guest may stay beyond it (the paper's b).
     forward_size: Target tokens of an iteration (TFS).
-    raises ValueError: A share is negative, not finite or (except the padding) at least 1, or the forward size
-    is below 1.
+    Raises ValueError if a share is negative, not finite or (except the padding) at least 1, or the forward
+    size is below 1.
     """
 
     padding: float = 0.1

@@ -5,7 +5,8 @@ x / C to the value of the state, so up to a full memory the value can rise along
 :math:`-x (x + k) / (2 k C)`. An end at a full memory that leaves room for L tokens loses the parabola's value
 at L; next to a prefill stage, which fills the room again, it loses :math:`\mu L`, and a start of a tokens
 gains :math:`\mu a`. So closed states are worth the greater of the parabola and the line :math:`-\mu x`, and
-open ones the line that is nowhere below. A stage adds the largest distance between that line and the values.
+open ones the lowest parallel line that is nowhere below. A stage adds the largest distance between that line
+and the values.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _slope(states: GrowthStates, steep: int) -> float:
 
 
 def _steep(known: Known, states: GrowthStates) -> int:
-    """Return about the room with the slope that proves most."""
+    """Return roughly the room whose slope proves most."""
     lost = -_parabola(states, max(1, states.slots - 1), states.last.astype(np.float64))
     best, most = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():

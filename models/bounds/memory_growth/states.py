@@ -1,7 +1,7 @@
 r"""Argument that the KV cache is not always full.
 
-With k running requests the tokens held rise by k a step until one ends, and a request that begins holds less
-than one that ends. Let B be the tokens that k requests read in the next step. Every schedule is a walk over
+With k running requests the tokens held rise by k a step until one ends. A request that begins holds less than
+one that ends. Let B be the tokens that k requests read in the next step. Every schedule is a walk over
 states (B, k) from (0, 0) back to it. States are open within a prefill stage and closed otherwise. A step
 leads from any state to (B + k, k), closed. A stage opens a closed state. In an open state a start leads to
 (B + a, k + 1); in a closed one an end leads to (B - a - n, k - 1), for a request of n steps that reads a
@@ -20,8 +20,8 @@ schedule have
     - \sum_i \max_{B, k} (V(B - a_i - n_i, k - 1) - V(B, k)).
 
 Values are linear in the tokens held between some points, and in k between some numbers. So the maxima are
-taken where either of their terms has a point. Those of starts, ends and stages between two numbers are taken
-at the least and the most requests, over all the tokens that any number between may hold.
+taken where either of their terms has a point. For starts, ends and stages between two numbers, only the least
+and the most requests are tried. They are tried with all the tokens that any number between may hold.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def gained(states: GrowthStates, prices: GrowthPrices) -> tuple[IntArray, IntArr
 
 @dataclass(frozen=True, slots=True)
 class GrowthProof:
-    """Proof that priced steps and stages sum to some worth.
+    """Inequality that the steps and stages of every schedule fulfil.
 
     worth, step, stage: ``step`` times the steps and ``stage`` times the stages are at least ``worth``.
     """

@@ -48,7 +48,8 @@ class Resplit:
 
     The sums of a machine's subsets are the bits of an integer, those of a pair a few shifts of it. A pair's
     subsets of sum x are a subset of sum a of the first and x - a of the second; the sums of a machine are
-    symmetric (a subset's complement is a subset), so what a can be is one shift and one AND of two integers.
+    symmetric, as a subset's complement is a subset. So the possible a are one shift and one AND of two
+    integers.
 
     weights: Weight of each item, shape (n,).
     assignment: Machine of each item to start from, shape (n,).

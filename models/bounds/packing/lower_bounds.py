@@ -73,8 +73,8 @@ def dual_feasible_bound(
 ) -> PartitionBound | None:
     """Return the proof of dual feasible functions beyond ``at_least``, or None.
 
-    A capacity ``C`` is refuted by item prices when no set of items that fits in ``C`` is priced above a
-    limit, yet all items together are priced above ``machines`` times that limit. Prices tried, for every
+    Item prices refute a capacity ``C`` under two conditions. No set of items that fits in ``C`` is priced
+    above a limit. All items together are priced above ``machines`` times that limit. Prices tried, for every
     threshold ``t <= C / 2`` that matters (Martello and Toth's L2; Fekete and Schepers 2001; limit in
     brackets):
 

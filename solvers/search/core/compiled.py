@@ -138,8 +138,8 @@ def call(
 ) -> Found:
     """Run a search from a plan.
 
-    The plan is first step, stage and slot of each request, and the last step. The makespan that is enough
-    counts in decode steps, without the part that all schedules share. An interrupt ends the search, and the
+    The plan is first step, stage and slot of each request, and the last step. The makespan that ends it
+    is in decode steps, without the part that all schedules share. An interrupt ends the search, and the
     caller raises it again.
     """
     core = compiled_core()
@@ -163,9 +163,9 @@ def call(
 
 
 def call_exact(name: str, job: Job, parameters: ExactParameters, allowance: Allowance, best: float) -> Found:
-    """Run an exact search for less than some seconds.
+    """Run an exact search for a makespan below ``best`` seconds.
 
-    The part that all schedules share is excluded.
+    Both exclude the part that all schedules share.
     """
     core = compiled_core()
     assert core is not None, "problems are solved exactly only where there is a library"

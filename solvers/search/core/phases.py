@@ -122,7 +122,7 @@ def _run(
     Offer a search's schedule and return it; then raise an interrupt again.
 
     search: Name, and the moves that one step of a work limit stands for.
-    enough: Seconds of a makespan that end it; by default those of the whole search.
+    enough: Makespan in seconds that ends it; by default that of the whole search.
     """
     best, (name, moves_per_work) = run.best, search
     seed = int(run.rng.integers(2**31))

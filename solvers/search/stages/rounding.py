@@ -99,8 +99,8 @@ def shift_times(
     """Shift stage times to the times that a use of slots needs.
 
     The longest requests take the longest spans; then every stage comes as early as the ends there allow. Then
-    single steps are left out while the requests still fit the spans: for every length at least as many spans
-    as requests have it or more.
+    single steps are left out while the requests still fit the spans: for every length, at least as many spans
+    as requests are that long or longer.
 
     times: Decode steps of the stages and the end, shape (stages + 1,).
     spans, used: Spans, and the slots in each, shape (spans,), no fewer than there are requests.

@@ -210,7 +210,7 @@ def whole_slots(
 def _boxes(
     fractional: FloatArray, lower: FloatArray, rounding: bool
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yield ever wider bounds of whole flows."""
+    """Yield lower and upper bounds on a whole flow, each pair wider."""
     spans = len(fractional)
     nearest, above = lower.copy(), np.full(len(lower), np.inf)
     nearest[:spans] = np.floor(fractional + 1e-7)

@@ -33,7 +33,7 @@ def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) ->
     length. The simplex method starts from prices that rise evenly with time, where few discounts are above
     zero.
 
-    most: Slots from which on the exact number does not matter: prices that prove so many are enough.
+    most: Slots beyond which the exact number does not matter: prices that prove as many are enough.
     """
     spans = Spans.between(times, profile)
     if not spans.hold(profile):

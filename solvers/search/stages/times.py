@@ -177,7 +177,7 @@ class StageTimesSearch:
     def _price(self, times: IntArray, most: float = np.inf) -> SlotPrice | None:
         """Return the price of stage times; keep those with enough slots.
 
-        Beyond ``most`` slots, and those there are, the first prices that prove so are enough.
+        Prices that prove more than ``most`` slots, and more than there are, are not improved further.
         """
         self.priced += 1
         price = slot_price(times, self._profile, max(most, self._costs.slots + 1e-3))
