@@ -71,8 +71,10 @@ class Releasable:
 
     def expanded(self, order: IntArray) -> IntArray:
         """Return the order of completions for an order of requests."""
-        starts = self._starts()
-        return np.concatenate([np.arange(starts[i], starts[i] + self.choices[i]) for i in order])
+        choices = self.choices[order]
+        nth = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
+        rows: IntArray = np.repeat(self._starts()[order], choices) + nth
+        return rows
 
     def _starts(self) -> IntArray:
         starts: IntArray = np.concatenate(([0], np.cumsum(self.choices)[:-1]))

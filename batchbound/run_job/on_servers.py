@@ -472,7 +472,7 @@ def _ordered(
     adapts = "" if planned is None and kind is None else ", adapted to lengths seen"
     return replace(
         job,
-        order=release.order.tolist(),
+        order=release.order,
         slots=slots,
         in_flight=options.in_flight,
         order_name=f"{release.name}{adapts}",

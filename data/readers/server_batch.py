@@ -296,9 +296,16 @@ def planned_lengths(
     By default they are those stated, else the caps; InputError if a request lacks what the source needs.
     """
     batch = ServerBatch.of(requests)
-    known, caps = ([value or None for value in column.tolist()] for column in (batch.stated, batch.caps))
-    source = LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths)
+    every = bool(batch.stated.all())
+    source = LengthSource.parse(("known" if every else "cap") if lengths is None else lengths)
     source = replace(source, longest=longest)
+    most = np.where(batch.caps > 0, batch.caps, LONGEST)
+    most = most if longest is None else np.minimum(most, longest)
+    if source.kind == "known" and every:
+        return np.minimum(batch.stated, most), source
+    if source.kind == "cap" and (longest is not None or batch.caps.all()):
+        return most, source
+    known, caps = ([value or None for value in column.tolist()] for column in (batch.stated, batch.caps))
     # Only a history looks at the prompts.
     says = [request.says for request in requests] if source.kind == "history" else None
     output = source.resolve(batch.names, caps=caps, known=known, prompts=says)

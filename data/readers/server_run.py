@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -15,7 +17,7 @@ import numpy as np
 
 from ..arrays import FloatArray, IntArray
 from ..claims.assumptions import Assumption
-from ..files.disk import InputError, atomic_write, parsed_json, read_text
+from ..files.disk import InputError, atomic_write, parsed_json, read_text, text_lines
 from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, plain, record
 
@@ -98,7 +100,8 @@ class SentRequest:
     lengths: tuple[Count, ...] = ()
 
 
-_COLUMNS = [field.name for field in fields(SentRequest)[1:-1]]
+_FIELDS = [field.name for field in fields(SentRequest)]
+_COLUMNS = _FIELDS[1:-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +123,7 @@ class ServerRun:
     lengths: Estimated tokens of the completions of requests with several, by request; no bound uses them.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     choices: IntArray
     prompt_tokens: IntArray
     completion_tokens: IntArray
@@ -158,31 +161,41 @@ class ServerRun:
             self.run,
             self.assumptions,
         )
-        columns = [getattr(self, name).tolist() for name in _COLUMNS]
+        # Views yield one number at a time; lists would hold an object for each.
+        columns = [getattr(self, name).data for name in _COLUMNS]
         each = (self.lengths.get(k, ()) for k in range(len(self)))
-        requests = (SentRequest(*row) for row in zip(self.ids, *columns, each, strict=True))
+        rows = (dict(zip(_FIELDS, row, strict=True)) for row in zip(self.ids, *columns, each, strict=True))
+        encode = json.JSONEncoder(allow_nan=False).encode
         with atomic_write(path) as stream:
-            for line in (header, *requests):
-                stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
+            stream.writelines(f"{encode(line)}\n" for line in chain([plain(header)], rows))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServerRun:
         """Return the run that :meth:`save` wrote."""
-        lines = read_text(path).rstrip("\n").split("\n")
-        rows = [parsed_json(line, path, line=number, hint=_HINT) for number, line in enumerate(lines, 1)]
-        header = record(ServerRunHeader, rows[0], file=path, line=1)
-        if len(rows) - 1 != header.requests:
-            raise InputError("the file ends before the run does", file=path, hint="Copy it whole.")
-        requests = [
-            record(SentRequest, row, file=path, line=line, hint=_HINT) for line, row in enumerate(rows[1:], 2)
-        ]
-        for line, request in enumerate(requests, 2):
+        lines = enumerate(text_lines(path), 1)
+        header = record(
+            ServerRunHeader, parsed_json(next(lines)[1], path, line=1, hint=_HINT), file=path, line=1
+        )
+        ids, lengths = list[str](), dict[int, tuple[int, ...]]()
+        columns = {name: array.array("d" if name in ("sent", "finished") else "q") for name in _COLUMNS}
+        for line, text in lines:
+            if not text:
+                continue
+            request = record(
+                SentRequest, parsed_json(text, path, line=line, hint=_HINT), file=path, line=line, hint=_HINT
+            )
             if request.server_of >= len(header.servers):
                 what = f"{request.server_of} is not below {len(header.servers)}"
                 raise InputError(what, file=path, where=f"line {line}, field 'server_of'", hint=_HINT)
-        columns = {name: [getattr(request, name) for request in requests] for name in _COLUMNS}
+            if request.lengths:
+                lengths[len(ids)] = request.lengths
+            ids.append(request.id)
+            for name, column in columns.items():
+                column.append(getattr(request, name))
+        if len(ids) != header.requests:
+            raise InputError("the file ends before the run does", file=path, hint="Copy it whole.")
         return cls(
-            ids=tuple(request.id for request in requests),
+            ids=tuple(ids),
             slots=header.slots,
             in_flight=header.in_flight,
             order=header.order,
@@ -190,10 +203,8 @@ class ServerRun:
             servers=header.servers,
             run=header.run,
             assumptions=header.assumptions,
-            lengths={k: request.lengths for k, request in enumerate(requests) if request.lengths},
-            sent=np.array(columns.pop("sent"), dtype=np.float64),
-            finished=np.array(columns.pop("finished"), dtype=np.float64),
-            **{name: np.array(column, dtype=np.int64) for name, column in columns.items()},
+            lengths=lengths,
+            **{name: np.asarray(column) for name, column in columns.items()},
         )
 
 

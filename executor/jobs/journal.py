@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
 import itertools
 import json
@@ -16,6 +17,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 from ...data.files.disk import InputError, unwritable
+from ...data.prompts.names import Names
 
 JOURNAL_VERSION = 2
 
@@ -211,36 +213,38 @@ class Finished(Mapping[str, dict[str, object]]):
     """Completions of a journal by request, read from disk."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at: dict[str, int] = {}
+        self._path, self._names, self._offsets = path, Names(), array.array("q")
 
     def note(self, name: str, offset: int) -> None:
         """Note the offset of a completion's line."""
-        self._at[name] = offset
+        place = self._names.add(name)
+        # The later line of a name replaces the earlier one.
+        self._offsets[place : place + 1] = array.array("q", [offset])
 
     def __getitem__(self, name: str) -> dict[str, object]:
-        offset = self._at[name]
-        with open(self._path, "rb") as lines:
-            return self._read(lines, offset)
+        return next(self.lines([name]))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._at
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._names)
 
     def lines(self, names: Iterable[str]) -> Iterator[dict[str, object]]:
         """Yield the completions of some requests."""
         with open(self._path, "rb") as lines:
             for name in names:
-                yield self._read(lines, self._at[name])
+                place = self._names.find(name)
+                if place is None:
+                    raise KeyError(name)
+                yield self._read(lines, self._offsets[place])
 
     def latest(self, count: int) -> Iterator[tuple[str, dict[str, object]]]:
         """Yield pairs of request and completion, the newest first."""
-        for name in itertools.islice(reversed(self._at), count):
+        for name in itertools.islice(reversed(self._names), count):
             yield name, self[name]
 
     def _read(self, lines: BinaryIO, offset: int) -> dict[str, object]:

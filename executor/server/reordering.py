@@ -48,7 +48,9 @@ class ByPrompts:
     share: Completions that trigger a new order, as a share of the requests left.
     """
 
-    def __init__(self, batch: ServerBatch, order: Sequence[int], planned: IntArray, share: float) -> None:
+    def __init__(
+        self, batch: ServerBatch, order: Sequence[int] | IntArray, planned: IntArray, share: float
+    ) -> None:
         self._choices, self._share, group = batch.choices, share, prompt_groups(batch)
         self._repair = GroupLengths(group, planned)
         self.given = np.asarray(order, dtype=np.int64)
@@ -84,7 +86,7 @@ class ByKinds:
     """
 
     def __init__(
-        self, batch: ServerBatch, order: Sequence[int], kind: IntArray, slots: int, seed: int
+        self, batch: ServerBatch, order: Sequence[int] | IntArray, kind: IntArray, slots: int, seed: int
     ) -> None:
         given = np.asarray(order, dtype=np.int64)
         self._kinds = LearntKinds(given, kind, batch.caps, slots, seed=seed)

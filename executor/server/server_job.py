@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.prompts.names import Names
 from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
@@ -67,7 +68,7 @@ class ServerJob:
     """
 
     requests: Sequence[ServerRequest]
-    order: Sequence[int]
+    order: Sequence[int] | IntArray
     urls: Sequence[str]
     slots: int
     in_flight: int | None = None
@@ -250,15 +251,15 @@ class _Log:
         self._times.extend((one.sent, one.finished))
 
     def record(self, job: ServerJob, counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
-        times = np.array(self._times).reshape(-1, 2)
+        times = np.asarray(self._times).reshape(-1, 2)
         order = np.argsort(times[:, 0], kind="stable")
         sent, finished = times[order].T
-        numbers = np.array(self._numbers, dtype=np.int64).reshape(-1, 5)[order]
-        position, server, failed, prompt, completion = numbers.T
+        numbers = np.asarray(self._numbers).view(np.int64).reshape(-1, 5)
+        position, server, failed, prompt, completion = (column[order] for column in numbers.T)
         # The server counts all prompts of a request together; count the least, one token, for each.
         several = self._batch.several[position]
         return ServerRun(
-            ids=tuple(self._batch.names[i] for i in position.tolist()),
+            ids=Names(self._batch.names[i] for i in position),
             choices=self._batch.choices[position],
             prompt_tokens=np.where(several, np.minimum(prompt, 1), prompt),
             completion_tokens=completion,

@@ -223,9 +223,10 @@ def _slots_only(
     """Return the iterations if only slots and the client limit."""
     ends = [0] * min(limits.sequences, len(order))
     flying: list[int] = []
-    for rows in sequences.rows(limits)[order].tolist():
+    for rows in sequences.rows(limits)[order].data:
         sent = 0 if in_flight is None or len(flying) < in_flight else heapq.heappop(flying) + lag
         end = max(ends[0], sent) + rows
         heapq.heapreplace(ends, end)
-        heapq.heappush(flying, end)
+        if in_flight is not None:
+            heapq.heappush(flying, end)
     return max(ends)
