@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import csv
 import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_json_object, read_text, shown
@@ -28,9 +29,7 @@ from .messages import (
     without_nulls,
     written_conversation,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from .names import Names
 
 _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
 """Names of the files of a split on the hub."""
@@ -80,21 +79,21 @@ def batch_entries(
             yield number, entry
         return
     names, rows = _read(path, columns)
-    if not rows:
-        raise InputError("there is no row", file=path, hint="Give a table with prompts.")
-    cap = columns.cap(names)
-    row_of: dict[str, _Row] = {}
-    for position, (unit, number, values) in enumerate(rows):
+    cap, known, places = columns.cap(names), Names(), array.array("q")
+    for unit, number, values in rows:
         row = _Row(path, f"{unit} {number}", values)
-        name = f"request-{position}" if columns.id is None else row.name(columns.id)
-        first = row_of.setdefault(name, row)
-        if first is not row:
+        name = f"request-{len(places)}" if columns.id is None else row.name(columns.id)
+        first = known.add(name)
+        if first < len(places):
             hint = "Give every request a name of its own."
-            raise row.error(columns.id or "", f"{name!r} already names {first.place}", hint)
+            raise row.error(columns.id or "", f"{name!r} already names {unit} {places[first]}", hint)
+        places.append(number)
         body = row.body(columns, text_only=text_only)
         if cap is not None:
             body["max_tokens"] = row.tokens(cap)
         yield number, {"custom_id": name, "body": body}
+    if not places:
+        raise InputError("there is no row", file=path, hint="Give a table with prompts.")
 
 
 def _has_header(path: str | os.PathLike[str]) -> bool:
@@ -209,7 +208,7 @@ class _Row:
         return number
 
 
-_Rows = Sequence[tuple[str, int, Mapping[str, Any]]]
+_Rows = Iterable[tuple[str, int, Mapping[str, Any]]]
 """Rows: unit of the number, number from one, values by column."""
 
 
@@ -257,20 +256,17 @@ def _read_csv(
 def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> tuple[list[str], _Rows]:
     folder = Path(path)
     files = _dataset_files(folder) if folder.is_dir() else [folder]
-    names: list[str] = []
-    rows: list[tuple[str, int, Mapping[str, Any]]] = []
-    for file in files:
-        names = _arrow_columns(file)
-        if columns is None:
-            break
+    if columns is None:
+        return _arrow_columns(files[0]), ()
+    named = {file: _arrow_columns(file) for file in files}
+    wanted = {}
+    for file, names in named.items():
         columns.check(names, file)
         # Other columns are never read: they may hold images.
-        wanted = [name for name in names if name in {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}]
-        table = _arrow_table(file, wanted)
-        with reading_arrow(file):
-            values = [without_nulls(row) for row in table.to_pylist()]
-        rows += [("row", number, row) for number, row in enumerate(values, len(rows) + 1)]
-    return names, rows
+        asked = {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}
+        wanted[file] = [name for name in names if name in asked]
+    rows = (row for file in files for row in _arrow_rows(file, wanted[file]))
+    return names, (("row", number, without_nulls(row)) for number, row in enumerate(rows, 1))
 
 
 def _arrow_columns(file: Path) -> list[str]:
@@ -285,16 +281,20 @@ def _arrow_columns(file: Path) -> list[str]:
             return list(ipc.open_stream(source).schema.names)
 
 
-def _arrow_table(file: Path, columns: list[str]) -> pa.Table:
-    """Read columns of a Parquet file or of ``datasets``' Arrow file."""
+def _arrow_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file or of ``datasets``' Arrow file, read in batches."""
     import pyarrow as pa
     from pyarrow import ipc, parquet
 
     with reading_arrow(file):
         if file.suffix != ".arrow":
-            return parquet.read_table(local_file(file), columns=columns)
+            with parquet.ParquetFile(local_file(file)) as table:
+                for batch in table.iter_batches(columns=columns):
+                    yield from batch.to_pylist()
+            return
         with pa.memory_map(os.fspath(file)) as source:
-            return ipc.open_stream(source).read_all().select(columns)
+            for batch in ipc.open_stream(source):
+                yield from batch.select(columns).to_pylist()
 
 
 def _dataset_files(folder: Path) -> list[Path]:

@@ -154,7 +154,8 @@ class ServerBatch(Sequence[ServerRequest]):
             model = request.body.get("model")
             self.repeats &= request.body.get("temperature") == 0 or request.body.get("seed") is not None
             self.models.add(model if isinstance(model, str) else None)
-            sent, (flags, *values) = request.sent, _measured(request)
+            sent = request.sent
+            flags, *values = _measured(request, sent.choices)
             self._flags.append(flags | _LOGPROBS * sent.logprobs | _NAMED * sent.named)
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
@@ -216,7 +217,7 @@ class ServerBatch(Sequence[ServerRequest]):
         return os.pread(self._file.fileno(), end - start, start)
 
 
-def _measured(request: ServerRequest) -> tuple[int, ...]:
+def _measured(request: ServerRequest, choices: int) -> tuple[int, ...]:
     """Return a request's flags, choices, prompt tokens, cap, stated length, and its prompt's number."""
     says, prompts = request.says, request.prompts
     # A row without generated tokens takes the iterations of its prompt, as with one token.
@@ -226,7 +227,7 @@ def _measured(request: ServerRequest) -> tuple[int, ...]:
     number = hash(says if isinstance(says, str) else (encoded(says, "sorted"),))
     tokens = min(map(_tokens_of, prompts)) if prompts else len(says) if ids else _tokens_of(says)
     flags = _SEVERAL * bool(prompts) | _IDS * ids
-    return flags, request.choices, tokens, request.max_tokens or least, request.output_tokens or least, number
+    return flags, choices, tokens, request.max_tokens or least, request.output_tokens or least, number
 
 
 def _refuse_infinite(request: ServerRequest, path: str | os.PathLike[str] | None) -> None:
@@ -347,7 +348,8 @@ class _Line(BatchLine):
             hint = "Leave it out: a batch keeps whole completions."
             raise self.error("body.stream", "a streamed completion cannot be kept", hint)
         for field in ("n", *_CAPS):
-            self.whole(body.get(field), f"body.{field}")
+            if field in body:
+                self.whole(body[field], f"body.{field}")
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
         url = self.endpoint(entry.get("url"), body)
         return ServerRequest(name, url, self.number, body, tokens)

@@ -189,13 +189,13 @@ def test_other_columns_of_a_table_are_never_read(tmp_path: Path, monkeypatch: py
     rows = [{"prompt": [{"role": "user", "content": "Hi"}], "images": [{"bytes": b"x" * 99, "path": None}]}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     asked: list[list[str]] = []
-    whole = parquet.read_table
+    batches = parquet.ParquetFile.iter_batches
 
-    def read(path: Path, columns: list[str]) -> Any:
+    def read(file: parquet.ParquetFile, columns: list[str]) -> Any:
         asked.append(columns)
-        return whole(path, columns=columns)
+        return batches(file, columns=columns)
 
-    monkeypatch.setattr(parquet, "read_table", read)
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", read)
     assert read_batch(tmp_path / "t.parquet", PromptColumns("prompt"))[0].messages[0].content == "Hi"
     assert asked == [["prompt"]]
 
