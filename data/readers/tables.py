@@ -185,11 +185,6 @@ def read_table(
     return frame.reset_index(drop=True)
 
 
-def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
-    """Read one column of a table of lengths, as texts."""
-    return _column(path, name)[1]
-
-
 def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
     """Read each row's step from a column, shape (rows,)."""
     table, labels = _column(path, name)

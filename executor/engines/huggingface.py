@@ -228,14 +228,6 @@ class HuggingFaceEngine:
             self.answers[request] = []
             self._residence.drop(request)
 
-    def continue_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Take over tokens decoded elsewhere, before the first stage."""
-        if self._cache is not None:
-            self._cache.begin(np.array(list(tokens), dtype=np.int64))
-        for request, decoded in tokens.items():
-            self.answers[request] = list(decoded)
-        self.recompute()
-
     def give(self, request: int, tokens: Sequence[int]) -> None:
         """Append given tokens to an ended completion, which may continue."""
         if isinstance(self._rule, MixedSampler):

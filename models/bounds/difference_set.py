@@ -148,9 +148,9 @@ class DifferenceBound:
         return Curve("charges", steps.astype(np.int64), charge)
 
 
-def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+def difference_set_bound(problem: Problem) -> Bound:
     """Return the bound of counts and differences of start times."""
-    return with_differences(Known.of(problem, least_counts(problem) if counts is None else counts)).bound()
+    return with_differences(Known.of(problem, least_counts(problem))).bound()
 
 
 def with_differences(known: Known) -> Known:

@@ -11,6 +11,7 @@ import pytest
 
 from batchbound.cli import main
 from batchbound.cli.rollouts import hidden_lengths
+from batchbound.planning import unknown_lengths
 from batchbound.planning.history import History
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
@@ -40,6 +41,12 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample as few sets of lengths as for large jobs."""
+    monkeypatch.setattr(unknown_lengths, "SAMPLES", {})
+
+
 def test_a_hidden_job_stands_between_first_come_and_the_bound_that_knows_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +73,7 @@ def test_the_trace_of_a_hidden_job_is_written_with_every_request(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_sets")
 def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +214,7 @@ def test_a_number_out_of_range_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("few_sets")
 def test_no_longer_completions_are_expected_than_requests_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.requests import read_workload
-from batchbound.data.readers.tables import read_column, read_lengths
+from batchbound.data.readers.tables import read_lengths
 from batchbound.data.workload import Workload
 
 Write = Callable[..., Path]
@@ -110,7 +110,6 @@ def test_parquet_may_hold_the_kinds_that_pandas_has_of_its_own(tmp_path: Path) -
     group = pd.Series(["a", "a"], dtype="category")
     pd.DataFrame({"group": group, "input_tokens": [1, 2], "output_tokens": [1, 2]}).to_parquet(path)
     assert read_workload(path).workload.group.tolist() == [0, 0]
-    assert read_column(path, "group") == ["a", "a"]
 
 
 def test_rows_without_an_answer_are_left_out_only_when_asked(write: Write) -> None:

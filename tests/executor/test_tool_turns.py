@@ -133,7 +133,7 @@ def taught(tokenizer: Any) -> Any:
     )
     model = transformers.LlamaForCausalLM(config)
     rows = [row for word in ASKED for row in conversation(tokenizer, word)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
     width = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([[*one, *[tokenizer.pad_token_id] * (width - len(one))] for one, _ in rows])
     labels = torch.tensor([[*own, *[-100] * (width - len(own))] for _, own in rows])
