@@ -35,7 +35,7 @@ from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.executor.profiling.grid_run import grid, profile
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
 

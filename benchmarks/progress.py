@@ -23,7 +23,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.jobs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import State, Step
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulator import Simulator
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve

@@ -31,7 +31,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 

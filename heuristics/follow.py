@@ -15,7 +15,7 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.prefill_rules import SkiRental
 from .queues.queue_policy import QueuePolicy
 from .registry import policy_named
-from .replay import Replay
+from .replay_and_repair import Replay
 
 
 def plan_policy(plan: Plan, schedule: Schedule, problem: Problem) -> Policy:

@@ -20,7 +20,7 @@ from ...heuristics.fleet.policy import FleetPolicy
 from ...heuristics.fleet.simulation import longest_first_policy
 from ...heuristics.loop import execute
 from ...heuristics.policy import Policy, State, Step
-from ...heuristics.replay import Replay
+from ...heuristics.replay_and_repair import Replay
 from .engine_spec import EngineSpec
 
 _LOG = logging.getLogger(__name__)

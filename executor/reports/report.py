@@ -31,7 +31,7 @@ from ...data.report import (
 from ...data.trace import Trace
 from ...data.workload import Turns, Workload
 from ...heuristics.loop import execute
-from ...heuristics.replay import Replay
+from ...heuristics.replay_and_repair import Replay
 from ...heuristics.simulator import Simulator
 from ...models.bounds.evicting import evicting_bound
 from ...models.bounds.fleet import work_bound

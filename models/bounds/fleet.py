@@ -69,8 +69,8 @@ def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
 def fleet_bound(fleet: Fleet) -> Bound:
     r"""Return the best proven bound on a fleet's makespan without preemption.
 
-    For weights :math:`w_k \ge 0` that add up to one, the makespan is at least the weighted mean of the
-    replicas' times, and each request costs at least its cheapest weighted share:
+    Take weights :math:`w_k \ge 0` that add up to one. The makespan is at least the weighted mean of the
+    replicas' times. Each request costs at least its cheapest weighted share:
 
     .. math:: T \ge \sum_k w_k T_k \ge \sum_k w_k\,\mathrm{busy}_k + \sum_i \min_k w_k c_{ik}
 

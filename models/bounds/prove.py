@@ -48,7 +48,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: Bou
 def bound_within(
     problem: Problem, seconds: float | None, least: float = 0.0, params: BoundParams = ALL_ON
 ) -> tuple[Bound, float | None]:
-    """Bound within a share of the time; return the rest.
+    """Bound a problem within a share of the time; return the time left.
 
     It may take ``least`` seconds in any case; None means no limit.
     """

@@ -158,7 +158,7 @@ class Roofline:
         rate = self.device.flops_at(self.shape.multiply_bits) * self.efficiency.encoding
         return np.asarray(self.shape.prompt_pair_flops * pairs / (rate * self.degree))
 
-    def told_seconds(self, tokens: FloatArray) -> FloatArray:
+    def all_reduce_seconds(self, tokens: FloatArray) -> FloatArray:
         """Return the seconds of a layer's all-reduces by tokens."""
         if self.degree == 1:
             return np.zeros_like(tokens)
@@ -172,7 +172,7 @@ class Roofline:
         """Return the seconds of a token for each sequence."""
         each, held = np.array([float(sequences)]), np.array([float(context)])
         layer = self.layer_seconds(each, prompts=False) + self.decode_attention(each, held)
-        layer = layer + self.told_seconds(each)
+        layer = layer + self.all_reduce_seconds(each)
         return float((self.shape.layers * layer + self.head_seconds(each))[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
@@ -187,8 +187,8 @@ class Roofline:
         decoding = self.layer_seconds(each, prompts=False)
         mixed = self.layer_seconds(each + together * length, prompts=True)
         more = prompts / together * np.maximum(0.0, mixed - decoding)
-        told = self.told_seconds(length) - self.told_seconds(np.zeros(1))
-        more = more + prompts * (self.encode_attention(length) + told)
+        all_reduces = self.all_reduce_seconds(length) - self.all_reduce_seconds(np.zeros(1))
+        more = more + prompts * (self.encode_attention(length) + all_reduces)
         step = self.decode_step(sequences, input_tokens + output_tokens / 2)
         return step + self.shape.layers * float(more[0])
 
@@ -212,8 +212,8 @@ class Roofline:
             ),
         ]  # fmt: skip
         if self.degree > 1:
-            told = self.told_seconds(far[:, 0])
-            operations.append(Operation("synchronisation", "both", ("tokens",), far, told))
+            all_reduces = self.all_reduce_seconds(far[:, 0])
+            operations.append(Operation("synchronisation", "both", ("tokens",), far, all_reduces))
         low, high = ERROR_BAR
         return LayerProfile(
             shape=self.shape,

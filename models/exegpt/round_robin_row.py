@@ -34,7 +34,7 @@ class RoundRobinRow:
         self._copies = timeline.shape.kv_copies(config.tensor_degree if config.tensor_groups else 1)
         self.occupancy = timeline.occupancy(config.decode_steps)
         count = self.stages.count
-        self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_steps)
+        self._encoding = self._with_decode_delay(self.stages.encoding(most, count), config.decode_steps)
         self._mean = self.occupancy.queries / count
         self._deviation = largest(count) * np.sqrt(self.occupancy.spread / count)
         self._context = self.occupancy.context
@@ -47,7 +47,7 @@ class RoundRobinRow:
         phases.ravel()[: len(known)] = known
         self._own = 1.0 - phases.mean(axis=0)
 
-    def _with_what_follows(self, encoding: Encoding, decode_steps: int) -> Encoding:
+    def _with_decode_delay(self, encoding: Encoding, decode_steps: int) -> Encoding:
         """Add the delay of the decode iterations after an encoding."""
         count, first = self.stages.count, slice(WARMING_STEPS)
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)

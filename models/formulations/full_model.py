@@ -237,7 +237,7 @@ def alike(*numbers: IntArray) -> list[IntArray]:
 
 def refuse_literal(problem: Problem, bins: int | None = None) -> None:
     """Raise UnsupportedProblemError if :func:`literal_model` cannot express it."""
-    refuse_unsaid(problem)
+    refuse_unsupported(problem)
     # A line that is steep from the first token on has no bend.
     if problem.reaches_bend and problem.cost.prefill_bend > 0:
         raise UnsupportedProblemError(
@@ -251,7 +251,7 @@ def refuse_literal(problem: Problem, bins: int | None = None) -> None:
 
 def refuse_repaired(problem: Problem) -> None:
     """Raise UnsupportedProblemError if :func:`repaired_model` cannot express it."""
-    refuse_unsaid(problem)
+    refuse_unsupported(problem)
     refuse_large(3 * len(problem) * problem.slots * bins_needed(problem))
 
 
@@ -261,7 +261,7 @@ def refuse_shared(problem: Problem) -> None:
         raise UnsupportedProblemError("this formulation has no equation for prompts that requests share")
 
 
-def refuse_unsaid(problem: Problem) -> None:
+def refuse_unsupported(problem: Problem) -> None:
     """Raise UnsupportedProblemError for arrivals, a KV capacity or shared prompts."""
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("this formulation has no equation for arrival times")

@@ -23,7 +23,7 @@ from .full_model import (
     bins_needed,
     refuse_large,
     refuse_shared,
-    refuse_unsaid,
+    refuse_unsupported,
     without_empty_bins,
 )
 from .full_rows import least_steps
@@ -96,7 +96,7 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
 
 def refuse_slot_free(problem: Problem) -> None:
     """Raise UnsupportedProblemError if :func:`slot_free_model` cannot express it."""
-    refuse_unsaid(problem)
+    refuse_unsupported(problem)
     refuse_large(3 * len(problem) * bins_needed(problem))
 
 

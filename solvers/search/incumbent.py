@@ -135,7 +135,7 @@ class Incumbent:
         return max(self.elapsed / self.seconds, self.steps / self.max_steps)
 
     def offer(self, schedule: Schedule) -> bool:
-        """Keep a valid, better schedule; return whether it was."""
+        """Keep a schedule if it is valid and better; return success."""
         begun = self.elapsed
         schedule = split_stages(self.problem, schedule.without_idle_steps(self.problem))
         makespan = schedule.makespan(self.problem)

@@ -30,7 +30,7 @@ from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import tiny_config
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")

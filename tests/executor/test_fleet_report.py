@@ -23,7 +23,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.processes.ray_fleet import FleetOutcome
 from batchbound.executor.reports.report import plan_report, served_part, simulated
 from batchbound.executor.reports.tables import report_rows
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulate import simulate
 from batchbound.judging import report as report_of
 from batchbound.models.bounds.fleet import fleet_bound

@@ -39,7 +39,7 @@ from batchbound.executor.models.recording import Recorder
 from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.source import build_random
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")

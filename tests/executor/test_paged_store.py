@@ -37,7 +37,7 @@ from batchbound.executor.models.source import load_model
 from batchbound.heuristics.follow import plan_policy
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 CHEAP_STAGES = CostModel(0.001, 1e-6, 0.006, 2e-5)

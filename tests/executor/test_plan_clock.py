@@ -23,7 +23,7 @@ from batchbound.executor.jobs.length_estimator import Stretch
 from batchbound.executor.jobs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import State, Step
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulate import remaining_schedule
 from batchbound.heuristics.simulator import Simulator
 from batchbound.models.bounds.makespan import best_bound

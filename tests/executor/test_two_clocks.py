@@ -20,7 +20,7 @@ from batchbound.executor.reports.gantt import Panel, gantt
 from batchbound.executor.reports.report import in_model_seconds, model_seconds, pace_of, report
 from batchbound.executor.reports.tables import report_rows
 from batchbound.heuristics.loop import execute
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulator import Simulator
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.solvers.search.constructive import ski_rental_schedule

@@ -71,7 +71,7 @@ def test_kernels_of_a_layer_are_those_of_its_parts() -> None:
 def test_squares_of_a_norm_over_all_heads_are_one_more_collective_of_a_layer() -> None:
     of = replace(FULL, collective=0.5)
     plain, across = (
-        Roofline(shape, DEVICE, 2, of, Link("l", 10.0, 0.0, "made up")).told_seconds(np.array([3.0]))[0]
+        Roofline(shape, DEVICE, 2, of, Link("l", 10.0, 0.0, "made up")).all_reduce_seconds(np.array([3.0]))[0]
         for shape in (SHAPE, replace(SHAPE, head_norm=True, norm_across=True))
     )
     assert plain == pytest.approx(2 * (0.5 + 3 * 8 * 2 / 10))

@@ -27,7 +27,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.reports.tables import duration
 from batchbound.heuristics.follow import following, queue_order
 from batchbound.heuristics.loop import schedule_of
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulate import simulate
 from batchbound.planning.uncertain import make_robust_plan
 from batchbound.solvers.result import Limits

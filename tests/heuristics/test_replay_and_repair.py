@@ -17,7 +17,7 @@ from batchbound.heuristics.queues.ordered import Ordered
 from batchbound.heuristics.queues.prefill_rules import PrefillFirst, PrefillRule, SkiRental, Threshold
 from batchbound.heuristics.queues.queue_policy import QueuePolicy
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulate import remaining_schedule, simulate
 
 COST = CostModel(prefill_base=10.0, prefill_per_token=1.0, decode_base=2.0, decode_per_slot=0.5)
