@@ -378,6 +378,19 @@ def test_public_prompts_are_read_or_refused_by_name(inputs: Path, name: str) -> 
         assert records[0].chat_messages[2] == {"role": "tool", "content": "4", "tool_call_id": "c1"}
 
 
+def test_public_bodies_go_to_servers_untouched(inputs: Path) -> None:
+    seen = 0
+    for path in inputs.glob("*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if "body" in rows[0]:
+            batch = read_server_batch(path)
+            assert [json.loads(batch.sent(k).body) for k in range(len(batch))] == [
+                row["body"] for row in rows
+            ]
+            seen += 1
+    assert seen >= 11
+
+
 def test_public_lengths_are_read(inputs: Path) -> None:
     assert read_lengths(inputs / "95_bailian.jsonl").arrival.tolist() == [61.25, 121.25]
     assert len(read_lengths(inputs / "97_vllm_bench.json", drop_unanswered=True)) == 2
