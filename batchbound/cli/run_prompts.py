@@ -298,7 +298,7 @@ def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
         if _caps_differ(plan):
             order = "larger caps first"
         elif kinds := int(kinds_of(records).max(initial=0)):
-            order = f"{kinds + 1} kinds in turn, longer ones first once it saves"
+            order = f"{kinds + 1} kinds of prompts, longer ones first once it saves"
         else:
             order = "first come, first served: no order helps yet"
         return f"{text}, lengths unknown: {order}{_worth(plan)}"

@@ -455,9 +455,7 @@ def _kinds(options: ServerOptions, batch: _Batch, remark: Callable[[str], None])
     count = len(np.unique(kind))
     if count == 1:
         return None
-    remark(
-        f"{count} kinds of requests, sent in turn: longer ones go first once completions show that it saves"
-    )
+    remark(f"{count} kinds of requests: longer ones go first once completions show that it saves")
     return kind
 
 

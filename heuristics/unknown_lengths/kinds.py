@@ -22,6 +22,8 @@ from ..queues.queue_policy import QueuePolicy
 class KindParams:
     """Parameters of an order by kinds, and its least gain.
 
+    blocks: Least distance of a request's place within its kind from its place in the order, as shares, for
+        which kinds start in turn; 1 never starts them so. A mixed order stays as it is.
     scouts: Most requests of each kind that start first; more show the kinds sooner and reorder more.
     fewest: Ended or running completions of a kind before it is separated from the others.
     samples: Most sampled sets of lengths; more decide better and take longer.
@@ -32,6 +34,7 @@ class KindParams:
     growth: Share of new completions that triggers a new order.
     """
 
+    blocks: float = 0.3
     scouts: int = 4
     fewest: int = 2
     samples: int = 24
@@ -59,9 +62,9 @@ class Progress:
 class LearntKinds:
     """Order of requests by the lengths that each kind showed so far.
 
-    Kinds start in turn; longer ones go first as soon as this saves decode steps. One half of the completions
-    gives the order of kinds; lengths sampled from the other half test it, and vice versa. So a chance
-    difference shows no saving, and the kinds stay in turn.
+    Kinds that stand in blocks start in turn. Longer ones go first as soon as this saves decode steps. One
+    half of the completions gives the order of kinds; lengths sampled from the other half test it, and vice
+    versa. So a chance difference shows no saving, and the order stays.
 
     order: Given order, shape (requests,).
     kind: Kind of each request, counted from zero, shape (requests,).
@@ -85,7 +88,7 @@ class LearntKinds:
         self._most = np.where(cap > 0, cap, np.inf)
         self._rng = np.random.default_rng(seed)
         self._place = _place_in_kind(order, kind)
-        mixed = _in_turn(order, kind, cap, self._place)
+        mixed = _in_turn(order, kind, cap, self._place, self._params.blocks)
         # The first few requests of each kind show its length early.
         self.given = mixed[np.argsort(self._place[mixed] >= self._params.scouts, kind="stable")]
         self._due, self._follows = 1, False
@@ -205,12 +208,14 @@ def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
     return place
 
 
-def _in_turn(order: IntArray, kind: IntArray, cap: IntArray, place: IntArray) -> IntArray:
-    """Return the order with the kinds of each cap in turn.
+def _in_turn(order: IntArray, kind: IntArray, cap: IntArray, place: IntArray, blocks: float) -> IntArray:
+    """Return the order with the kinds of each cap in turn, if they stand in blocks.
 
     As long as no kind is known to be longer, the last requests should not all be of one kind.
     """
     share, mixed = (place + 0.5) / np.bincount(kind)[kind], order.copy()
+    if np.abs(share[order] - (np.arange(len(order)) + 0.5) / len(order)).max() < blocks:
+        return mixed
     for one in np.unique(cap):
         at = np.flatnonzero(cap[order] == one)
         mixed[at] = order[at][np.argsort(share[order[at]], kind="stable")]

@@ -91,7 +91,7 @@ def test_kinds_of_prompts_start_in_turn(tmp_path: Path, capsys: pytest.CaptureFi
     lines = [{"custom_id": name, "body": {"prompt": "Count.", "max_tokens": 2}} for name in names]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run(path, "--slots", "2") == 0
-    assert "2 kinds in turn, longer ones first once it saves" in capsys.readouterr().err
+    assert "2 kinds of prompts, longer ones first once it saves" in capsys.readouterr().err
     trace = Trace.load(tmp_path / "trace.jsonl")
     assert sorted(np.argsort(trace.finished, kind="stable")[:2].tolist()) == [0, 8]
 

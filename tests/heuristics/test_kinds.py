@@ -16,7 +16,7 @@ from batchbound.heuristics.queues.ordered import Ordered
 from batchbound.heuristics.queues.prefill_rules import PrefillFirst
 from batchbound.heuristics.queues.queue_policy import QueuePolicy
 from batchbound.heuristics.simulate import simulate
-from batchbound.heuristics.unknown_lengths.kinds import KindOrder, decode_steps_of
+from batchbound.heuristics.unknown_lengths.kinds import KindOrder, LearntKinds, decode_steps_of
 
 
 def steps(kind: IntArray, true: IntArray, cap: int, order: IntArray | None = None) -> int:
@@ -49,6 +49,15 @@ def test_kinds_that_do_not_differ_leave_the_mean_as_it_was() -> None:
         true = rng.integers(1, 100, 60)
         ratios.append(steps(rng.integers(0, 3, 60), true, 100) / steps(true, true, 100, np.arange(60)))
     assert abs(np.mean(ratios) - 1) < 0.03
+
+
+def test_kinds_in_blocks_start_in_turn_and_a_mixed_order_stays() -> None:
+    caps, file = np.full(40, 9), np.arange(40)
+    blocks, mixed = np.repeat([0, 1], 20), np.arange(40) % 2
+    assert LearntKinds(file, blocks, caps, 4).given[8:].tolist() == [
+        one for k in range(4, 20) for one in (k, 20 + k)
+    ]
+    assert LearntKinds(file, mixed, caps, 4).given.tolist() == file.tolist()
 
 
 def test_each_waiting_request_takes_the_first_free_slot() -> None:
