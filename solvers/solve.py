@@ -70,7 +70,7 @@ def solve(
     initial
         Schedule to improve on; ``lpt-ski`` and the literal model take none.
     params
-        Parameters of ``search`` and its bound; other solvers ignore them.
+        Parameters of ``search``, its bound, and ``exact``; other solvers ignore them.
     on_improvement
         Function that ``search`` calls for each better schedule with a
         :class:`~batchbound.solvers.search.incumbent.TracePoint`: seconds since the start, makespan, bound.
@@ -146,7 +146,7 @@ class _Search:
         if not self._few or self._seconds is None or best.good_enough:
             return None
         left = max(LEAST_LEFT, self._seconds - (time.perf_counter() - self._begun))
-        found = solve_small(self._problem, Limits(seconds=left), best.schedule)
+        found = solve_small(self._problem, Limits(seconds=left), best.schedule, task.params.core.exact)
         point = TracePoint(best.elapsed, found.schedule.makespan(self._problem), best.bound)
         if point.makespan < best.makespan and task.on_improvement is not None:
             task.on_improvement(point)
@@ -190,7 +190,7 @@ def _exact(problem: Problem, task: Task) -> Result:
     found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "states"), trivial_bound(problem)
     with suppress(KeyboardInterrupt):
         ours, left = bound_within(problem, limits.seconds)
-        found = solve_small(problem, replace(limits, seconds=left), initial)
+        found = solve_small(problem, replace(limits, seconds=left), initial, task.params.core.exact)
     bound = _bound_after(problem, found, ours)
     return _result(_made(problem, found.schedule), bound, "exact", begun, found.stopped_by, ours)
 

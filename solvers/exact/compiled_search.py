@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -72,12 +71,11 @@ def search_exactly(
     cost, makespan = problem.cost, start.makespan(problem)
     fixed = cost.decode_per_slot * int(problem.decode_steps.sum())
     fixed += cost.decode_per_kv_token * problem.kv_token_steps
-    params = replace(params, tolerance=PRECISION * makespan)
     seconds = math.inf if limits.seconds is None else limits.seconds
     allowance = Allowance(seconds, limits.work, -math.inf)
     columns = _columns(problem)  # C reads them during the call
     job = job_of(problem, columns, slots=problem.slots, kv_capacity=problem.kv_capacity)
-    found = call_exact(_NAMES[argument], job, params, allowance, makespan - fixed)
+    found = call_exact(_NAMES[argument], job, params, allowance, makespan - fixed, PRECISION * makespan)
     best, ended = start, _ENDED[found.ended]
     if np.isfinite(found.cost):
         best = _schedule(problem, found)

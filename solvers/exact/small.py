@@ -10,9 +10,10 @@ from ...data.schedule import Schedule
 from ...models.formulations.full_model import UnsupportedProblemError
 from ..result import Limits, StoppedBy
 from ..search.core.compiled import compiled_core
+from ..search.core.parameters import ExactParameters
 from ..search.core.plans import countable
 from ..search.schedule_search import search_schedule
-from .compiled_search import can_list_orders, can_list_states, search_exactly
+from .compiled_search import EXACT, can_list_orders, can_list_states, search_exactly
 from .outcome import REPEATABLE_STEPS, ExactOutcome
 
 STEPS_PER_REQUEST = 15
@@ -28,7 +29,10 @@ START_SHARE = 0.25
 
 
 def solve_small(
-    problem: Problem, limits: Limits | None = None, start: Schedule | None = None
+    problem: Problem,
+    limits: Limits | None = None,
+    start: Schedule | None = None,
+    params: ExactParameters = EXACT,
 ) -> ExactOutcome:
     """Return an optimal schedule, or the best within the limits.
 
@@ -48,18 +52,18 @@ def solve_small(
     deadline = None if limits.seconds is None else begun + limits.seconds
     start, left = start.without_idle_steps(problem), _left(limits, deadline, 0)
     if not can_list_orders(problem):
-        return search_exactly(problem, "states", left, start)
-    first = search_exactly(problem, "orders", left, start)
+        return search_exactly(problem, "states", left, start, params)
+    first = search_exactly(problem, "orders", left, start, params)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
     left = _left(limits, deadline, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:
-        return search_exactly(problem, "states", left, first.schedule)
+        return search_exactly(problem, "states", left, first.schedule, params)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
     work = REPEATABLE_STEPS["states"]
     seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
     left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
-    again = search_exactly(problem, "states", left, first.schedule)
+    again = search_exactly(problem, "states", left, first.schedule, params)
     return again if again.stopped_by is StoppedBy.PROOF else first
 
 

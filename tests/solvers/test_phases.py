@@ -21,7 +21,7 @@ from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.core.compiled import compiled_core
-from batchbound.solvers.search.core.parameters import CoreParameters, SpanParameters
+from batchbound.solvers.search.core.parameters import CoreParameters, ExactParameters, SpanParameters
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun, TracePoint
 from batchbound.solvers.search.params import ParamsError, SearchParams
 from batchbound.solvers.search.phases import PHASES, Phase
@@ -106,7 +106,7 @@ def test_parameters_come_from_a_file(tmp_path: Path) -> None:
     file.write_text(
         '[search]\noff = ["orders"]\nshare = 0.4\nshares = {spans = 0.7}\nexact_requests = 0\n'
         "[search.core]\nevents_requests = 30\n[search.core.spans]\nstage_bias = 2\n"
-        "[search.core.ruin]\nhot = 0.7\n[bounds]\nlifting = false\n"
+        "[search.core.ruin]\nhot = 0.7\n[search.core.exact]\nbytes = 1\n[bounds]\nlifting = false\n"
     )
     params = SearchParams.from_file(file)
     assert (params.off, params.share, dict(params.shares)) == (("orders",), 0.4, {"spans": 0.7})
@@ -120,6 +120,14 @@ def test_parameters_come_from_a_file(tmp_path: Path) -> None:
     assert (params.bounds.lifting, params.bounds.kv_tokens) == (False, True)
     found = solve(PROBLEMS["slots"], limits=Limits(work=1), params=params)
     assert found.schedule is not None
+
+
+@pytest.mark.skipif(compiled_core() is None, reason="no C++ compiler at installation")
+def test_an_exact_search_gives_up_at_the_memory_of_its_parameters() -> None:
+    problem = Problem(generate("table3", 0, 12), PAPER, 2)
+    little = SearchParams(core=CoreParameters(exact=ExactParameters(bytes=1.0)))
+    found = solve(problem, "exact", limits=Limits(work=100_000), params=little)
+    assert found.stopped_by is StoppedBy.GAVE_UP
 
 
 def test_values_of_the_compiled_search_have_an_effect() -> None:

@@ -88,6 +88,7 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
     expected = [ctypes.sizeof(structure) for structure in (Job, Plan, LimitsStructure)]
     kinds = (SpanParameters, EventParameters, RuinParameters, ExactParameters)
     expected += [doubles * len(fields(kind)) for kind in kinds]
+    expected[-1] += doubles  # the tolerance
     if [core.core_bytes(k) for k in range(len(expected))] != expected:
         raise RuntimeError("the compiled search is of another version: install batchbound again")
     job = [ctypes.POINTER(Job), ctypes.c_void_p, ctypes.POINTER(LimitsStructure)]
@@ -162,15 +163,17 @@ def call(
     return Found(start, stage, costs[0], moves.value, interrupted)
 
 
-def call_exact(name: str, job: Job, parameters: ExactParameters, allowance: Allowance, best: float) -> Found:
+def call_exact(
+    name: str, job: Job, parameters: ExactParameters, allowance: Allowance, best: float, tolerance: float
+) -> Found:
     """Run an exact search for a makespan below ``best`` seconds.
 
-    Both exclude the part that all schedules share.
+    Both exclude the part that all schedules share. Less than ``tolerance`` makes no difference.
     """
     core = compiled_core()
     assert core is not None, "problems are solved exactly only where there is a library"
     start, stage = (np.zeros(job.requests, dtype=np.int32) for _ in range(2))
-    values = astuple(parameters)
+    values = (tolerance, *astuple(parameters))
     stop, moves, ended = ctypes.c_int32(0), ctypes.c_int64(0), ctypes.c_int32(0)
     limits = _limits(allowance, stop)
     arguments = (

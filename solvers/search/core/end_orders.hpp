@@ -669,7 +669,7 @@ class EndOrders : public LayeredSearch {
   bool shared_out(uint32_t waiting, const Endings& now, const Fits& fits, int64_t steps) const {
     int64_t soonest = steps;
     each_of(waiting, [&](int who) { soonest = std::min(soonest, fits[who]); });
-    Shares shares{{}, fits, steps, 0, static_cast<int>(parameters_.tried_shares)};
+    Shares shares{{}, fits, steps, 0, static_cast<int>(parameters_.tried_placements)};
     for (int slot = 0; slot < columns_; slot++) {
       shares.free[slot] = std::max(soonest, slot < now.number ? int64_t{now.each[slot].left} : 0);
       shares.room += steps - shares.free[slot];

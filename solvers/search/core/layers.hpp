@@ -16,7 +16,7 @@ namespace core {
 // Tuned values; the fields and their meaning are those of ExactParameters in parameters.py, in its order.
 struct ExactParameters {
   double tolerance, bytes, beam, wide_beam, even, width, widening, compared, compared_in_beam, set_rows;
-  double tried_shares, improved;
+  double tried_placements, improved;
 };
 
 // Why an exact search ended.

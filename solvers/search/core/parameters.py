@@ -13,7 +13,9 @@ def _check(params: object) -> None:
     for each in fields(params):  # type: ignore[arg-type]
         value = getattr(params, each.name)
         for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, int | float) or (number == 0 and each.name == "new_stage"):
+            if not isinstance(number, int | float) or (
+                number == 0 and each.name in ("new_stage", "improved")
+            ):
                 continue
             most = 1.0 if each.name.endswith(("_share", "_shares")) else math.inf
             if not (0 < number <= most and math.isfinite(number)):
@@ -210,8 +212,6 @@ class RuinParameters:
 class ExactParameters:
     """Values of the two exact searches (``layers.hpp``, ``stage_states.hpp``, ``end_orders.hpp``)."""
 
-    tolerance: float = 0.0
-    """Seconds by which a schedule has to be better; set for each problem."""
     bytes: float = 2.0**30
     """Memory beyond which a search gives up; larger proves more."""
     beam: float = 300.0
@@ -230,15 +230,18 @@ class ExactParameters:
     """States to compare for each that a beam keeps."""
     set_rows: float = 15_000.0
     """Ways to serve sets of one size; more bound better and take longer."""
-    tried_shares: float = 60.0
+    tried_placements: float = 60.0
     """Requests to place on slots before the order is given up."""
     improved: float = 100.0
     """Orders to improve whose schedule costs more than their bound."""
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class CoreParameters:
-    """Values of the three searches, and their shares of time."""
+    """Values of the searches, and their shares of time."""
 
     spans: SpanParameters = field(default_factory=SpanParameters)
     events: EventParameters = field(default_factory=EventParameters)
@@ -247,6 +250,7 @@ class CoreParameters:
         default_factory=lambda: RuinParameters(hot=0.3, cold=0.05, new_stage=0.0)
     )
     """Values of ruin and recreate after spans."""
+    exact: ExactParameters = field(default_factory=ExactParameters)
     many_requests: int = 100
     """Requests from which ``many_bias`` applies."""
     most_requests: int = 1000
