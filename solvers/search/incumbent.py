@@ -200,18 +200,3 @@ class SearchRun:
     rng: np.random.Generator
     core: CoreParameters = field(default_factory=CoreParameters)
     """Parameters of the compiled phases."""
-
-    def repeat(self, budget: Budget, step: Callable[[float], Schedule | None]) -> None:
-        """Offer the schedules of steps until the budget is over.
-
-        Each step takes the share of the budget that is used.
-        """
-        best, took = self.best, 0.0
-        # A step that would probably end late does not begin: for large problems one takes 0.1 s.
-        while not budget.over and best.left >= 0.5 * took:
-            best.steps += 1
-            before = best.elapsed
-            schedule = step(min(1.0, budget.done))
-            if schedule is not None:
-                best.offer(schedule)
-            took = best.elapsed - before

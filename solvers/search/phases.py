@@ -10,7 +10,7 @@ from ...data.problem import Problem
 from .core import phases as core
 from .core.parameters import CoreParameters
 from .incumbent import Budget, SearchRun
-from .prefill_only import StageExchange, evenly_packed
+from .prefill_only import evenly_packed
 from .stages.search import anneal_stage_times, can_anneal_stage_times
 
 MOST_PACKED = 20_000
@@ -54,11 +54,6 @@ def _pack_stages(run: SearchRun, budget: Budget) -> None:
             break
 
 
-def _exchange_stages(run: SearchRun, budget: Budget) -> None:
-    """Move requests between prefill stages and exchange them."""
-    run.repeat(budget, StageExchange(run.problem, run.rng, run.best.schedule).step)
-
-
 def _decodes(problem: Problem) -> bool:
     return bool(problem.decode_steps.any())
 
@@ -81,7 +76,6 @@ def _has_few_stages(problem: Problem) -> bool:
 
 PHASES = (
     Phase("pack_stages", lambda job, _: _only_prefills(job) and len(job) <= MOST_PACKED, _pack_stages),
-    Phase("exchange_stages", lambda job, _: _only_prefills(job), _exchange_stages),
     Phase("stage_times", lambda job, _: _has_few_stages(job), anneal_stage_times, rest_seconds=SPANS_SECONDS),
     Phase("spans", core.only_slots_bind, core.anneal_spans),
     Phase("orders", core.few_under_memory, core.anneal_orders, share=0.6),
