@@ -235,7 +235,7 @@ class Problem(Shown):
     def kv_token_steps(self) -> int:
         r"""KV tokens read over the whole job, the same for every schedule.
 
-        Decode step r of a request reads the prompt and the tokens generated so far, so the sum is
+        Decode step r of a request reads the prompt and the tokens generated so far. So the sum is
         :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` decode steps and :math:`a_i` tokens
         held at first.
         """

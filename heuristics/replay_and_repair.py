@@ -25,8 +25,8 @@ class Replay:
     would reach their peaks together.
 
     Algorithm 1 of the hybrid offline-online paper would serve the slot's own list first, then the longest
-    request of the slot with most left. The longest of all was better for wrong lengths (by 0.4 to 2.7 % at a
-    log-normal error of 0.1), as the plan's lists are no longer balanced then.
+    request of the slot with most left. The longest of all was better for wrong lengths, by 0.4 to 2.7 % at a
+    log-normal error of 0.1. The plan's lists are no longer balanced then.
 
     schedule: Plan of the requests of ``problem``.
     problem: Problem with the lengths as planned.

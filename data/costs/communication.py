@@ -25,9 +25,9 @@ SQUARES = 8
 def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
     """Add tensor-parallel devices' collective operations to a profile.
 
-    A layer all-reduces two arrays, after attention and after the feed-forward part, and the squares of
-    queries and keys if their norm is over all heads. Each iteration all-reduces the embedding and gathers the
-    logits.
+    A layer all-reduces two arrays, after attention and after the feed-forward part. It also all-reduces the
+    squares of queries and keys if their norm is over all heads. Each iteration all-reduces the embedding and
+    gathers the logits.
     """
     degree, shape = profile.tensor_parallel, profile.shape
     if degree == 1 or profile.operation("synchronisation") is not None:

@@ -1,8 +1,8 @@
 """Decode attention in Triton, which reads only the held columns.
 
 Flash decoding: the columns of a row are split among programs, each keeps a running softmax over its part, and
-a second kernel joins the parts. The number of parts is fixed per call, so a row's result depends neither on
-the other rows nor on the order in which programs run.
+a second kernel joins the parts. The number of parts is fixed per call. So a row's result depends neither on
+other rows nor on the order of programs.
 
 This module needs torch and triton when it is imported; with ``TRITON_INTERPRET=1`` set before, it runs on the
 CPU.

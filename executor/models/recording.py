@@ -85,7 +85,7 @@ class Recorder:
         """Record the chosen tokens; logits (rows, vocabulary), chosen (rows,)."""
         import torch
 
-        told = [self._told(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
+        told = [self._scores(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
         own = None
         if len(told) > 1:
             if streams.device not in self._processed:
@@ -134,7 +134,7 @@ class Recorder:
             self._kept.extend(ring.taken())
 
     @staticmethod
-    def _told(
+    def _scores(
         mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Return every token's score, and their normalisation."""

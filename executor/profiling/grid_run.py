@@ -37,10 +37,10 @@ def profile(
 ) -> list[Stage]:
     """Measure the median stages at every point of a grid.
 
-    At a point, as many requests as slots are prefilled in one stage, of lengths spread around their mean, and
-    decoded together, as in a run. Decode steps are timed from the first after the prefill. Then requests
-    leave one by one, after ever more decode steps, so that the cost of a batch change can be separated from
-    that of a decode step. The points are visited in turn for every repeat: a disturbance of the machine hits
+    At a point, one stage prefills a request per slot, of lengths spread around their mean. They decode
+    together, as in a run. Decode steps are timed from the first after the prefill. Then requests
+    leave one by one, after ever more decode steps. This separates the cost of a batch change from that of a
+    decode step. The points are visited in turn for every repeat: a disturbance of the machine hits
     one repeat of many points and the median of none. A first measurement of the largest point is discarded.
     """
     if repeats < 1 or decode_steps < 1:

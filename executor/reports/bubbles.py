@@ -17,8 +17,8 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
 
     They add up to slots x makespan. An occupied slot decodes, is prefilled, is stalled by the prefill of
     others, or idles between two stages (the program's own time). A free slot waits for a prefill while a
-    request waits, idles while none has arrived, and belongs to the tail once no request is left to start. See
-    ``docs/metrics.md``.
+    request waits, and idles while none has arrived. Once no request is left to start, it belongs to the tail.
+    See ``docs/metrics.md``.
     """
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     if not trace.makespan:

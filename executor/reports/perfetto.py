@@ -29,9 +29,9 @@ def save_perfetto(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None
 def chrome_events(trace: Trace, *, replica: int = 0) -> list[Event]:
     """Return a run's Chrome trace events, in microseconds.
 
-    There is a process per replica and a thread per slot. A request is a slice in the thread of its slot, from
-    the start of its (last) prefill stage to its last token, with the prefill nested in it. The stages have a
-    thread of their own after the slots, and two counters show the active slots and the KV cache held.
+    There is a process per replica and a thread per slot. A request is a slice in the thread of its slot. It
+    spans the start of its (last) prefill stage to its last token, with the prefill nested in it. The stages
+    have a thread of their own after the slots, and two counters show the active slots and the KV cache held.
     """
     engine = trace.slots
     events = [_meta("process_name", replica, 0, {"name": f"replica {replica}"})]

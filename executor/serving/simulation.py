@@ -82,7 +82,7 @@ def simulate_serving(
     prefilled: True if prompts are computed elsewhere: the KV cache is only received, with the first token.
     until: Seconds after which nothing new begins.
 
-    Raises ServingError if a request exceeds the device or is left unserved, or a step is invalid, and
+    Raises ServingError if a request exceeds the device or is left unserved, or a step is invalid. Raises
     KvLedgerError if a request holds KV cache that it was not given.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)

@@ -141,8 +141,8 @@ class StageIntervals:
 class IntervalBound:
     """Search for prices of intervals by cutting planes (Kelley 1960).
 
-    The slot time and charges of a solution bound those at any other prices, whatever the number of stages, so
-    the planes of one number serve the next.
+    The slot time and charges of a solution bound those at any other prices and number of stages. So the
+    planes of one number serve the next.
     """
 
     name = "stage_intervals"

@@ -191,8 +191,8 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
 def _computed_once(problem: Problem) -> list[int]:
     """Return the tokens of all pieces, each computed in one stage.
 
-    Those are the tokens that each request has for itself, and the shared beginning of a group, which the
-    stage of at least one of them computes.
+    Those are the tokens that each request has for itself, and the shared beginning of each group. The stage
+    of at least one of its requests computes the latter.
     """
     workload = problem.workload
     shared = {

@@ -31,7 +31,7 @@ def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
     until the next stage. Once the KV capacity no longer matters, a stage only follows the end of a request,
     since it could be earlier otherwise. Two stages with no step between them are one, unless a token cap, a
     bend or a request without steps forbids it. If only slots are scarce and every stage costs the same,
-    requests differ by their steps alone, and no slot stays free while a request waits. The search drops
+    requests differ by their steps alone. No slot then stays free while a request waits. The search drops
     states in which no waiting request has room. It also drops states that cannot become cheaper, by slots,
     KV tokens, the longest request and the cost of stages.
     """

@@ -22,11 +22,11 @@ def profile_of_run(
     r"""Add the operations of phase ``run`` to encode and decode.
 
     Each stage pays the loop around it (``loop``). A request pays for leaving (``leave``) and for storing its
-    completion (``keep``) when it is encoded. A changed decode batch (``change``) and the slow-down of a call
-    after other work (``interrupted``) are paid in the share of decode iterations in which a request
-    completes. Among :math:`B` requests that stay for :math:`S_D` iterations on average, none completes with a
-    chance of about :math:`e^{-B / S_D}`. After an encoding they are always paid, and iterations are slower
-    for a while (``start`` and ``warming``): see :func:`seconds_after_encoding`.
+    completion (``keep``) when it is encoded. Decode iterations in which a request completes pay for a changed
+    decode batch (``change``) and for the slow-down of a call after other work (``interrupted``). Among
+    :math:`B` requests that stay for :math:`S_D` iterations on average, none completes with a chance of about
+    :math:`e^{-B / S_D}`. After an encoding they are always paid, and iterations are slower for a while
+    (``start`` and ``warming``): see :func:`seconds_after_encoding`.
 
     Under WAA every iteration admits :math:`B / S_D` requests. It pays the change, their leaving, the time
     between two iterations (``join``) and the slow-down of the iteration per decoding request (``joined``).
