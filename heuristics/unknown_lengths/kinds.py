@@ -32,17 +32,19 @@ class KindParams:
     margin: Least share of the decode steps that the order must save to be followed.
     sure: Standard errors by which its saving must exceed zero.
     growth: Share of new completions that triggers a new order.
+    pause: New completions per waiting request that trigger it in large jobs, whose orders take long to judge.
     """
 
     blocks: float = 0.3
     scouts: int = 4
     fewest: int = 2
     samples: int = 24
-    draws: int = 100_000
+    draws: int = 20_000
     largest: int = 100_000
     margin: float = 0.005
     sure: float = 2.0
     growth: float = 0.25
+    pause: float = 0.001
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +99,8 @@ class LearntKinds:
         """Return whether enough completions ended for a new order."""
         if ended < self._due:
             return False
-        self._due = int(ended * (1 + self._params.growth)) + 1
+        pause = int(self._params.pause * (len(self.given) - ended))
+        self._due = int(ended * (1 + self._params.growth)) + 1 + pause
         return True
 
     def order(self, now: Progress) -> IntArray | None:
