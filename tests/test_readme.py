@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,33 +31,13 @@ STANDS_FOR = {
     "MODEL": "tiny:llama",
     "--slots 64": "--slots 4",
     "--slots 256": "--slots 4",
-    "--slots 128": "--slots 8",
 }
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the recipes take from elsewhere: prompts, lengths, a cost model, a layer profile."""
-    folder = tmp_path_factory.mktemp("measured")
-    inputs(folder)
-    rows = "".join(f"r{k},{20 + k},{5 + 3 * k % 40}\n" for k in range(40))
-    (folder / "lengths.csv").write_text(f"id,input_tokens,output_tokens\n{rows}", encoding="utf-8")
-    profile = ["profile", "--model", "tiny:llama", "--points", "2", "--repeats", "1", "-o"]
-    assert main([*profile, str(folder / "layers.json"), "--layers"]) == 0
-    assert main([*profile, str(folder / "cost.json")]) == 0
-    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.splitlines()[-1][:30])
-def test_a_recipe_runs_as_it_stands(
-    recipe: str, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "--replicas" in recipe:
-        pytest.importorskip("ray")
-    for file in measured.iterdir():
-        if f"-o {file.name}" not in recipe:
-            shutil.copy(file, tmp_path)
+def test_a_recipe_runs_as_it_stands(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     with FakeServer(slots=4) as server:
         for name, value in (STANDS_FOR | {SERVER: server.url}).items():
