@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -18,15 +19,22 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "transformers.models.llama.modeling_llama", "pandas", "scipy.optimize"]
 )
+_CONTEXT = multiprocessing.get_context
 _STREAMS = ("stdout", "stderr")
 COMMAND = Path(__file__).parent / "command.py"
 """The script of ``batchbound``."""
+
+
+def _context(method: str | None = None) -> BaseContext:
+    """Let the workers of a script, too, begin with torch imported."""
+    return FORKS if method == "spawn" else _CONTEXT(method)
 
 
 def _run(
     script: Path, words: Sequence[str], folder: Path, environment: Mapping[str, str], logs: Path
 ) -> None:
     gc.freeze()
+    vars(multiprocessing)["get_context"] = _context
     for number, name in enumerate(_STREAMS, start=1):
         os.dup2(os.open(logs / name, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
