@@ -150,6 +150,10 @@ def _check_header(kind: type, value: object, file: str | os.PathLike[str] | None
 
 
 def _to_plain(value: Any) -> object:
+    numbers = isinstance(value, np.ndarray) and value.dtype.kind in "fi" and value.ndim == 1
+    if numbers and len(value) > 1 and (value == value[0]).all():
+        # One object for a column of defaults.
+        return plain(value[:1]) * len(value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim == 1:
         return [None if entry == np.inf else entry for entry in value.tolist()]
     if isinstance(value, np.ndarray | np.generic):
