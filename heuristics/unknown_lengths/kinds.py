@@ -29,6 +29,7 @@ class KindParams:
     samples: Most sampled sets of lengths; more decide better and take longer.
     draws: Sampled lengths for one decision; a larger job gets fewer sets, but at least two.
     largest: Most waiting requests for which the order is reconsidered.
+    differ: Least ratio of mean lengths of the longest to the shortest kind for which orders are sampled.
     margin: Least share of the decode steps that the order must save to be followed.
     sure: Standard errors by which its saving must exceed zero.
     growth: Share of new completions that triggers a new order.
@@ -41,6 +42,7 @@ class KindParams:
     samples: int = 24
     draws: int = 20_000
     largest: int = 100_000
+    differ: float = 1.1
     margin: float = 0.005
     sure: float = 2.0
     growth: float = 0.25
@@ -109,6 +111,11 @@ class LearntKinds:
         if not 0 < len(waiting) <= self._params.largest or np.ptp(self._kind[waiting]) == 0:
             return None
         seen, saved = np.flatnonzero(now.running | now.ended), []
+        lengths = self._lengths(seen, now)
+        means = [lengths[kind].mean for kind in np.unique(self._kind[waiting]).tolist()]
+        if max(means) < self._params.differ * min(means):
+            self._follows = False
+            return waiting
         for half in (0, 1):
             mine = self._place[seen] % 2 == half
             learnt_from, held_out = seen[mine], seen[~mine]
@@ -118,7 +125,7 @@ class LearntKinds:
         # An order that is followed already must only stay better.
         enough = 0.0 if self._follows else max(self._params.margin, self._params.sure * error)
         self._follows = mean > enough
-        return self._longest_kinds(waiting, self._lengths(seen, now)) if self._follows else waiting
+        return self._longest_kinds(waiting, lengths) if self._follows else waiting
 
     def _lengths(self, seen: IntArray, now: Progress) -> list[_Lengths]:
         """Return each kind's lengths; rare kinds use those of all."""
