@@ -58,6 +58,9 @@ _OF_LENGTHS = (
 )
 """Keys of a summary that need known lengths."""
 
+_EXPECTED = ("constant", "history", "quantile")
+"""Sources of lengths that completions need not have."""
+
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
@@ -198,6 +201,8 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
     # Caps are not lengths: figures that need lengths are left out.
     left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
     labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
+    if summary.get("lengths") in _EXPECTED:
+        labels = {**_LABELS, "bound_s": "bound, if they hold"}
     for name, label in labels.items():
         value = summary.get(name)
         if value is not None and name not in left_out:
@@ -215,6 +220,8 @@ def _shown(name: str, value: object) -> str:
         return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
         return "unknown: at most as long as each request allows"
+    if name == "lengths" and value in _EXPECTED:
+        return f"expected, by {value}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
