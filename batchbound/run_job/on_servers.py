@@ -176,6 +176,7 @@ class _Batch:
     iterations: Plan for servers; None without one.
     unknown: Number of requests with neither length nor cap.
     earlier: True if an earlier run of these requests gave the lengths.
+    source: Kind of the plan's lengths; None without a plan.
     """
 
     path: Path
@@ -186,6 +187,7 @@ class _Batch:
     iterations: IterationPlan | None = None
     unknown: int = 0
     earlier: bool = False
+    source: str | None = None
 
     def lengths_known(self, options: ServerOptions) -> bool:
         """Return whether a plan, an option, the file or a run gives lengths."""
@@ -200,14 +202,26 @@ class _Batch:
         """
         if self.lengths_known(options) or not self.requests.repeats or _run_of(trace) != run:
             return self
-        if self.requests.choices.max() > 1:
-            return self  # only the sum over a request's completions is known
         ran = ServerRun.load(trace)
-        if len(ran) != len(self.requests) or ran.failed.any() or (ran.completion_tokens < ran.choices).any():
+        if not self.learns_from(ran):
             return self
         output = np.empty_like(self.output)
-        output[ran.position] = -(-ran.completion_tokens // ran.choices)
+        output[ran.position] = ran.completion_tokens
         return replace(self, output=output, unknown=0, earlier=True)
+
+    def learns_from(self, ran: ServerRun) -> bool:
+        """Return whether a run gives each request's length for the next one."""
+        if not self.requests.repeats or len(ran) != len(self.requests):
+            return False
+        # Of several completions only the sum is known.
+        return bool((ran.choices == 1).all() and not ran.failed.any() and (ran.completion_tokens > 0).all())
+
+    def had_lengths(self, options: ServerOptions) -> bool:
+        """Return whether the run's lengths were those of its completions, as far as known."""
+        given = self.source or (options.lengths or "").partition(":")[0]
+        return (
+            given in ("known", "completions") if given else self.earlier or bool(self.requests.stated.all())
+        )
 
     def work(self) -> Releasable:
         """Return the requests with planned lengths, for the simulation."""
@@ -275,6 +289,7 @@ def run_on_servers(
     assumptions = _assumptions(facts, options, batch, remark)
     whole = assumptions[0].basis in ("checked", "stated")
     limits = _limits(options, slots, len(facts), metrics, batch.iterations, whole=whole)
+    best_order = options.order == "auto"
     again = 0 if batch.unknown else _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
@@ -316,8 +331,8 @@ def run_on_servers(
         resumed,
         outcome.failed,
         kv_stated=kv_stated,
-        lengths_known=batch.lengths_known(options),
-        repeats=batch.requests.repeats,
+        lengths_known=batch.had_lengths(options),
+        repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
     )
 
 
@@ -517,18 +532,20 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
     prompts = local_file(options.prompts or source.file(path.resolve().parent))
     refuse_changed(prompts, source)
     requests = read_server_batch(prompts, source.columns, options.defaults)
+    lengths_kind = str(plan.provenance.lengths.get("kind"))
     mixing = isinstance(plan, IterationPlan)
     names = completion_ids(requests) if mixing else list(requests.names)
     if names != plan.workload.ids.tolist():
         raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
     if not isinstance(plan, IterationPlan):
-        return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
+        lengths = plan.workload.output_tokens
+        return _Batch(prompts, requests, lengths, plan_order(plan), slots, source=lengths_kind)
     starts = np.cumsum(requests.choices) - requests.choices
     rank = np.argsort(plan.order)
     output = np.maximum.reduceat(plan.workload.output_tokens, starts)
     # A request is sent when the first of its completions is due.
     order = np.argsort(np.minimum.reduceat(rank, starts), kind="stable")
-    return _Batch(prompts, requests, output, order, slots, plan)
+    return _Batch(prompts, requests, output, order, slots, plan, source=lengths_kind)
 
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:

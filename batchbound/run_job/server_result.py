@@ -42,9 +42,9 @@ class ServerResult:
     kv_stated
         True if the user stated the KV capacity; otherwise the bound ignores it.
     lengths_known
-        True if a plan, an option, the file or an earlier run gave the lengths.
+        True if the lengths were known: stated, or those of an earlier run.
     repeats
-        True if each request is greedy or has a seed, so that lengths repeat in the next run.
+        True if the same command would know the lengths next time, from this run's trace.
     """
 
     requests: int

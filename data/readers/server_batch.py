@@ -118,7 +118,7 @@ class Sent(NamedTuple):
 
 
 _SEVERAL, _IDS, _LOGPROBS, _NAMED = 1, 2, 4, 8
-"""Flags of a request; ``_IDS`` is one whose prompt is token ids."""
+"""Flags of a request; ``_IDS`` marks a prompt of token ids."""
 
 
 class ServerBatch(Sequence[ServerRequest]):

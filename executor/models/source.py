@@ -159,7 +159,7 @@ def load_model(
 
 
 def take_open_format(model: Any) -> bool:
-    """Return True once for a model whose number format is open."""
+    """Return True once for a model with an open number format."""
     found = model in _FORMAT_OPEN
     _FORMAT_OPEN.discard(model)
     return found

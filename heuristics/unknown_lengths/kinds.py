@@ -33,7 +33,7 @@ class KindParams:
     margin: Least share of the decode steps that the order must save to be followed.
     sure: Standard errors by which its saving must exceed zero.
     growth: Share of new completions that triggers a new order.
-    pause: New completions per waiting request that trigger it in large jobs, whose orders take long to judge.
+    pause: New completions per waiting request that trigger it; more spare large jobs slow decisions.
     """
 
     blocks: float = 0.3

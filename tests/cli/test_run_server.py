@@ -191,6 +191,22 @@ def test_the_end_screen_offers_a_second_run_whose_lengths_are_known(
             assert "--overwrite" in said.out
 
 
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [(["--order", "file"], {"temperature": 0}), (["--lengths", "cap"], {"temperature": 0}), ([], {})],
+)
+def test_no_second_run_is_offered_where_it_would_know_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], extra: dict[str, int]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [9] * 5, **extra)
+    with FakeServer(2, gate=5, total=5, lengths={"r0": 1, "r1": 1, "r2": 1, "r3": 1, "r4": 8}) as server:
+        asked = [word for word in run_words(batch, server, *words) if word != "--json"]
+        assert main([*asked, "--slots", "2", "--in-flight", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "20% fewer than this run, if lengths were the same again" in said
+    assert "next time" not in said
+
+
 def test_bodies_pass_through_untouched(tmp_path: Path) -> None:
     extra = {
         "n": 3,

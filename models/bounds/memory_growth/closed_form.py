@@ -60,7 +60,7 @@ def _slope(states: GrowthStates, steep: int) -> float:
 
 
 def _steep(known: Known, states: GrowthStates) -> int:
-    """Return roughly the room whose slope proves most."""
+    """Return roughly the room with the slope that proves most."""
     lost = -_parabola(states, max(1, states.slots - 1), states.last.astype(np.float64))
     best, most = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():
