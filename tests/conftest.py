@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from hypothesis import HealthCheck, settings
 from tiny_optima import grouped_optimum
 
 from batchbound.data.problem import Problem
-from batchbound.solvers.backends.worker import _Call
+from batchbound.solvers.backends.worker import Desk, Outcome, _Call
+from batchbound.solvers.result import Limits
 
 settings.register_profile("batchbound", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("batchbound")
@@ -116,6 +121,39 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None
         monkeypatch.setattr(_Call, step, interrupted)
 
     return pressed
+
+
+@pytest.fixture
+def solve_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Solve in this process, on one thread: a worker takes a second to start, and has tests of its own."""
+
+    def run(
+        module: str,
+        function: str,
+        task: tuple[Any, ...],
+        seconds: float | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        reports: dict[str, object] = {}
+        task = tuple(replace(part, threads=1) if isinstance(part, Limits) else part for part in task)
+
+        def send(message: tuple[str, object]) -> None:
+            if message[0] == "report":
+                assert isinstance(message[1], tuple)
+                reports.update([message[1]])
+
+        meanwhile()
+        desk = Desk(send, None if seconds is None else time.monotonic() + seconds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answer = getattr(importlib.import_module(module), function)(*task, desk)
+        return Outcome(answer, reports, None, 0.0)
+
+    for name in ("mip", "backends.linear"):
+        monkeypatch.setattr(f"batchbound.solvers.{name}.run_in_worker", run)
+    yield
+    # A solver may have left another handler.
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Client, Listener
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +25,16 @@ _CONTEXT = multiprocessing.get_context
 _STREAMS = ("stdout", "stderr")
 COMMAND = Path(__file__).parent / "command.py"
 """The script of ``batchbound``."""
+_CALL = f"""#!{sys.executable} -IS
+import os, sys
+from multiprocessing.connection import Client
+with Client(os.path.join(os.path.dirname(__file__), "calls")) as calls:
+    calls.send((os.getcwd(), dict(os.environ), sys.argv[1:]))
+    code, *said = calls.recv()
+sys.stdout.write(said[0])
+sys.stderr.write(said[1])
+sys.exit(code)
+"""
 
 
 def _context(method: str | None = None) -> BaseContext:
@@ -78,3 +90,34 @@ def ended(
         said = [(logs / stream).read_text(encoding="utf-8") for stream in _STREAMS]
     assert process.exitcode is not None
     return subprocess.CompletedProcess([str(script), *words], process.exitcode, *said)
+
+
+@contextmanager
+def program(folder: Path) -> Iterator[None]:
+    """Make a program ``batchbound`` in a folder for shell scripts; a search of ``plan`` takes a second."""
+    (folder / "batchbound").write_text(_CALL, encoding="utf-8")
+    (folder / "batchbound").chmod(0o755)
+    address = str(folder / "calls")
+
+    def answer() -> None:
+        with Listener(address) as calls:
+            ready.set()
+            while True:
+                with calls.accept() as call:
+                    if (asked := call.recv()) is None:
+                        return
+                    place, environment, words = asked
+                    more = ["--time-limit", "1"] if words[0] == "plan" else []
+                    done = ended(COMMAND, [*words, *more], Path(place), environment)
+                    call.send((done.returncode, done.stdout, done.stderr))
+
+    ready = threading.Event()
+    thread = threading.Thread(target=answer)
+    thread.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        with Client(address) as last:
+            last.send(None)
+        thread.join()

@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from fake_server import FakeServer
-from test_tutorials import inputs
+from scripts import ended, program
+from test_tutorials import ELSEWHERE, inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {
-    "openrlhf_rollout.py": "test_openrlhf.py",
-    "own_loop.py": "test_llm.py",
-    "trl_grpo.py": "test_trl.py",
-    "trl_smollm.py": "test_trl.py",
-    "verl_rollout.py": "test_verl_rollout.py",
-}
 RUN = {
     "audit_lengths.py": [],
     "evaluation.sh": ["tiny:llama", "prompts.jsonl", "4"],
-    "export_mps.sh": [],
+    "export_mps.sh": ["table3:0:4"],
     "own_solver.py": [],
     "parquet_fleet.sh": ["tiny:llama", "questions.parquet", "question", "2", "4"],
     "vllm_order.sh": ["fake", "prompts.jsonl", "4"],
@@ -34,22 +27,21 @@ RUN = {
 NEEDS = {"parquet_fleet.sh": "ray"}
 
 
-def ended(command: list[str], folder: Path, server: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with this interpreter's ``batchbound`` first on the path."""
-    scripts = folder / "bin"
-    scripts.mkdir()
-    program = scripts / "batchbound"
-    run = f'exec "{sys.executable}" -m batchbound "$@"'
-    brief = f'#!/bin/sh\n[ "$1" = plan ] && {run} --time-limit 1\n{run}\n'
-    program.write_text(brief, encoding="utf-8")
-    program.chmod(0o755)
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+def carry_out(name: str, folder: Path, server: str) -> subprocess.CompletedProcess[str]:
+    """Run an example with the tests' ``batchbound`` first on the path."""
+    (folder / "bin").mkdir()
     environment = os.environ | {
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": paths,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "SERVER": server,
     }
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    if name.endswith(".py"):
+        return ended(EXAMPLES / name, RUN[name], folder, environment)
+    with program(folder / "bin"):
+        command = ["bash", str(EXAMPLES / name), *RUN[name]]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        )
 
 
 def test_every_example_is_run_by_some_test() -> None:
@@ -64,9 +56,8 @@ def test_an_example_runs_to_its_end(name: str, tmp_path: Path) -> None:
         pytest.skip(f"needs {NEEDS[name]}")
     inputs(tmp_path)
     pd.DataFrame({"question": [f"Say {k}." for k in range(9)]}).to_parquet(tmp_path / "questions.parquet")
-    interpreter = sys.executable if name.endswith(".py") else "bash"
     with FakeServer(slots=4) as server:
-        done = ended([interpreter, str(EXAMPLES / name), *RUN[name]], tmp_path, server.url)
+        done = carry_out(name, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

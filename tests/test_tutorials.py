@@ -24,6 +24,14 @@ SERVER = "http://127.0.0.1:8000"
 MODEL = "Qwen/Qwen3-0.6B"
 NEEDS = {"grpo": "trl", "lm_eval": "lm_eval", "table": "ray"}
 MOST_COMMANDS = 5
+ELSEWHERE = {
+    "openrlhf_rollout.py": "test_openrlhf.py",
+    "own_loop.py": "test_llm.py",
+    "trl_grpo.py": "test_trl.py",
+    "trl_smollm.py": "test_trl.py",
+    "verl_rollout.py": "test_verl_rollout.py",
+}
+"""Examples, and the tests that run them."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -81,9 +89,10 @@ def carry_out(command: list[str]) -> None:
         arguments = quick(arguments)
         assert main(arguments) == 0, shlex.join(command)
     elif program == "python":
-        if arguments[0] != "-m":
-            arguments[0] = str(ROOT / arguments[0])
-        subprocess.run([sys.executable, *arguments], check=True, timeout=300)
+        if arguments[0] == "-m":
+            subprocess.run([sys.executable, *arguments], check=True, timeout=300)
+        else:
+            assert Path(arguments[0]).name in ELSEWHERE
     else:
         assert program == "pip"  # What is installed is the tests' own matter.
 

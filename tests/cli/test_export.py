@@ -17,6 +17,7 @@ from batchbound.solvers.backends.linear import solve_linear
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 
+pytestmark = pytest.mark.usefixtures("solve_here")
 TINY = ["table3:0:5", "--slots", "2", "--cost", "paper"]
 
 

@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from scripts import COMMAND, begun
 
+from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.expectation import Tail
 from batchbound.data.fleet import Fleet
@@ -47,25 +49,33 @@ SPEC = EngineSpec("tiny:llama", dtype="float64", device="cpu", tier="window")
 def node() -> Iterator[None]:
     """One local Ray for all fleets of these tests; runs in processes of their own start theirs."""
     ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 
 
-@contextlib.contextmanager
-def replicas(count: int, spec: EngineSpec = SPEC, patience: float | None = None) -> Iterator[RayFleet]:
-    made = RayFleet(spec, count, patience=patience)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[RayFleet]:
-    """Three replicas that no test kills."""
-    with replicas(3) as made:
-        yield made
+def alive(node: None) -> Iterator[list[Any]]:
+    """Actors that earlier tests left alive: to start one takes nine CPU seconds."""
+    pool: list[Any] = []
+    yield pool
+    RayFleet.close(SimpleNamespace(actors=pool, _ours=False))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fleet(alive: list[Any], request: pytest.FixtureRequest) -> Iterator[RayFleet]:
+    """Three patient replicas, or as a parameter says; those that die are replaced for the next test."""
+    import ray
+
+    count, patience = getattr(request, "param", (3, None))
+    made = RayFleet(SPEC, max(0, count - len(alive)), patience=patience)
+    made.actors += [alive.pop() for _ in range(count - len(made.actors))]
+    yield made
+    calls = [actor.pid.remote() for actor in made.actors]
+    for actor, call in zip(made.actors, calls, strict=True):
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            ray.get(call)
+            alive.append(actor)
 
 
 def job(count: int, seed: int = 0) -> tuple[Problem, list[list[int]]]:
@@ -172,11 +182,10 @@ def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: 
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_a_killed_actor_loses_no_answer(run: int) -> None:
+def test_a_killed_actor_loses_no_answer(run: int, fleet: RayFleet) -> None:
     problem, prompts = job(300, seed=run)
     rng = np.random.default_rng(run)
-    with replicas(3) as fleet:
-        answers, outcome = served(fleet, problem, prompts, int(rng.integers(1, 200)), int(rng.integers(3)))
+    answers, outcome = served(fleet, problem, prompts, int(rng.integers(1, 200)), int(rng.integers(3)))
     assert sorted(answers) == list(range(300))
     assert [answers[i] for i in range(300)] == alone(problem, prompts)
     assert len(outcome.lost) == 1
@@ -186,41 +195,42 @@ def test_a_killed_actor_loses_no_answer(run: int) -> None:
     assert decode_tokens(outcome) >= int(problem.decode_steps.sum())
 
 
-def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost() -> None:
+@pytest.mark.parametrize("fleet", [(2, None)], indirect=True)
+def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: RayFleet) -> None:
     problem, prompts = job(30)
-    with replicas(2) as fleet:
-        answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
+    answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
     assert len(answers) == 30
     assert list(outcome.lost) == [1]
     assert outcome.traces[1].engine["lost"] == outcome.lost[1]
 
 
-def test_a_fleet_without_replicas_left_says_so() -> None:
+@pytest.mark.parametrize("fleet", [(1, None)], indirect=True)
+def test_a_fleet_without_replicas_left_says_so(fleet: RayFleet) -> None:
     problem, prompts = job(40)
-    with replicas(1) as fleet, pytest.raises(FleetLostError, match="all 1 replicas died"):
+    with pytest.raises(FleetLostError, match="all 1 replicas died"):
         served(fleet, problem, prompts, kill_after=3)
 
 
-def test_what_a_hung_replica_holds_is_served_by_one_that_lives() -> None:
+@pytest.mark.parametrize("fleet", [(2, 5.0)], indirect=True)
+def test_what_a_hung_replica_holds_is_served_by_one_that_lives(fleet: RayFleet) -> None:
     import ray
 
     problem, prompts = job(120)
     answers: dict[int, list[int]] = {}
-    with replicas(2, patience=5.0) as fleet:
-        pids = ray.get([actor.pid.remote() for actor in fleet.actors])
+    pids = ray.get([actor.pid.remote() for actor in fleet.actors])
 
-        def keep(request: int, tokens: list[int]) -> None:
-            assert request not in answers
-            answers[request] = tokens
-            if len(answers) == 3:
-                os.kill(pids[0], signal.SIGSTOP)
+    def keep(request: int, tokens: list[int]) -> None:
+        assert request not in answers
+        answers[request] = tokens
+        if len(answers) == 3:
+            os.kill(pids[0], signal.SIGSTOP)
 
-        try:
-            plan = planned(problem, 2)
-            outcome = fleet.serve(plan.fleet, plan.shares, prompts, problem.workload.output_tokens, keep)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[0], signal.SIGKILL)
+    try:
+        plan = planned(problem, 2)
+        outcome = fleet.serve(plan.fleet, plan.shares, prompts, problem.workload.output_tokens, keep)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
     assert [answers[i] for i in range(120)] == alone(problem, prompts)
     assert outcome.lost == {0: "no report for 5 s"}
 
@@ -237,7 +247,7 @@ def test_a_request_that_the_model_fails_on_stops_a_fleet_by_name(tmp_path: Path)
     spec = EngineSpec(str(tmp_path), dtype="float64", device="cpu", tier="window")
     problem, prompts = job(8)
     fails = r"the model's logits for request 'request-\d+' are not finite"
-    with replicas(2, spec) as fleet, pytest.raises(RunStoppedError, match=fails):
+    with contextlib.closing(RayFleet(spec, 1)) as fleet, pytest.raises(RunStoppedError, match=fails):
         served(fleet, problem, prompts)
 
 
@@ -246,7 +256,6 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
 ) -> None:
     import torch
 
-    from batchbound.cli import main
     from batchbound.executor.models.source import load_model
 
     monkeypatch.chdir(tmp_path)
@@ -279,35 +288,35 @@ def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_recor
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 30)])
+@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 60)])
 def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
-    tmp_path: Path, sent: str, stall: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str, stall: int
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = [{"custom_id": f"r{i}", "body": {"prompt": f"Hi {i}", "max_tokens": 150}} for i in range(400)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "batchbound"]
+    Path("in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     model = ["--model", "tiny:llama"]
-    planned = [*command, "plan", "in.jsonl", *model, "--slots", "2", "--replicas", "2", "--time-limit", "0.2"]
-    subprocess.run(planned, cwd=tmp_path, check=True, capture_output=True)
-    run = [*command, "run", *model, "--pinned", "--stall-seconds", str(stall)]
-    journal = tmp_path / "answers.jsonl.journal"
-    with subprocess.Popen(run, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
-        while running.poll() is None and (not journal.exists() or journal.read_text().count("\n") < 5):
+    assert main(["plan", "in.jsonl", *model, "--slots", "2", "--replicas", "2", "--time-limit", "0.2"]) == 0
+    journal = Path("answers.jsonl.journal")
+    with begun(COMMAND, ["run", *model, "--pinned", "--stall-seconds", str(stall)], tmp_path) as (run, logs):
+        while run.is_alive() and (not journal.exists() or journal.read_text().count("\n") < 5):
             time.sleep(0.2)
         stopped = []
+        assert run.pid is not None
         if sent.startswith("SIGTERM"):
-            running.send_signal(signal.SIGTERM)
+            os.kill(run.pid, signal.SIGTERM)
         else:
             # Both: one that runs on would take over what the other has not begun.
-            stopped = [one for one in descendants(running.pid) if "ReplicaActor" in one.read_text()]
+            stopped = [one for one in descendants(run.pid) if "ReplicaActor" in one.read_text()]
             assert len(stopped) == 2
             for one in stopped:
                 os.kill(int(one.parent.name), signal.SIGSTOP)
-        _, said = running.communicate(timeout=180)
+        run.join(180)
+        said = (logs / "stderr").read_text(encoding="utf-8")
     for one in stopped:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(one.parent.name), signal.SIGKILL)
-    assert running.returncode == 1
+    assert run.exitcode == 1
     why = "the system asked the process to end (SIGTERM)" if not stopped else f"no stage ended for {stall} s"
     assert f"stopped: {why}" in said
     kept = journal.read_text().count("\n") - 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import begun
 
 from batchbound.executor.models.families import UnsupportedModelError
 
@@ -66,28 +67,25 @@ torch.distributed.destroy_process_group()
 @pytest.mark.slow
 # Of the second the output layer has the embedding's weights.
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone(family: str) -> None:
+def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone(
+    family: str, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    processes = []
-    for rank in ("0", "1"):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", SCRIPT.replace("tiny:llama", f"tiny:{family}")],
-                env={**os.environ, **place},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    said = [process.communicate(timeout=240) for process in processes]
-    for process, (out, problems) in zip(processes, said, strict=True):
-        assert process.returncode == 0, problems
-        # Each holds half of the 64 rows of a layer's query weights.
-        assert json.loads(out.splitlines()[-1]) == {"same": [True, True], "held": 32}
+    (script := tmp_path / "script.py").write_text(SCRIPT.replace("tiny:llama", f"tiny:{family}"), "utf-8")
+    with ExitStack() as stack:
+        processes = []
+        for rank in ("0", "1"):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            processes.append(stack.enter_context(begun(script, [], tmp_path, {**os.environ, **place})))
+        for process, logs in processes:
+            process.join(240)
+            assert process.exitcode == 0, (logs / "stderr").read_text(encoding="utf-8")
+            # Each holds half of the 64 rows of a layer's query weights.
+            said = (logs / "stdout").read_text(encoding="utf-8").splitlines()
+            assert json.loads(said[-1]) == {"same": [True, True], "held": 32}
 
 
 def test_an_output_layer_with_the_embeddings_weights_gets_its_own_to_be_shared() -> None:

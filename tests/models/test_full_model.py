@@ -37,6 +37,7 @@ from batchbound.solvers.mip import Formulation, _rule_schedule, solve_full
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
 PAPER = CostModel.paper()
+HERE = pytest.mark.usefixtures("solve_here")
 LONG = Limits(seconds=120.0)
 FORMULATIONS: tuple[Formulation, ...] = ("repaired", "slot-free")
 EXACT: tuple[tuple[Formulation, str], ...] = (
@@ -92,6 +93,7 @@ def makespan_if_less(problem: Problem, bin_of: Sequence[int], starts: list[int],
     return schedule.makespan(problem) if schedule.check(problem) is None else best
 
 
+@HERE
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), [(0, 5), (1, 4), (2, 4)])
 def test_repaired_and_slot_free_and_brute_force_agree(seed: int, count: int) -> None:
@@ -121,6 +123,7 @@ LIMITED: dict[str, dict[str, Any]] = {
 }
 
 
+@HERE
 @pytest.mark.slow
 @pytest.mark.parametrize("more", LIMITED.values(), ids=LIMITED.keys())
 def test_they_agree_too_with(more: dict[str, Any]) -> None:
@@ -134,6 +137,7 @@ def test_they_agree_too_with(more: dict[str, Any]) -> None:
         assert found.bound.seconds == pytest.approx(least)
 
 
+@HERE
 def test_a_request_of_one_token_needs_a_slot_but_no_step() -> None:
     problem = problem_of([10, 10, 10, 10], [1, 1, 1, 4], prefill_emits_first_token=True)
     least = least_makespan(problem)
@@ -144,6 +148,7 @@ def test_a_request_of_one_token_needs_a_slot_but_no_step() -> None:
         solve_full(problem)
 
 
+@HERE
 @pytest.mark.slow
 def test_intervals_keep_the_kv_capacity() -> None:
     """Both long requests together would hold 2 x 19 tokens in their last decode step; 36 keep them apart."""
@@ -173,6 +178,7 @@ def least_makespan_on_grid(problem: Problem) -> float:
     return best
 
 
+@HERE
 def test_the_printed_model_calls_optimal_what_the_referee_rejects() -> None:
     """Nothing in (1)-(25) ties decoding to its place: the optimum decodes before the prefill."""
     cost = CostModel(0.025, 0.00013, 0.029, 0.0)
@@ -190,6 +196,7 @@ def test_the_printed_model_calls_optimal_what_the_referee_rejects() -> None:
     assert found.objective == pytest.approx(least_makespan(problem) - 0.025)
 
 
+@HERE
 def test_the_printed_model_hands_over_no_schedule_that_breaks_a_rule() -> None:
     found = solve_full(problem_of([20, 20, 20, 20], [5, 1, 3, 3]), "literal", backend="highs", limits=LONG)
     assert (found.status, found.schedule, found.bound) == (Status.NO_SOLUTION, None, None)
@@ -197,6 +204,7 @@ def test_the_printed_model_hands_over_no_schedule_that_breaks_a_rule() -> None:
     assert "breaks a rule: " in found.message
 
 
+@HERE
 def test_the_printed_model_says_what_a_schedule_needs_when_all_fit_at_once() -> None:
     problem = problem_of([20, 30], [4, 4])
     found = solve_full(problem, "literal", backend="highs", limits=LONG)
@@ -261,6 +269,7 @@ def test_what_a_backend_begins_from_is_a_solution_of_the_formulations_with(
         assert_solution_of_both(problem, _rule_schedule(problem))
 
 
+@HERE
 def test_a_start_with_too_many_bins_is_refused() -> None:
     problem = problem_of([10, 10, 10], [2, 2, 2], slots=2)
     alone = Schedule([0, 1, 2], [0, 1, 0], [0, 2, 2])  # type: ignore[arg-type]
@@ -272,6 +281,7 @@ def test_a_start_with_too_many_bins_is_refused() -> None:
         solve_full(problem, start=Schedule([0, 0, 0], [0, 1, 1], [2]))  # type: ignore[arg-type]
 
 
+@HERE
 @pytest.mark.slow
 def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_work_limit() -> None:
     rng = np.random.default_rng(4)
@@ -308,6 +318,7 @@ def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> Non
     assert interval_model(problem_of([10], [2])).stage_cost == 25
 
 
+@HERE
 @pytest.mark.slow
 def test_a_cap_that_two_prompts_exceed_has_two_stages_at_one_time() -> None:
     problem = problem_of([10, 10], [3, 3], cost=CostModel(0.1, 0.0, 1.0, 0.0), prefill_token_cap=10)
@@ -317,6 +328,7 @@ def test_a_cap_that_two_prompts_exceed_has_two_stages_at_one_time() -> None:
         assert [found.makespan, found.bound.seconds] == pytest.approx([3.2, 3.2]), backend
 
 
+@HERE
 @pytest.mark.slow
 def test_a_bend_splits_stages_and_only_the_printed_model_has_no_equation_for_it() -> None:
     bent = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)

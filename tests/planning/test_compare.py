@@ -145,6 +145,7 @@ def test_an_unknown_solver_is_refused_before_anything_runs() -> None:
         compare({"a": small(0)}, ["magic"])
 
 
+@pytest.mark.usefixtures("solve_here")
 def test_a_linear_model_goes_to_the_backends_and_to_nobody_else() -> None:
     model = repaired_model(small(0, 2)).model
     comparison = compare({"model": model, "job": small(0)}, ["scip", "policy:fcfs"], Limits(seconds=30.0))
@@ -264,6 +265,7 @@ def test_the_command_writes_tables_and_curves(tmp_path: Path, capsys: pytest.Cap
     assert b"<svg" in files[3].read_bytes()
 
 
+@pytest.mark.usefixtures("solve_here")
 def test_the_command_takes_an_mps_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.mps"
     write_mps(repaired_model(small(0, 3)).model, path)
@@ -296,6 +298,7 @@ def test_wrong_options_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("solve_here")
 def test_a_formulation_that_cannot_say_the_problem_is_a_row_not_an_end() -> None:
     problem = Problem(Workload.from_lengths([3, 3, 3], [4, 4, 4]), CostModel.paper(), slots=3, kv_capacity=10)
     refused, served = compare({"tight": problem}, ["slot-free:highs", "lpt-ski"], Limits(seconds=1)).rows

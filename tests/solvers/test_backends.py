@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,32 +52,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Solve in this process, on one thread: a worker takes a second to start, and has tests of its own."""
-
-    def run(module: str, function: str, task: tuple[Any, ...], seconds: float | None) -> worker.Outcome:
-        reports: dict[str, object] = {}
-        task = tuple(replace(part, threads=1) if isinstance(part, Limits) else part for part in task)
-
-        def send(message: tuple[str, object]) -> None:
-            if message[0] == "report":
-                assert isinstance(message[1], tuple)
-                reports.update([message[1]])
-
-        desk = worker.Desk(send, None if seconds is None else time.monotonic() + seconds)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            answer = getattr(importlib.import_module(module), function)(*task, desk)
-        return worker.Outcome(answer, reports, None, 0.0)
-
-    monkeypatch.setattr("batchbound.solvers.backends.linear.run_in_worker", run)
-    yield
-    # A solver may have left another handler.
-    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
-
-
-HERE = pytest.mark.usefixtures("here")
+HERE = pytest.mark.usefixtures("solve_here")
 LINEAR_AND_WHOLE = pytest.mark.parametrize(
     "backend", mostly_slow(sorted(BACKENDS), fast=("highs", "ortools-cp-sat"))
 )
@@ -192,6 +163,7 @@ def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) 
     assert (found.status, found.stopped_by, found.message) == (Status.UNBOUNDED, StoppedBy.PROOF, "")
 
 
+@HERE
 @pytest.mark.slow
 def test_a_bound_that_cbc_prints_rounded_up_is_below_the_optimum() -> None:
     rng, add = np.random.default_rng(8), ModelBuilder()
@@ -236,6 +208,7 @@ def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_a
     assert worker.Desk(lambda message: None, None).what_stopped(None) is None
 
 
+@HERE
 @pytest.mark.slow
 @SEVERAL
 def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
@@ -325,6 +298,7 @@ def test_the_literal_model_is_solved_by_all_though_not_meant(backend: str) -> No
         assert solve_linear(full.model, backend, ENOUGH).status is Status.OPTIMAL
 
 
+@HERE
 @SEVERAL
 def test_both_bin_packings_agree(backend: str) -> None:
     weights = np.array([7, 5, 4, 4, 3, 1])
