@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
-    from .run_job.on_servers import ServerOptions
+    from .run_job.batch_to_send import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
@@ -114,7 +114,7 @@ _HOMES = {
     "RunParams": ".executor.jobs.params",
     "RunResult": ".run_job.run",
     "Schedule": ".data.schedule",
-    "ServerOptions": ".run_job.on_servers",
+    "ServerOptions": ".run_job.batch_to_send",
     "ServerResult": ".run_job.server_result",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",

@@ -19,7 +19,7 @@ from .data.files.disk import InputError
 from .data.plan import Plan, holds_requests
 from .data.problem import Problem
 from .planning.plan import make_plan
-from .run_job.on_servers import ServerOptions
+from .run_job.batch_to_send import ServerOptions
 from .run_job.options import ModelOptions, RunOptions
 from .run_job.run import RunResult
 from .run_job.run import run as run_plan

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import get_args
 
-from ..run_job.on_servers import Order, ServerOptions
+from ..run_job.batch_to_send import Order, ServerOptions
 from .inputs import columns_of, positive, seconds
 from .parser import Parser
 

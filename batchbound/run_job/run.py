@@ -19,9 +19,10 @@ from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import report
 from ..planning.fleet import shared_out
+from .batch_to_send import ServerOptions
 from .configuration import refuse_unused, serving
 from .load import load_job, prompts_path
-from .on_servers import ServerOptions, ServerWatching, run_on_servers
+from .on_servers import ServerWatching, run_on_servers
 from .options import ModelOptions, RunOptions
 from .outputs import RunFiles, finished_before, run_digest, run_identity
 from .server_result import ServerResult

@@ -29,7 +29,7 @@ from batchbound.executor.server.connection import Response
 from batchbound.executor.server.dispatch import Dispatch
 from batchbound.executor.server.reply import Kind, Reply
 from batchbound.executor.server.server_job import ServerJob
-from batchbound.run_job.on_servers import ServerOptions
+from batchbound.run_job.batch_to_send import ServerOptions
 from batchbound.run_job.run import run
 
 

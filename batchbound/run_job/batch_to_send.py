@@ -1,0 +1,274 @@
+"""Requests to send to servers, their plan, and the options of sending."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from ..data.arrays import IntArray
+from ..data.files.disk import InputError, read_json_object, read_text
+from ..data.files.sources import local_file
+from ..data.iteration_plan import IterationPlan, load_plan
+from ..data.iterations import sequences_of
+from ..data.plan import Plan, holds_requests
+from ..data.prompts.columns import PromptColumns
+from ..data.prompts.table import is_prompt_table
+from ..data.readers.server_batch import ServerBatch, completion_ids, planned_lengths, read_server_batch
+from ..data.readers.server_run import ServerRun
+from ..executor.jobs.params import RunParams
+from ..planning.release import Releasable, plan_order
+from .load import refuse_changed
+from .options import file_of, params_of
+
+Order = Literal["auto", "plan", "longest", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Servers that complete a batch, and options of sending.
+
+    Parameters
+    ----------
+    urls
+        Addresses ``http://HOST:PORT`` of the servers, replicas of one another.
+    model
+        Name that replaces every request's model; None to keep them.
+    prompts
+        File of the planned prompts, if moved.
+    columns
+        Columns of a table of prompts that is sent without a plan.
+    lengths
+        Completion lengths of a batch file, as in ``plan --lengths``; by default those stated, else those of
+        an earlier run of the same requests.
+    kv_tokens
+        KV capacity of each engine in tokens. By default the plan's; the server's own counts only for a model
+        without sliding windows.
+    slots
+        Slots of each engine; by default the plan's or the server's.
+    in_flight
+        Completions in flight on each server; by default nine eighths of the slots, more if its queue empties.
+    order
+        Order of the requests; ``"auto"`` chooses the one of fewest simulated iterations.
+    batched_tokens
+        Maximum tokens per iteration; by default 2048 in the simulation and no limit in the bound.
+    timeout
+        Time limit of a request in seconds; by default that of ``params``.
+    attempts
+        Attempts at a request if the server is busy or fails with a 5xx; by default those of ``params``.
+    outage
+        Seconds without a reachable server until the run stops; by default those of ``params``.
+    deadline
+        Seconds until the run ends; unfinished requests are marked ``batch_expired``.
+    body
+        JSON file of fields to add to request bodies that lack them.
+    seed
+        Seed of shuffled orders and of the waits between attempts.
+    params
+        Parameters that tune the run, or a TOML file of them.
+
+    Raises
+    ------
+    ValueError
+        If no server is named, or the order is unknown.
+    """
+
+    urls: tuple[str, ...]
+    model: str | None = None
+    prompts: str | None = None
+    columns: PromptColumns | None = None
+    lengths: str | None = None
+    kv_tokens: int | None = None
+    slots: int | None = None
+    in_flight: int | None = None
+    order: Order = "auto"
+    batched_tokens: int | None = None
+    timeout: float | None = None
+    attempts: int | None = None
+    outage: float | None = None
+    deadline: float | None = None
+    body: str | None = None
+    seed: int = 0
+    params: RunParams | str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.urls or isinstance(self.urls, str):
+            raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
+        if self.order not in get_args(Order):
+            raise ValueError(f"the order {self.order!r} is not one of {', '.join(get_args(Order))}")
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """Fields to add to request bodies that lack them."""
+        return {} if self.body is None else read_json_object(Path(self.body))
+
+    @property
+    def tuned(self) -> RunParams:
+        """Parameters of the run, with the options of time and retries."""
+        params = params_of(self.params)
+        patience = params.patience
+        if self.attempts is not None:
+            patience = replace(patience, attempts=self.attempts)
+        if self.outage is not None:
+            patience = replace(patience, outage_seconds=self.outage)
+        seconds = params.request_seconds if self.timeout is None else self.timeout
+        return replace(params, patience=patience, request_seconds=seconds)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that a run reads, except the batch."""
+        for text in filter(None, (self.prompts, self.lengths, self.body, file_of(self.params))):
+            for name in {text, text.rpartition(":")[2]}:
+                if Path(name).is_file():
+                    yield Path(name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Requests to send, and their plan.
+
+    path: File of the requests.
+    requests: Requests in the order of the file.
+    output: Planned tokens of each completion, shape (requests,).
+    planned: Positions of the requests in the plan's order; None without a plan.
+    slots: Slots of the plan; None without one.
+    iterations: Plan for servers; None without one.
+    unknown: Number of requests with neither length nor cap.
+    earlier: True if an earlier run of these requests gave the lengths.
+    source: Kind of the plan's lengths; None without a plan.
+    """
+
+    path: Path
+    requests: ServerBatch
+    output: IntArray
+    planned: IntArray | None
+    slots: int | None
+    iterations: IterationPlan | None = None
+    unknown: int = 0
+    earlier: bool = False
+    source: str | None = None
+
+    def lengths_known(self, options: ServerOptions) -> bool:
+        """Return whether a plan, an option, the file or a run gives lengths."""
+        stated = self.planned is not None or options.lengths is not None or self.earlier
+        return stated or bool(self.requests.stated.any())
+
+    def with_earlier(self, options: ServerOptions, trace: Path, run: str) -> Batch:
+        """Return the batch with the lengths of an earlier run, if they repeat.
+
+        trace: Trace of the earlier run.
+        run: Digest of this run, which the earlier one must have.
+        """
+        if self.lengths_known(options) or not self.requests.repeats or run_of(trace) != run:
+            return self
+        ran = ServerRun.load(trace)
+        if not self.learns_from(ran):
+            return self
+        output = np.empty_like(self.output)
+        output[ran.position] = ran.completion_tokens
+        return replace(self, output=output, unknown=0, earlier=True)
+
+    def learns_from(self, ran: ServerRun) -> bool:
+        """Return whether a run gives each request's length for the next one."""
+        if not self.requests.repeats or len(ran) != len(self.requests):
+            return False
+        # Of several completions only the sum is known.
+        return bool((ran.choices == 1).all() and not ran.failed.any() and (ran.completion_tokens > 0).all())
+
+    def had_lengths(self, options: ServerOptions) -> bool:
+        """Return whether the run's lengths were those of its completions, as far as known."""
+        given = self.source or (options.lengths or "").partition(":")[0]
+        return (
+            given in ("known", "completions") if given else self.earlier or bool(self.requests.stated.all())
+        )
+
+    def work(self) -> Releasable:
+        """Return the requests with planned lengths, for the simulation."""
+        if self.iterations is not None:
+            plan = self.iterations
+            request = np.repeat(np.arange(len(self.requests)), self.requests.choices)
+            rows = sequences_of(
+                plan.workload.input_tokens, plan.workload.output_tokens, plan.cached, plan.shared
+            )
+            return Releasable.of_rows(rows, request, exact=plan.provenance.lengths.get("kind") == "known")
+        return Releasable(
+            self.requests.prompt_tokens,
+            self.output,
+            self.requests.choices,
+            exact=self.earlier or bool(self.requests.stated.all()),
+        )
+
+
+def read_batch(path: Path, options: ServerOptions) -> Batch:
+    """Read a plan or a file of requests."""
+    if options.columns is not None or not _is_plan(path):
+        if options.prompts is not None:
+            raise InputError("--prompts is for a plan", hint="Leave it out.")
+        if options.order == "plan":
+            hint = "Plan first with `batchbound plan`, or choose another order."
+            raise InputError("--order plan needs a plan", file=path, hint=hint)
+        requests = read_server_batch(path, options.columns, options.defaults)
+        known = np.where(requests.stated > 0, requests.stated, requests.caps)
+        unknown = int((known == 0).sum())
+        if unknown and options.lengths is None and options.order in ("auto", "file"):
+            # Lengths are unknown: the order is that of the file.
+            return Batch(path, requests, known, None, None, unknown=unknown)
+        output, _ = planned_lengths(requests, options.lengths)
+        return Batch(path, requests, output, None, None)
+    if options.lengths is not None:
+        raise InputError("the plan states the lengths", hint="Leave --lengths out, or plan again.")
+    plan = load_plan(path)
+    if isinstance(plan, IterationPlan):
+        slots = {share.held_back or share.limits.sequences for share in plan.shares}
+    else:
+        slots = {replica.slots for replica in plan.fleet.replicas}
+    if len(slots) > 1 and options.slots is None:
+        raise InputError("its replicas differ in slots", file=path, hint="Give --slots.")
+    return _planned(plan, path, options, max(slots))
+
+
+def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slots: int) -> Batch:
+    source = plan.provenance.prompts
+    if source is None:
+        hint = "Plan a batch file of prompts."
+        raise InputError("the plan is of lengths only", file=path, hint=hint)
+    prompts = local_file(options.prompts or source.file(path.resolve().parent))
+    refuse_changed(prompts, source)
+    requests = read_server_batch(prompts, source.columns, options.defaults)
+    lengths_kind = str(plan.provenance.lengths.get("kind"))
+    mixing = isinstance(plan, IterationPlan)
+    names = completion_ids(requests) if mixing else list(requests.names)
+    if names != plan.workload.ids.tolist():
+        raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
+    if not isinstance(plan, IterationPlan):
+        lengths = plan.workload.output_tokens
+        return Batch(prompts, requests, lengths, plan_order(plan), slots, source=lengths_kind)
+    starts = np.cumsum(requests.choices) - requests.choices
+    rank = np.argsort(plan.order)
+    output = np.maximum.reduceat(plan.workload.output_tokens, starts)
+    # A request is sent when the first of its completions is due.
+    order = np.argsort(np.minimum.reduceat(rank, starts), kind="stable")
+    return Batch(prompts, requests, output, order, slots, plan, source=lengths_kind)
+
+
+def _is_plan(path: str | os.PathLike[str]) -> bool:
+    if is_prompt_table(path) or holds_requests(path):
+        return False
+    first = read_text(path).lstrip().partition("\n")[0]
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(value, dict) and ("body" in value or "custom_id" in value))
+
+
+def run_of(trace: Path) -> str | None:
+    """Return the digest of the run in a trace, if there is one."""
+    try:
+        return ServerRun.load(trace).run if trace.is_file() else None
+    except InputError:
+        return None
