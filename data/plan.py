@@ -105,7 +105,7 @@ class Maker:
 
     status: ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
     stopped_by: Reason for the end of the search.
-    seconds: Search time.
+    seconds: Search time; None under a work limit alone, so that equal plans make equal files.
     message: Further remark for the user; empty for none.
     """
 
@@ -113,7 +113,7 @@ class Maker:
     version: str
     status: str
     stopped_by: str
-    seconds: float
+    seconds: float | None
     seed: int
     message: str = ""
 
@@ -244,7 +244,8 @@ class Plan(Shown):
         yield "expected", None if self.expected is None else seconds(self.expected.mean)
         yield "lower bound", None if self.claim is None else seconds(self.claim.proven)
         yield "above the bound", percentage(self.gap)
-        yield "solver", f"{self.maker.solver}, {self.maker.status}, {self.maker.seconds:.2g} s"
+        took = "" if self.maker.seconds is None else f", {self.maker.seconds:.2g} s"
+        yield "solver", f"{self.maker.solver}, {self.maker.status}{took}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one replica's requests: slot, first decode step, end."""

@@ -106,6 +106,10 @@ class Limits:
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"Limits.seed is {self.seed}; it must be from 0 to {2**31 - 1}")
 
+    def noted(self, seconds: float) -> float | None:
+        """Return the seconds of a search for its plan; None under a work limit alone."""
+        return None if self.seconds is None and self.work is not None else seconds
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result(Shown):

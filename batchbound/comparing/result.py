@@ -37,7 +37,7 @@ class Measurement:
     value: Makespan in seconds, or objective of a linear model; None without a solution.
     bound: Lower bound that the solver proved, or None.
     gap: Gap to the best valid bound, as a fraction; None without one.
-    seconds: Wall-clock seconds of the solver.
+    seconds: Wall-clock seconds of the solver, or None if unknown.
     status, stopped_by: Outcome, and reason for the end.
     message: Remark for the user; may be empty.
     bound_source: Argument that proves the bound, or backend that claims it.
@@ -50,7 +50,7 @@ class Measurement:
     value: float | None
     bound: float | None
     gap: float | None
-    seconds: float
+    seconds: float | None
     status: str
     stopped_by: str
     version: str
@@ -90,6 +90,7 @@ class Comparison:
         ]
         for row in self.rows:
             value, bound = ("" if number is None else f"{number:.3f}" for number in (row.value, row.bound))
+            seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
             bound += f" ({row.bound_source})" if row.bound_source else ""
             gap = "" if row.gap is None else f"{row.gap:.2%}"
             cells = (
@@ -98,7 +99,7 @@ class Comparison:
                 value,
                 bound,
                 gap,
-                f"{row.seconds:.2f}",
+                seconds,
                 row.status,
                 row.version,
             )
@@ -173,7 +174,7 @@ class Comparison:
             label = "_" + row.solver if row.solver in labelled else row.solver
             labelled.add(row.solver)
             colour = f"C{solvers.index(row.solver) % 10}"
-            axes.step([*times, max(row.seconds, times[-1])], gaps, where="post", color=colour, label=label)
+            axes.step([*times, max(row.seconds or 0.0, times[-1])], gaps, where="post", color=colour, label=label)
             axes.plot([times[-1]], [gaps[-1]], "o", color=colour, markersize=3)
         axes.set(xlabel="seconds", ylabel="gap to the best bound (%)", xscale="log")
         axes.set_yscale("symlog", linthresh=0.1, linscale=0.4)
@@ -215,7 +216,8 @@ def _with_gap(row: Measurement, best: float | None, evicting: float) -> Measurem
 def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:
     if row.value is None or (by == "seconds" and row.status != Status.OPTIMAL):
         return math.inf
-    return row.value if by == "value" else row.seconds
+    measure = row.value if by == "value" else row.seconds
+    return math.inf if measure is None else measure
 
 
 _LEAST_SECONDS = 1e-3

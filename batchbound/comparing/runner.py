@@ -261,8 +261,11 @@ def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Res
 def _fleet(name: str, fleet: Fleet, label: str, solver: Solver, limits: Limits) -> Measurement:
     if solver != DEFAULT_SOLVER:
         raise BackendError(f"{label} takes the problem of one machine, not a fleet")
+    begun = time.perf_counter()
     plan = make_fleet_plan(fleet, limits=limits)
-    return replace(_known(name, plan), solver=label, version=plan.maker.version, message="")
+    took, version = time.perf_counter() - begun, plan.maker.version
+    found = replace(_known(name, plan), solver=label, version=version, message="", seconds=took)
+    return replace(found, improvements=_point(took, plan.makespan))
 
 
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:
@@ -289,8 +292,8 @@ def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measu
     )
 
 
-def _point(seconds: float, value: float | None) -> tuple[tuple[float, float], ...]:
-    return () if value is None else ((seconds, value),)
+def _point(seconds: float | None, value: float | None) -> tuple[tuple[float, float], ...]:
+    return () if value is None or seconds is None else ((seconds, value),)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

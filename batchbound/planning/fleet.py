@@ -68,7 +68,8 @@ def make_fleet_plan(
     violation = result.schedule.check(fleet)
     if violation is not None:
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
-    maker = Maker("fleet", __version__, result.status, result.stopped_by, result.seconds, limits.seed)
+    seconds = limits.noted(result.seconds)
+    maker = Maker("fleet", __version__, result.status, result.stopped_by, seconds, limits.seed)
     return Plan(
         fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance or Provenance()
     )

@@ -174,7 +174,7 @@ def make_iteration_plan(
             __version__,
             Status.FEASIBLE,
             stopped,
-            time.perf_counter() - begun,
+            limits.noted(time.perf_counter() - begun),
             limits.seed,
         ),
         counted=job.counted,

@@ -61,7 +61,7 @@ def make_plan(
         version=result.version,
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
         stopped_by=result.stopped_by,
-        seconds=result.seconds,
+        seconds=limits.noted(result.seconds),
         seed=limits.seed,
         message=result.message,
     )
