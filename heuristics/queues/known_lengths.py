@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,9 +26,6 @@ from .queue_policy import Queue, QueuePolicy
 
 ASKED_EVERY = 64
 """Prefill stages between two checks of the time limit."""
-
-MANY = 32
-"""Running requests from which arrays are faster than lists."""
 
 
 def known_schedule(
@@ -154,16 +151,17 @@ class _Room:
         self._decode_steps = problem.decode_steps.tolist()
         self._cap, self._capacity = admission.cap, admission.capacity
         self._entry = admission.room_at_entry if admission.reserve == "present" else None
-        self._running: list[tuple[int, int]] = []
-        """Last decode step of each running request, and its tokens extrapolated back to step 0; sorted."""
-        self._array: IntArray | None = None
-        """The same as an array, shape (running, 2), until a request begins or ends."""
-        self._offsets = self._peaks = 0
+        self._last: list[int] = []
+        self._offset: list[int] = []
+        """Last decode step of each running request, in order, and its tokens extrapolated back to step 0."""
+        self._arrays: tuple[IntArray, IntArray] | None = None
+        """The same as arrays, until a request begins or ends."""
+        self._offsets = self._peaks = self._fitted = 0
         self._blocked: dict[int, tuple[int, int]] = {}
         """Blocked requests, with the decode step that lacks room and the tokens held by others then."""
 
     def held(self, now: int) -> int:
-        return self._offsets + len(self._running) * now
+        return self._offsets + len(self._last) * now
 
     def overflows(self, now: int, decode_steps: int) -> bool:
         """Return whether KV memory overflows within some decode steps."""
@@ -188,7 +186,7 @@ class _Room:
         if self._capacity is not None and count:
             within = self._within(requests[:count], now)
             full, count = full and within == count, within
-        if not count and requests and not self._running:
+        if not count and requests and not len(self._last):
             count = 1
         return count, full
 
@@ -208,7 +206,8 @@ class _Room:
             return count
         if not count or self._is_blocked(requests[0], now):
             return 0
-        low, high, probe = 0, count, 1
+        # The answer is mostly that of the last question, or one more.
+        low, high, probe = 0, count, min(count, self._fitted + 1)
         while low < high:
             most, at = self._peak(requests[:probe], now)
             if most <= self._capacity:
@@ -218,7 +217,8 @@ class _Room:
                 if probe == 1:
                     first = requests[0]
                     self._blocked[first] = at, most - self._start[first] - (at - now)
-            probe = (low + high + 1) // 2
+            probe = low + 1 if low == self._fitted else (low + high + 1) // 2
+        self._fitted = low
         return low
 
     def _is_blocked(self, request: int, now: int) -> bool:
@@ -229,41 +229,34 @@ class _Room:
 
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
         """Return the peak of KV tokens, and its decode step."""
-        new = [
-            (now + self._decode_steps[i], self._start[i] - now) for i in requests if self._decode_steps[i] > 0
-        ]
-        if len(self._running) > MANY:
-            if self._array is None:
-                self._array = np.array(self._running)
-            gone, offset = (np.concatenate((self._array, new)) if new else self._array).T
-            latest_first = np.argsort(-gone)
-            last = gone[latest_first] - 1
-            held_then = np.cumsum(offset[latest_first]) + np.arange(1, len(gone) + 1) * last
-            worst = int(held_then.argmax())
-            return int(held_then[worst]), int(last[worst])
-        under_way = sorted([*self._running, *new], reverse=True)
-        held = most = at = 0
-        for active, (gone_at, start) in enumerate(under_way, 1):
-            held += start
-            if held + active * (gone_at - 1) > most:
-                most, at = held + active * (gone_at - 1), gone_at - 1
-        return most, at
+        if self._arrays is None:
+            self._arrays = np.array(self._last, dtype=np.int64), np.array(self._offset, dtype=np.int64)
+        new = [i for i in requests if self._decode_steps[i] > 0]
+        last = np.concatenate((self._arrays[0], [now + self._decode_steps[i] - 1 for i in new]))
+        offset = np.concatenate((self._arrays[1], [self._start[i] - now for i in new]))
+        latest_first = np.argsort(-last)
+        last = last[latest_first]
+        held_then = np.cumsum(offset[latest_first]) + np.arange(1, len(last) + 1) * last
+        worst = int(held_then.argmax())
+        return int(held_then[worst]), int(last[worst])
 
     def enter(self, requests: list[int], now: int) -> None:
         """Record that some requests run from a decode step on."""
-        self._array = None
+        self._arrays = None
         for request in requests:
-            gone, offset = now + self._decode_steps[request], self._start[request] - now
-            insort(self._running, (gone, offset))
+            last, offset = now + self._decode_steps[request] - 1, self._start[request] - now
+            place = bisect(self._last, last)
+            self._last.insert(place, last)
+            self._offset.insert(place, offset)
             self._offsets += offset
-            self._peaks += offset + gone - 1
+            self._peaks += offset + last
 
     def leave(self, now: int) -> None:
-        while self._running and self._running[0][0] <= now:
-            self._array = None
-            gone, offset = self._running.pop(0)
+        while self._last and self._last[0] < now:
+            self._arrays = None
+            last, offset = self._last.pop(0), self._offset.pop(0)
             self._offsets -= offset
-            self._peaks -= offset + gone - 1
+            self._peaks -= offset + last
 
 
 class _Run:
