@@ -112,7 +112,10 @@ class _HelpedLists(_OwnLists):
         self._tokens, self._remaining = queue.tokens, queue.remaining.copy()
 
     def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
-        requests: list[int] = []
+        requests, slots = super().propose(free)
+        if len(slots) == len(free):
+            return requests, slots
+        requests = []
         ahead, remaining = self._next.copy(), self._remaining.copy()
         for slot in free:
             while ahead[slot] == len(self._lists[slot]):
