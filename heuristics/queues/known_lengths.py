@@ -237,6 +237,8 @@ class _Room:
         new = [i for i in requests if self._decode_steps[i] > 0]
         last = np.concatenate((self._arrays[0], [now + self._decode_steps[i] - 1 for i in new]))
         offset = np.concatenate((self._arrays[1], [self._start[i] - now for i in new]))
+        if not len(last):
+            return 0, now
         latest_first = np.argsort(-last)
         last = last[latest_first]
         held_then = np.cumsum(offset[latest_first]) + np.arange(1, len(last) + 1) * last

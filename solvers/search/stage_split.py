@@ -26,7 +26,8 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
         return schedule
     # The kept shared prompts may change.
     whole = (schedule,) if len(problem.prefix_tokens) else ()
-    return _best_split(problem, schedule, lambda prompts: _parts(prompts, problem.cost), *whole)
+    bend = problem.cost.prefill_bend
+    return _best_split(problem, schedule, bend, lambda prompts: _parts(prompts, problem.cost), *whole)
 
 
 def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
@@ -37,7 +38,7 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
     cap = problem.prefill_token_cap
     if cap is None:
         return schedule
-    return _best_split(problem, schedule, lambda prompts: _first_fit(prompts, cap))
+    return _best_split(problem, schedule, cap, lambda prompts: _first_fit(prompts, cap))
 
 
 def _first_fit(prompts: IntArray, cap: int) -> IntArray:
@@ -51,28 +52,43 @@ def _first_fit(prompts: IntArray, cap: int) -> IntArray:
 
 
 def _best_split(
-    problem: Problem, schedule: Schedule, parts: Callable[[IntArray], IntArray], *others: Schedule
+    problem: Problem,
+    schedule: Schedule,
+    most: float,
+    parts: Callable[[IntArray], IntArray],
+    *others: Schedule,
 ) -> Schedule:
-    """Return the best of several schedules and their splits."""
-    split = _split(schedule, parts, _Units(problem))
+    """Return the best of several schedules and their splits.
+
+    most: Tokens up to which a stage has one part.
+    """
     if not len(problem.prefix_tokens):
-        return split
-    candidates = (split, _split(schedule, parts, _Units(problem, together=False)), *others)
-    return min(candidates, key=lambda candidate: candidate.makespan(problem))
+        bins = schedule.bins
+        counts, tokens = (np.bincount(schedule.bin_of, each, bins) for each in (None, problem.prompt_tokens))
+        large = (tokens > most) & (counts > 1)
+        return _split(schedule, np.flatnonzero(large), parts, _Units(problem))
+    stages = np.arange(schedule.bins)
+    split = [_split(schedule, stages, parts, _Units(problem, together=each)) for each in (True, False)]
+    return min((*split, *others), key=lambda candidate: candidate.makespan(problem))
 
 
-def _split(schedule: Schedule, parts: Callable[[IntArray], IntArray], units: _Units) -> Schedule:
-    """Split each stage by the part of each unit."""
-    bin_of, decode_steps = np.empty_like(schedule.bin_of), list[int]()
+def _split(
+    schedule: Schedule, stages: IntArray, parts: Callable[[IntArray], IntArray], units: _Units
+) -> Schedule:
+    """Split some stages by the part of each unit."""
+    part_of, further = np.zeros_like(schedule.bin_of), np.zeros(schedule.bins, dtype=np.int64)
     order = np.argsort(schedule.bin_of, kind="stable")
     ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))
-    for first, last, lasting in zip(ends, ends[1:], schedule.decode_steps.tolist(), strict=False):
-        members = order[first:last]
+    for stage in stages.tolist():
+        members = order[ends[stage] : ends[stage + 1]]
         unit, tokens = units.of(members)
         part = parts(tokens)
-        bin_of[members] = len(decode_steps) + part[unit]
-        decode_steps += [0] * int(part.max(initial=0)) + [lasting]
-    return Schedule(bin_of, schedule.slot_of, np.array(decode_steps))
+        part_of[members] = part[unit]
+        further[stage] = part.max(initial=0)
+    last = np.arange(schedule.bins) + np.cumsum(further)
+    decode_steps = np.zeros(schedule.bins + int(further.sum()), dtype=np.int64)
+    decode_steps[last] = schedule.decode_steps
+    return Schedule((last - further)[schedule.bin_of] + part_of, schedule.slot_of, decode_steps)
 
 
 class _Units:
