@@ -174,7 +174,9 @@ class Comparison:
             label = "_" + row.solver if row.solver in labelled else row.solver
             labelled.add(row.solver)
             colour = f"C{solvers.index(row.solver) % 10}"
-            axes.step([*times, max(row.seconds or 0.0, times[-1])], gaps, where="post", color=colour, label=label)
+            axes.step(
+                [*times, max(row.seconds or 0.0, times[-1])], gaps, where="post", color=colour, label=label
+            )
             axes.plot([times[-1]], [gaps[-1]], "o", color=colour, markersize=3)
         axes.set(xlabel="seconds", ylabel="gap to the best bound (%)", xscale="log")
         axes.set_yscale("symlog", linthresh=0.1, linscale=0.4)

@@ -15,9 +15,7 @@ from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
 from .backward import backward_schedule
 from .constructive import ski_rental_in_time
-
-PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
-"""Patiences of the ski-rental rule, the best first; 0 never waits."""
+from .params import SearchParams
 
 CLASSES = (0, 1, 2)
 """Numbers of length classes within which groups go in turn."""
@@ -47,9 +45,6 @@ LEARNERS = ("learned", "scouts", "moving-average", "survival")
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
 """Policies that one pass also schedules, if only slots are limited."""
 
-SIMULATED, IN_PASSES, LEARNING = 2_000, 5_000, 100
-"""Requests up to which every rule, the fast rules, and those that learn lengths are baselines."""
-
 
 class _GivenUpError(Exception):
     """Error that ends a late or long simulation."""
@@ -60,9 +55,7 @@ Baseline = Callable[[float], Schedule | None]
 
 
 def baselines(
-    problem: Problem,
-    late: Callable[[], bool],
-    sizes: tuple[int, int, int] = (SIMULATED, IN_PASSES, LEARNING),
+    problem: Problem, late: Callable[[], bool], params: SearchParams | None = None
 ) -> tuple[list[Baseline], list[Baseline]]:
     """Return the baselines, and other quick constructions.
 
@@ -74,10 +67,10 @@ def baselines(
 
     problem: Problem with every request there at the start.
     late: Returns True if no time is left; asked with each stage.
-    sizes: Requests up to which all policies, and up to which longest first and first come, first served are
-        baselines. Larger jobs have longest first alone; under scarce memory with and without waiting.
+    params: Sizes up to which rules are baselines, and the patiences.
     """
-    longest, given = longest_first(problem), arrival_order(problem)
+    params = SearchParams() if params is None else params
+    patiences, longest, given = params.patiences, longest_first(problem), arrival_order(problem)
     met = set[object]()
 
     def in_one_pass(order: IntArray, patience: float) -> Baseline:
@@ -86,25 +79,24 @@ def baselines(
     def simulated(policy: str) -> Baseline:
         return lambda least: simulated_schedule(problem, policy, least, late, met)
 
-    passes = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
-    others = [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
+    passes = [in_one_pass(order, patience) for patience in patiences[:2] for order in (longest, given)]
+    others = [in_one_pass(longest, patience) for patience in patiences[2:]]
     in_turn: list[Baseline] = []
     if not problem.keeps_every_prefix:
         orders = [group_by_group(problem, classes) for classes in CLASSES]
-        in_turn += [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in orders]
-        others += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
-    simulations, in_passes, learning = sizes
-    if len(problem) > simulations:
+        in_turn += [in_one_pass(order, patience) for patience in patiences[:2] for order in orders]
+        others += [in_one_pass(order, patience) for patience in patiences[2:] for order in orders]
+    if len(problem) > params.baseline_requests:
         linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *others]
         first = linear[:1]
         if problem.memory_can_run_out:
             served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
             linear, first, rest = [lambda _: backward_schedule(problem, late), *served], served[:2], in_turn
-        if len(problem) <= in_passes:
+        if len(problem) <= params.linear_requests:
             return linear, rest
         return first, [*(each for each in linear if each not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
-    if len(problem) > learning:
+    if len(problem) > params.learning_requests:
         others += map(simulated, LEARNERS)
         names = dict.fromkeys(name for name in names if name not in LEARNERS)
     others = [*in_turn[1:], *others]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from .core.parameters import CoreParameters
+from .params import SearchParams
 from .stage_split import split_stages
 
 BETTER = 1e-12
@@ -198,5 +198,4 @@ class SearchRun:
     problem: Problem
     best: Incumbent
     rng: np.random.Generator
-    core: CoreParameters = field(default_factory=CoreParameters)
-    """Parameters of the compiled phases."""
+    params: SearchParams = field(default_factory=SearchParams)

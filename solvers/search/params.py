@@ -15,6 +15,7 @@ from ...data.files.disk import InputError, read_text
 from ...data.files.record import record, refuse_unknown
 from ...models.bounds.params import BoundParams
 from .core.parameters import CoreParameters
+from .stages.parameters import StageTimeParameters
 
 TABLE = "search"
 """Name of the table in a TOML file."""
@@ -37,6 +38,7 @@ class SearchParams:
     share: Share of the time left for each phase, 0 to 1; the last one gets all. Larger favours the first
         phases.
     shares: Shares of single phases by name, in place of ``share``.
+    rest_seconds: Most seconds that single phases leave for later ones.
     baseline_requests: Requests up to which every built-in rule is simulated before the search begins. With
         more, a plan is never worse than a rule for larger jobs, which start later.
     linear_requests: Requests up to which longest first and first come, first served are simulated, each with
@@ -44,8 +46,12 @@ class SearchParams:
     learning_requests: Requests up to which rules that learn the lengths of groups are simulated before the
         search. With more they take seconds, and come last.
     baseline_share: Share of the limits for the other initial schedules.
+    patiences: Patiences of the ski-rental rule that give initial schedules, the best first; 0 never waits.
     exact_requests: Requests up to which a search limited by time ends with an exact search; 0 for none.
     exact_share: Share of the time for bound and exact search where the exact search takes most of it.
+    packed_requests: Requests without decode steps up to which prefill stages are packed evenly.
+    packing_share: Largest share of the time left for packing stages.
+    stage_times: Parameters of the phase ``stage_times``.
     core: Parameters of the compiled phases.
     bounds: Arguments of the bound, and their shares of time; the table ``[bounds]`` of a file.
 
@@ -55,22 +61,39 @@ class SearchParams:
     off: tuple[str, ...] = ()
     share: float = 0.3
     shares: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    rest_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"stage_times": 1.5}))
     baseline_requests: int = 2_000
     linear_requests: int = 5_000
     learning_requests: int = 100
     baseline_share: float = 0.25
+    patiences: tuple[float, ...] = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
     exact_requests: int = 24
     exact_share: float = 0.8
+    packed_requests: int = 20_000
+    packing_share: float = 0.1
+    stage_times: StageTimeParameters = field(default_factory=StageTimeParameters)
     core: CoreParameters = field(default_factory=CoreParameters)
     bounds: BoundParams = field(default_factory=BoundParams)
 
     def __post_init__(self) -> None:
-        shares = {name: getattr(self, name) for name in ("share", "baseline_share", "exact_share")}
+        shares = {
+            name: getattr(self, name) for name in ("share", "baseline_share", "exact_share", "packing_share")
+        }
         shares |= {f"shares.{phase}": share for phase, share in self.shares.items()}
         for name, share in shares.items():
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise ParamsError(f"{name} is {share!r}; it must be from 0 to 1")
-        for name in ("baseline_requests", "linear_requests", "learning_requests", "exact_requests"):
+        for phase, rest in self.rest_seconds.items():
+            if isinstance(rest, bool) or not isinstance(rest, int | float) or not rest >= 0:
+                raise ParamsError(f"rest_seconds.{phase} is {rest!r}; it must be at least 0")
+        sizes = (
+            "baseline_requests",
+            "linear_requests",
+            "learning_requests",
+            "exact_requests",
+            "packed_requests",
+        )
+        for name in sizes:
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ParamsError(f"{name} is {number!r}; it must be a whole number, at least 0")

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...data.problem import Problem
 from .core import phases as core
-from .core.parameters import CoreParameters
 from .incumbent import Budget, SearchRun
+from .params import SearchParams
 from .prefill_only import evenly_packed
 from .stages.search import anneal_stage_times, can_anneal_stage_times
-
-MOST_PACKED = 20_000
-"""Requests up to which prefill stages are packed evenly."""
-
-PACKING_SHARE = 0.1
-"""Largest share of the seconds left for packing stages."""
-
-FEW_STAGES = 10
-"""Requests per slot up to which stage times are annealed besides spans."""
-
-SPANS_SECONDS = 1.5
-"""Seconds after which annealing stage times gains more than spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +18,22 @@ class Phase:
     """Step that improves the best schedule; none makes it worse."""
 
     name: str
-    applies: Callable[[Problem, CoreParameters], bool]
+    applies: Callable[[Problem, SearchParams], bool]
     """True if it can improve a problem."""
     improve: Callable[[SearchRun, Budget], None]
     """Function that offers better schedules until its budget is over."""
     share: float | None = None
     """Share of the time left, or None for the usual one."""
-    rest_seconds: float = math.inf
-    """Most seconds to leave for later phases."""
 
 
-def _only_prefills(problem: Problem) -> bool:
-    return not problem.decode_steps.any() and not len(problem.prefix_tokens)
+def _packs_stages(problem: Problem, params: SearchParams) -> bool:
+    few = len(problem) <= params.packed_requests
+    return few and not problem.decode_steps.any() and not len(problem.prefix_tokens)
 
 
 def _pack_stages(run: SearchRun, budget: Budget) -> None:
     """Pack ever more prefill stages evenly."""
-    for schedule in evenly_packed(run.problem, run.rng, PACKING_SHARE * run.best.left):
+    for schedule in evenly_packed(run.problem, run.rng, run.params.packing_share * run.best.left):
         run.best.steps += 1
         run.best.offer(schedule)
         if budget.over:
@@ -66,17 +52,17 @@ def _anneals_stages(problem: Problem) -> bool:
     return _slots_alone_bind(problem) and can_anneal_stage_times(problem)
 
 
-def _has_few_stages(problem: Problem) -> bool:
+def _has_few_stages(problem: Problem, params: SearchParams) -> bool:
     """Return whether there are few stages of many requests.
 
     A linear programme then places them better than spans do.
     """
-    return _anneals_stages(problem) and len(problem) <= FEW_STAGES * problem.slots
+    return _anneals_stages(problem) and len(problem) <= params.stage_times.requests_per_slot * problem.slots
 
 
 PHASES = (
-    Phase("pack_stages", lambda job, _: _only_prefills(job) and len(job) <= MOST_PACKED, _pack_stages),
-    Phase("stage_times", lambda job, _: _has_few_stages(job), anneal_stage_times, rest_seconds=SPANS_SECONDS),
+    Phase("pack_stages", _packs_stages, _pack_stages),
+    Phase("stage_times", _has_few_stages, anneal_stage_times),
     Phase("spans", core.only_slots_bind, core.anneal_spans),
     Phase("orders", core.few_under_memory, core.anneal_orders, share=0.6),
     Phase("spans_within_memory", core.slots_bind_under_memory, core.anneal_spans_within_memory, share=0.8),

@@ -77,7 +77,7 @@ class ScheduleSearch:
         self._params = SearchParams() if params is None else params
         _refuse_unknown(self._params)
         self.incumbent = Incumbent(problem, seconds, iterations, stop)
-        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._params.core)
+        self._run = SearchRun(problem, self.incumbent, np.random.default_rng(seed), self._params)
         self._problem = problem
 
     def begin(self, start: Schedule | None = None) -> None:
@@ -94,8 +94,7 @@ class ScheduleSearch:
             if not params.baseline_requests and not params.baseline_share:
                 return
         late_at = math.inf
-        sizes = params.baseline_requests, params.linear_requests, params.learning_requests
-        rules, others = baselines(self._problem, lambda: best.elapsed > late_at, sizes)
+        rules, others = baselines(self._problem, lambda: best.elapsed > late_at, params)
         for baseline in rules:
             self._offer(baseline)
         late_at = params.baseline_share * best.seconds if params.baseline_share else 0.0
@@ -123,12 +122,13 @@ class ScheduleSearch:
 
     def _share(self, phase: Phase) -> float:
         usual, left = self._params.share if phase.share is None else phase.share, self.incumbent.left
-        if phase.rest_seconds < left < math.inf:
-            usual = max(usual, 1.0 - phase.rest_seconds / left)
+        rest = self._params.rest_seconds.get(phase.name, math.inf)
+        if rest < left < math.inf:
+            usual = max(usual, 1.0 - rest / left)
         return self._params.shares.get(phase.name, usual)
 
     def _is_on(self, phase: Phase) -> bool:
-        return phase.name not in self._params.off and phase.applies(self._problem, self._params.core)
+        return phase.name not in self._params.off and phase.applies(self._problem, self._params)
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return the result of the search."""
@@ -138,6 +138,6 @@ class ScheduleSearch:
 
 def _refuse_unknown(params: SearchParams) -> None:
     names = [phase.name for phase in PHASES]
-    for name in (*params.off, *params.shares):
+    for name in (*params.off, *params.shares, *params.rest_seconds):
         if name not in names:
             raise ParamsError(f"there is no phase {name!r}; choose from {', '.join(names)}")

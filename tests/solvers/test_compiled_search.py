@@ -25,6 +25,7 @@ from batchbound.solvers.search.core.parameters import CoreParameters
 from batchbound.solvers.search.core.phases import is_compiled
 from batchbound.solvers.search.core.plans import CompiledJob
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun
+from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.phases import PHASES
 
 pytestmark = pytest.mark.skipif(compiled_core() is None, reason="no C++ compiler at installation")
@@ -70,7 +71,7 @@ def improve(incumbent: Incumbent, seed: int) -> None:
     problem = incumbent.problem
     run = SearchRun(problem, incumbent, np.random.default_rng(seed))
     for phase in PHASES:
-        if phase.name in COMPILED and phase.applies(problem, CoreParameters()):
+        if phase.name in COMPILED and phase.applies(problem, SearchParams()):
             phase.improve(run, Budget(incumbent, 0.5))
 
 

@@ -47,7 +47,7 @@ CASES = [
     (phase, name)
     for phase in PHASES
     for name, problem in PROBLEMS.items()
-    if phase.applies(problem, CoreParameters())
+    if phase.applies(problem, SearchParams())
 ]
 
 
@@ -162,6 +162,8 @@ def test_a_bound_without_its_arguments_is_weaker() -> None:
         ("[search]\nexact_requests = -1", "exact_requests is -1"),
         ("[search]\nseed = 1", "field 'search.seed': the field is unknown. Choose from off"),
         ("[search]\nbounds = {lifting = false}", "field 'search.bounds': the field is unknown"),
+        ("[search.stage_times]\nhot = 0", "hot is 0.0; it must be above 0"),
+        ("[search]\nrest_seconds = {spans = -1}", "rest_seconds.spans is -1.0"),
         ("[search.core.spans]\nheat = 1", "field 'search.core.spans.heat': the field is unknown"),
         ("[search.core.spans]\ncoldest = -1", "coldest is -1.0; it must be above 0"),
         ("[search.core.spans]\ncoldest = nan", "coldest is nan"),

@@ -17,12 +17,13 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
-from batchbound.solvers.search.baselines import PATIENCES
 from batchbound.solvers.search.constructive import Memory, ski_rental_schedule
+from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages import search as stage_search
 from batchbound.solvers.search.stages.annealing import StageAnnealing
+from batchbound.solvers.search.stages.parameters import StageTimeParameters
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import (
     SlotPrice,
@@ -306,7 +307,7 @@ def test_a_start_is_good_enough_where_time_is_short(monkeypatch: pytest.MonkeyPa
     rng, costs = np.random.default_rng(0), StageCosts(0.1, 0.03, 20)
     StageAnnealing.of(problem, costs, rng, lambda: False, (400, 4000))
     # Constructed stages and some spread unevenly, then the best of them once more for how long it is.
-    assert len(asked) == len(stage_annealing.START_PATIENCE) + stage_annealing.SPREAD + 1
+    assert len(asked) == len(costs.values.start_patiences) + costs.values.start_numbers + 1
     asked.clear()
     StageAnnealing.of(problem, costs, rng, lambda: True, (400, 4000))
     assert len(asked) == 2
@@ -316,10 +317,10 @@ def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytes
     ends: list[int] = []
 
     def falling_short(
-        times: IntArray, profile: LengthProfile, slots: int, seconds: float
+        times: IntArray, profile: LengthProfile, slots: int, seconds: float, values: StageTimeParameters
     ) -> tuple[Spans, IntArray] | None:
         ends.append(int(times[-1]))
-        return None if len(ends) <= 2 else whole_slots(times, profile, slots, seconds)
+        return None if len(ends) <= 2 else whole_slots(times, profile, slots, seconds, values)
 
     monkeypatch.setattr(stage_search, "whole_slots", falling_short)
     problem = batch_like(4, 120, 20)
@@ -392,7 +393,7 @@ def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
 ) -> None:
     monkeypatch.setattr(StageTimesSearch, "feasible", lambda self: [])
     problem = Problem(generate("table3", 1, 100), CostModel.paper(), 20)
-    constructed = [ski_rental_schedule(problem, patience=patience) for patience in PATIENCES]
+    constructed = [ski_rental_schedule(problem, patience=patience) for patience in SearchParams().patiences]
     found = search_schedule(problem, iterations=400, seed=1)
     assert found.makespan < min(schedule.makespan(problem) for schedule in constructed)
     assert found.schedule.check(problem) is None

@@ -17,7 +17,8 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.programme import Programme
-from batchbound.solvers.search.baselines import PATIENCES, simulated_schedule
+from batchbound.solvers.search.baselines import simulated_schedule
+from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.initial_times import initial_times
 from batchbound.solvers.search.stages.rounding import round_flow, shift_times
@@ -184,7 +185,7 @@ def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None
     found = search_schedule(problem, iterations=12, seed=0)
     assert found.schedule.check(problem) is None
     assert found.makespan < 0.99 * least
-    assert len(PATIENCES) == len(set(PATIENCES))
+    assert len(SearchParams().patiences) == len(set(SearchParams().patiences))
 
 
 @pytest.mark.slow

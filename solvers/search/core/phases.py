@@ -9,9 +9,10 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..backward import slots_are_scarcer
 from ..incumbent import Budget, SearchRun
+from ..params import SearchParams
 from ..stage_split import stages_capped
 from .compiled import Allowance, Parameters, compiled_core
-from .parameters import CoreParameters, RuinParameters
+from .parameters import RuinParameters
 from .plans import CompiledJob, countable
 
 MADE = 2.0
@@ -25,58 +26,58 @@ def is_compiled(problem: Problem) -> bool:
     return countable(problem) and compiled_core() is not None
 
 
-def only_slots_bind(problem: Problem, _: CoreParameters) -> bool:
+def only_slots_bind(problem: Problem, _: SearchParams) -> bool:
     """Return whether memory is enough for all slots."""
     return is_compiled(problem) and not problem.memory_can_run_out
 
 
-def memory_binds(problem: Problem, _: CoreParameters) -> bool:
+def memory_binds(problem: Problem, _: SearchParams) -> bool:
     """Return whether memory can run out before slots do."""
     return is_compiled(problem) and problem.memory_can_run_out
 
 
-def few_under_memory(problem: Problem, core: CoreParameters) -> bool:
+def few_under_memory(problem: Problem, params: SearchParams) -> bool:
     """Return whether orders are searched: few requests under scarce memory."""
-    few = len(problem) <= core.events_requests
+    few = len(problem) <= params.core.events_requests
     return is_compiled(problem) and problem.memory_can_run_out and few
 
 
-def slots_bind_under_memory(problem: Problem, core: CoreParameters) -> bool:
+def slots_bind_under_memory(problem: Problem, params: SearchParams) -> bool:
     """Return whether memory and, even more, slots are scarce."""
-    many = len(problem) > core.events_requests
+    many = len(problem) > params.core.events_requests
     return is_compiled(problem) and problem.memory_can_run_out and many and slots_are_scarcer(problem)
 
 
 def anneal_spans(run: SearchRun, budget: Budget) -> None:
     """Anneal stage times and the spans between them."""
-    share = run.core.spans_curved_share if _is_curved(run.problem) else run.core.spans_share
+    share = run.params.core.spans_curved_share if _is_curved(run.problem) else run.params.core.spans_share
     if _computes_again(run.problem):
-        share = run.core.spans_groups_share
+        share = run.params.core.spans_groups_share
     _spans(run, budget.part(share), run.best.schedule)
-    _ruin(run, budget, run.best.schedule, run.core.ruin_improves)
+    _ruin(run, budget, run.best.schedule, run.params.core.ruin_improves)
 
 
 def anneal_spans_within_memory(run: SearchRun, budget: Budget) -> None:
     """Anneal spans that fill less memory until they make a schedule."""
-    fill, heat, schedule = run.core.spans.memory_share, 1.0, run.best.schedule
-    for share in run.core.spans_memory_shares:
+    fill, heat, schedule = run.params.core.spans.memory_share, 1.0, run.best.schedule
+    for share in run.params.core.spans_memory_shares:
         found = _spans(run, budget.part(share), schedule, fill=fill, heat=heat)
         if found is None or found.check(run.problem) is None:
             return
-        fill, heat, schedule = fill - run.core.memory_step, run.core.heat_again, found
+        fill, heat, schedule = fill - run.params.core.memory_step, run.params.core.heat_again, found
     # Start times mend what is short of memory, if that is little.
-    _ruin(run, budget, schedule, run.core.ruin_improves)
+    _ruin(run, budget, schedule, run.params.core.ruin_improves)
 
 
 def anneal_orders(run: SearchRun, budget: Budget) -> None:
     """Anneal orders in which requests are placed backward."""
-    moves = max(1, run.core.placed_per_work // len(run.problem))
-    _run(run, budget, ("core_events", moves), run.core.events, run.best.schedule)
+    moves = max(1, run.params.core.placed_per_work // len(run.problem))
+    _run(run, budget, ("core_events", moves), run.params.core.events, run.best.schedule)
 
 
 def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
     """Remove requests of the best schedule and insert them elsewhere."""
-    _ruin(run, budget, run.best.schedule, run.core.ruin)
+    _ruin(run, budget, run.best.schedule, run.params.core.ruin)
 
 
 def _is_curved(problem: Problem) -> bool:
@@ -93,7 +94,7 @@ def _spans(
     run: SearchRun, budget: Budget, start: Schedule, *, fill: float | None = None, heat: float = 1.0
 ) -> Schedule | None:
     """Anneal spans from a schedule; under memory fill a share of it."""
-    count, core, spans = len(run.problem), run.core, run.core.spans
+    count, core, spans = len(run.problem), run.params.core, run.params.core.spans
     if count >= core.many_requests:
         spans = replace(spans, stage_bias=core.most_bias if count >= core.most_requests else core.many_bias)
     if fill is not None:
@@ -106,8 +107,8 @@ def _spans(
 
 
 def _ruin(run: SearchRun, budget: Budget, start: Schedule, parameters: RuinParameters) -> None:
-    if start.decode_steps.sum() <= run.core.most_steps:
-        _run(run, budget, ("core_ruin_recreate", run.core.ruins_per_work), parameters, start)
+    if start.decode_steps.sum() <= run.params.core.most_steps:
+        _run(run, budget, ("core_ruin_recreate", run.params.core.ruins_per_work), parameters, start)
 
 
 def _run(

@@ -17,30 +17,6 @@ from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
 from .times import StageCosts, StageTimesSearch
 
-HOT, COLD = 0.5, 0.04
-"""Temperatures of a long annealing, in costs of a prefill stage."""
-
-LONG = 2000
-"""Steps from which an annealing is long; shorter ones start colder."""
-
-FEW = 40
-"""Requests up to which an annealing always starts hot."""
-
-KINK = 0.15
-"""Price of missing and spare slots (:meth:`StageCosts.guide`)."""
-
-TIMED = 4
-"""Steps after which the annealing estimates their number."""
-
-START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
-"""Patiences of the ski-rental rule that give initial stage times."""
-
-SPREAD = 5
-"""Numbers of unevenly spread stages to start from."""
-
-ENOUGH = 1.001
-"""Factor on the decode steps that stages need, as lengths are whole."""
-
 
 class StageAnnealing:
     """Walk over stage times that cools down once.
@@ -59,8 +35,9 @@ class StageAnnealing:
         profile: LengthProfile,
         start: IntArray,
     ) -> None:
-        self._costs, self._few = costs, len(problem) <= FEW
-        self._hot, self._steps = HOT if self._few else COLD, 0
+        self._costs, self._values = costs, costs.values
+        self._few = len(problem) <= self._values.few_requests
+        self._hot, self._steps = self._values.hot if self._few else self._values.cold, 0
         self.split, self.profile = split, profile
         self.walk = StageTimesSearch(profile, costs, start, rng)
 
@@ -92,11 +69,12 @@ class StageAnnealing:
         late: Returns True if the step has to end at once.
         """
         self._steps += 1
-        if self._steps == TIMED and not self._few:
-            expected = TIMED / max(done, 1e-9)
-            self._hot = min(HOT, max(COLD, HOT * expected / LONG))
-        temperature = self._hot * (COLD / self._hot) ** min(1.0, done)
-        self.walk.step(self._costs.dearest * temperature, KINK, late)
+        values = self._values
+        if self._steps == values.timed_steps and not self._few:
+            expected = values.timed_steps / max(done, 1e-9)
+            self._hot = min(values.hot, max(values.cold, values.hot * expected / values.long_walk))
+        temperature = self._hot * (values.cold / self._hot) ** min(1.0, done)
+        self.walk.step(self._costs.dearest * temperature, values.kink, late)
 
 
 def _start_times(
@@ -109,11 +87,11 @@ def _start_times(
 ) -> IntArray | None:
     """Return the cheapest stage times, scaled to the slots; None without any."""
     constructed: list[IntArray] = []
-    for patience in START_PATIENCE:
+    for patience in costs.values.start_patiences:
         if late() and constructed:
             break
         constructed.append(np.asarray(ski_rental_schedule(problem, patience=patience).starts))
-    pairs = zip_longest(islice(spread, SPREAD), constructed)
+    pairs = zip_longest(islice(spread, costs.values.start_numbers), constructed)
     tried = [times for pair in pairs for times in pair if times is not None]
     sizes = [Spans.number_between(times, profile) for times in tried]
     # Constructed stages may have many more spans than spread ones, and take as much longer to price.
@@ -126,7 +104,7 @@ def _start_times(
     if price is None:
         return best
     # As long as the given slots need: the walk then has no lack of slots to make up for first.
-    end = max(profile.longest, math.ceil(best[-1] * price.slots / costs.slots * ENOUGH))
+    end = max(profile.longest, math.ceil(best[-1] * price.slots / costs.slots * costs.values.start_scale))
     scaled: IntArray = np.rint(best * (end / best[-1])).astype(np.int64)
     return scaled
 
@@ -138,7 +116,10 @@ def _cheapest(
     best, least = tried[-1], np.inf
     for times in tried:
         price = slot_price(times, profile)
-        if price is not None and (seconds := float(costs.guide(times, price.slots, KINK))) < least:
+        if (
+            price is not None
+            and (seconds := float(costs.guide(times, price.slots, costs.values.kink))) < least
+        ):
             best, least = times, seconds
         if late():
             break

@@ -7,24 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ....data.arrays import IntArray
+from .parameters import StageTimeParameters
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slots_by_lengths
 from .times import StageCosts
-
-RATIO = 1.25
-"""Ratio of neighbouring numbers of stages tried."""
-
-DRAWS = 12
-"""Stage times to draw for each number of stages."""
-
-KEPT = 3
-"""Draws to keep for each number of stages."""
-
-MOST_SPANS = 4000
-"""Spans from which a price takes seconds."""
-
-UNEVEN = 0.5
-"""Largest shift of a stage from even spacing, in distances."""
 
 
 def initial_times(
@@ -40,20 +26,21 @@ def initial_times(
     """
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))
+    values = costs.values
     fewest = max(1, -(-profile.requests // costs.slots))
     tried: list[tuple[float, int, IntArray]] = []
     count = fewest
     while True:
-        drawn = _drawn(end, count, rng)
+        drawn = _drawn(end, count, rng, values)
         spans = Spans.number_between(drawn[0], profile)
-        if spans > MOST_SPANS:
+        if spans > values.most_spans:
             break
         guide = costs.guide(drawn, slots_by_lengths(drawn, profile), 0.0)
-        best = np.argsort(guide, kind="stable")[:KEPT]
+        best = np.argsort(guide, kind="stable")[: values.kept_draws]
         tried += [(float(guide[k]), count, drawn[k]) for k in best if np.isfinite(guide[k])]
-        count = max(count + 1, round(RATIO * count))
+        count = max(count + 1, round(values.count_ratio * count))
         # No request needs a stage of its own, and a spare one helps no request.
-        if count > profile.requests or spans * RATIO**2 > most_spans:
+        if count > profile.requests or spans * values.count_ratio**2 > most_spans:
             break
     # The best of each number first: lengths alone say more of the numbers than of the draws.
     by_count: dict[int, list[IntArray]] = {}
@@ -65,10 +52,10 @@ def initial_times(
     yield from (times for count in counts[1:] for times in by_count[count][1 if count in counts[:2] else 0 :])
 
 
-def _drawn(end: int, count: int, rng: np.random.Generator) -> IntArray:
+def _drawn(end: int, count: int, rng: np.random.Generator, values: StageTimeParameters) -> IntArray:
     """Return uneven stage times, shape (draws, count + 1)."""
-    place = np.arange(1, count) + rng.uniform(-UNEVEN, UNEVEN, (DRAWS, count - 1))
-    bent = np.clip(place / count, 0.0, 1.0) ** rng.uniform(0.8, 1.25, (DRAWS, 1))
+    place = np.arange(1, count) + rng.uniform(-values.uneven, values.uneven, (values.draws, count - 1))
+    bent = np.clip(place / count, 0.0, 1.0) ** rng.uniform(0.8, 1.25, (values.draws, 1))
     inner = np.sort(np.rint(bent * end).astype(np.int64), axis=1)
-    first, last = np.zeros((DRAWS, 1), dtype=np.int64), np.full((DRAWS, 1), end, dtype=np.int64)
+    first, last = np.zeros((values.draws, 1), dtype=np.int64), np.full((values.draws, 1), end, dtype=np.int64)
     return np.concatenate((first, inner, last), axis=1)

@@ -7,10 +7,8 @@ from importlib.util import find_spec
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
+from .parameters import STANDARD, StageTimeParameters
 from .slot_flow import LengthProfile, Spans
-
-WORK, MOST_WORK = 0.2, 1.0
-"""CP-SAT's deterministic seconds for one rounding, usual and most."""
 
 WHOLE = 1e-6
 """Largest distance from a whole number."""
@@ -28,6 +26,7 @@ def round_flow(
     stages: int,
     flow: FloatArray,
     seconds: float,
+    values: StageTimeParameters = STANDARD,
 ) -> IntArray | None:
     """Round a flow to whole slots that lack the least.
 
@@ -84,7 +83,9 @@ def round_flow(
     # Its own handler leaves Ctrl-C to end the process without a word, from then on.
     solver.parameters.catch_sigint_signal = False
     solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = WORK if np.isinf(seconds) else min(seconds, MOST_WORK)
+    solver.parameters.max_deterministic_time = (
+        values.cp_sat_work if np.isinf(seconds) else min(seconds, values.most_cp_sat_work)
+    )
     solver.parameters.max_time_in_seconds = seconds
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -11,46 +11,9 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..incumbent import Budget, SearchRun
 from .annealing import StageAnnealing
-from .initial_times import MOST_SPANS
 from .rounding import shift_times
 from .slot_flow import Spans, stretched, whole_slots
 from .times import StageCosts
-
-START_SHARE = 0.3
-"""Share of the budget for finding a better start."""
-
-START_SPANS = (1200, 800, 400)
-"""Most spans of a start; fewer follow if no schedule was made."""
-
-BRIEF = 3.0
-"""Seconds left up to which it starts with fewer spans."""
-
-BRIEF_SPANS, BRIEF_STAGES = 1800, 160
-"""Most spans and stages of such a start."""
-
-FIRST_ROUNDING = 0.5
-"""Seconds before the first schedule; doubled for each further one."""
-
-STEP_SECONDS = 0.01
-"""Seconds that a step counts as, if steps are limited."""
-
-STRETCHED = 1e-3
-"""Share of decode steps for the first stretch of stage times."""
-
-STRETCHES = 6
-"""Most stretches, each by twice as much."""
-
-LONGEST_ROUNDING = 2.0
-"""Most seconds for rounding one set of stage times."""
-
-ROUNDING_LEFT = 0.4
-"""Share of the seconds left for one attempt."""
-
-ROUNDING_SHARE = 0.08
-"""Share of the budget for the last schedule."""
-
-ROUNDINGS = 12
-"""Seconds kept for that, as a multiple of the last rounding's."""
 
 
 def can_anneal_stage_times(problem: Problem) -> bool:
@@ -71,15 +34,16 @@ class _StageTimes:
 
     def __init__(self, run: SearchRun, budget: Budget) -> None:
         self._problem, self._rng, self._best, self._budget = run.problem, run.rng, run.best, budget
-        self._attempt, self._reserve = 0, ROUNDING_SHARE
+        self._values = run.params.stage_times
+        self._attempt, self._reserve = 0, self._values.rounding_share
 
     def run(self) -> None:
         """Anneal, then make schedules of the best times."""
         budget = self._budget
-        annealing = self._begun(StageCosts.of(self._problem))
+        annealing = self._begun(StageCosts.of(self._problem, self._values))
         if annealing is None:
             return
-        begun, next_rounding = budget.done, FIRST_ROUNDING
+        begun, next_rounding = budget.done, self._values.first_rounding
         while (done := budget.done) < 1.0 - self._reserve:
             self._best.steps += 1
             annealing.step((done - begun) / (1.0 - self._reserve - begun), lambda: budget.left <= 0)
@@ -96,18 +60,18 @@ class _StageTimes:
     def _clock(self) -> float:
         """Seconds since the search began, or their equivalent in steps."""
         best = self._best
-        return best.elapsed if math.isinf(best.max_steps) else best.steps * STEP_SECONDS
+        return best.elapsed if math.isinf(best.max_steps) else best.steps * self._values.step_seconds
 
     def _begun(self, costs: StageCosts) -> StageAnnealing | None:
         """Return an annealing from a start with few enough stages."""
-        budget, annealing = self._budget, None
-        start = budget.part(START_SHARE)
-        brief = budget.left <= BRIEF
-        widest = BRIEF_SPANS if brief else MOST_SPANS
-        most_stages = BRIEF_STAGES if brief else len(self._problem)
+        budget, annealing, values = self._budget, None, self._values
+        start = budget.part(values.start_share)
+        brief = budget.left <= values.brief_seconds
+        widest = values.brief_spans if brief else values.most_spans
+        most_stages = values.brief_stages if brief else len(self._problem)
         if len(self._problem) > most_stages * self._problem.slots:
             return None
-        for spans in START_SPANS[brief:]:
+        for spans in values.start_spans[brief:]:
             annealing = StageAnnealing.of(
                 self._problem, costs, self._rng, lambda: start.over, (spans, widest)
             )
@@ -117,7 +81,7 @@ class _StageTimes:
                 return None
             if self._realise(annealing.walk.times, annealing) or start.over:
                 break
-            if Spans.number_between(annealing.walk.times, annealing.profile) <= START_SPANS[-1]:
+            if Spans.number_between(annealing.walk.times, annealing.profile) <= values.start_spans[-1]:
                 break
         return annealing
 
@@ -127,9 +91,9 @@ class _StageTimes:
         If whole slots are too few, a few more decode steps, spread evenly over the stages, make up for it.
         The next times are first stretched by a little less.
         """
-        best, budget = self._best, self._budget
-        for attempt in range(max(0, self._attempt - 1), STRETCHES):
-            most = max(1.0, STRETCHED * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
+        best, budget, values = self._best, self._budget, self._values
+        for attempt in range(max(0, self._attempt - 1), values.stretches):
+            most = max(1.0, values.stretch * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
             later = stretched(times, most)
             if budget.over or annealing.split.least_makespan(later) >= best.makespan:
                 return False
@@ -138,14 +102,14 @@ class _StageTimes:
             if schedule is not None:
                 self._attempt = attempt
                 took = (best.elapsed - begun) / best.seconds
-                self._reserve = min(ROUNDING_SHARE, ROUNDINGS * took)
+                self._reserve = min(values.rounding_share, values.roundings * took)
                 best.offer(schedule)
                 return True
         return False
 
     def _schedule_for(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:
         split, profile = annealing.split, annealing.profile
-        flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds())
+        flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds(), self._values)
         if flow is None:
             return None
         times, spans = shift_times(times, *flow, profile)
@@ -157,4 +121,4 @@ class _StageTimes:
         """Return the seconds for one attempt at whole slots."""
         if math.isinf(self._best.seconds):
             return math.inf
-        return min(max(ROUNDING_LEFT * self._budget.left, 0.05), LONGEST_ROUNDING)
+        return min(max(self._values.rounding_left * self._budget.left, 0.05), self._values.longest_rounding)

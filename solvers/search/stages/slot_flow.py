@@ -11,18 +11,7 @@ import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from ....models.programme import Entries, Programme
-
-ROUNDING_NODES = 200
-"""Nodes after which a search for whole slots ends."""
-
-SOME_SPANS, FEW_SPANS = 400, 120
-"""Spans up to which one more slot, and any number, is tried in each."""
-
-BOX_SHARE = 0.35
-"""Share of the time for flows near the fractional one."""
-
-QUICK = 0.15
-"""Seconds below which no library is loaded."""
+from .parameters import STANDARD, StageTimeParameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +146,11 @@ def stretched(times: IntArray, decode_steps: float) -> IntArray:
 
 
 def whole_slots(
-    times: IntArray, profile: LengthProfile, slots: int, seconds: float
+    times: IntArray,
+    profile: LengthProfile,
+    slots: int,
+    seconds: float,
+    values: StageTimeParameters = STANDARD,
 ) -> tuple[Spans, IntArray] | None:
     """Return a whole flow of slots that serves every request, or None.
 
@@ -194,32 +187,34 @@ def whole_slots(
     if optimum is None:
         return None
     fractional = optimum.x[: len(spans)]
-    rounding = seconds > QUICK
-    share = BOX_SHARE if rounding else 1.0
-    for least, greatest in _boxes(fractional, lower, rounding):
+    rounding = seconds > values.quick_seconds
+    share = values.box_share if rounding else 1.0
+    for least, greatest in _boxes(fractional, lower, rounding, values):
         boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
         left = (end - time.monotonic()) * share
-        found = boxed.solved_whole(whole, left, mip_max_nodes=ROUNDING_NODES) if left > 0 else None
+        found = boxed.solved_whole(whole, left, mip_max_nodes=values.rounding_nodes) if left > 0 else None
         if found is not None:
             return spans, np.rint(found[: len(spans)]).astype(np.int64)
     left = end - time.monotonic()
-    used = round_flow(spans, profile, slots, stages, fractional, left) if rounding and left > 0 else None
+    if not rounding or left <= 0:
+        return None
+    used = round_flow(spans, profile, slots, stages, fractional, left, values)
     return None if used is None else (spans, used)
 
 
 def _boxes(
-    fractional: FloatArray, lower: FloatArray, rounding: bool
+    fractional: FloatArray, lower: FloatArray, rounding: bool, values: StageTimeParameters
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
     """Yield lower and upper bounds on a whole flow, each pair wider."""
     spans = len(fractional)
     nearest, above = lower.copy(), np.full(len(lower), np.inf)
     nearest[:spans] = np.floor(fractional + 1e-7)
     above[:spans] = np.ceil(fractional - 1e-7)
-    if not rounding or spans <= SOME_SPANS:
+    if not rounding or spans <= values.some_spans:
         yield nearest, above
-    if spans <= SOME_SPANS:
+    if spans <= values.some_spans:
         wider = above.copy()
         wider[:spans] = nearest[:spans] + 1.0
         yield nearest, wider
-    if spans <= FEW_SPANS:
+    if spans <= values.few_spans:
         yield lower, np.full(len(lower), np.inf)

@@ -10,35 +10,9 @@ import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from ....data.problem import Problem
+from .parameters import STANDARD, StageTimeParameters
 from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least
-
-RUN, REST = 0.45, 0.65
-"""Draws below which a run of stages, and all later stages, are moved."""
-
-STRETCHED = 0.7
-"""Share of the moves that change one span to a nearby request's length."""
-
-RESIZED = 0.25
-"""Share of the steps that add or remove a stage."""
-
-PRICES_KEPT = 24
-"""Slot prices that screen candidates; more refuse more and take longer."""
-
-FEASIBLE_KEPT = 24
-"""Cheapest stage times to keep for rounding."""
-
-CANDIDATES, SCREENED = 96, 8
-"""Stage times to draw, and to screen, at a time."""
-
-IDLE = 0.05
-"""Worth of a spare slot, as a share of its decode steps."""
-
-UNEVEN = np.array([0.3, 0.6, 0.9, 1.2, 2.0])
-"""Prompt tokens of a stage over the mean stage's, to price uneven stages."""
-
-PRICED = 6
-"""Candidates of one draw to price before a new draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +30,10 @@ class StageCosts:
     """Excess of a stage's least cost over its base, in seconds."""
     tokens: float = 0.0
     """Seconds of all prompt tokens, which count in that least cost."""
+    values: StageTimeParameters = STANDARD
 
     @classmethod
-    def of(cls, problem: Problem) -> StageCosts:
+    def of(cls, problem: Problem, values: StageTimeParameters = STANDARD) -> StageCosts:
         """Return a problem's costs, without the bend."""
         cost = problem.cost
         return cls(
@@ -68,6 +43,7 @@ class StageCosts:
             int(problem.decode_steps.max()),
             max(0.0, cost.prefill_floor - cost.prefill_base),
             cost.prefill_per_token * float(problem.prompt_tokens.sum()),
+            values,
         )
 
     @property
@@ -78,7 +54,9 @@ class StageCosts:
     def seconds(self, times: IntArray) -> FloatArray:
         """Return the seconds of stage times of shape (..., stages + 1)."""
         stages = times.shape[-1] - 1
-        lifted = np.maximum(0.0, self.lift * stages - self.tokens * UNEVEN).mean()
+        lifted = np.maximum(
+            0.0, self.lift * stages - self.tokens * np.array(self.values.uneven_stages)
+        ).mean()
         seconds = self.stage * stages + lifted + self.decode_step * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
@@ -93,7 +71,7 @@ class StageCosts:
             excess = worth / (1.0 + kink)
         else:
             spare, most = -worth / (1.0 - kink), max(end - self.least, 0)
-            excess = -(spare if spare <= most else most + (spare - most) / IDLE)
+            excess = -(spare if spare <= most else most + (spare - most) / self.values.idle_worth)
         return self.slots * (1.0 + excess / max(end, 1))
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
@@ -109,7 +87,8 @@ class StageCosts:
         excess = (np.asarray(slots) - self.slots) / self.slots * np.maximum(end, 1)
         spare = np.maximum(-excess, 0.0)
         saved = np.minimum(spare, np.maximum(end - self.least, 0))
-        worth = np.where(excess > 0, (1.0 + kink) * excess, (kink - 1.0) * (saved + IDLE * (spare - saved)))
+        less = (kink - 1.0) * (saved + self.values.idle_worth * (spare - saved))
+        worth = np.where(excess > 0, (1.0 + kink) * excess, less)
         return np.asarray(self.seconds(times) + self.decode_step * worth, dtype=np.float64)
 
 
@@ -130,6 +109,7 @@ class StageTimesSearch:
         self, profile: LengthProfile, costs: StageCosts, times: IntArray, rng: np.random.Generator
     ) -> None:
         self._profile, self._costs, self._rng = profile, costs, rng
+        self._params = costs.values
         self._feasible: list[tuple[float, int, IntArray]] = []
         self.priced = 0
         self.times = times
@@ -155,17 +135,17 @@ class StageTimesSearch:
         at = float(self._costs.guide(self.times, self.slots, kink))
         limit = at + temperature * self._rng.exponential(size=len(times))
         priced = 0
-        for begin in range(0, len(times), SCREENED):
-            alive = np.arange(begin, min(begin + SCREENED, len(times)))
+        for begin in range(0, len(times), self._params.screened):
+            alive = np.arange(begin, min(begin + self._params.screened, len(times)))
             alive = self._passing(neighbours.times, neighbours.values, alive, limit, kink)
-            while len(alive) and priced < PRICED and not out_of_time():
+            while len(alive) and priced < self._params.priced and not out_of_time():
                 chosen, alive = alive[0], alive[1:]
                 priced += 1
                 most = self._costs.slots_within(times[chosen], limit[chosen], kink)
                 price = self._price(times[chosen], most)
                 if price is None:
                     continue
-                neighbours = neighbours.with_price(price)
+                neighbours = neighbours.with_price(price, self._params.prices_kept)
                 if price.slots <= most:
                     self.times, self.slots = times[chosen], price.slots
                     self._values = neighbours.of(chosen)
@@ -183,7 +163,7 @@ class StageTimesSearch:
         price = slot_price(times, self._profile, max(most, self._costs.slots + 1e-3))
         if price is not None and price.slots <= self._costs.slots + 1e-6:
             heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
-            if len(self._feasible) > FEASIBLE_KEPT:
+            if len(self._feasible) > self._params.feasible_kept:
                 heapq.heappop(self._feasible)
         return price
 
@@ -200,11 +180,11 @@ class StageTimesSearch:
 
     def _neighbours(self) -> _Neighbours:
         kind = self._rng.random()
-        if kind < RESIZED / 2 and len(self.times) > 3:
+        if kind < self._params.resize_moves / 2 and len(self.times) > 3:
             return self._with_one_less()
-        if kind < RESIZED:
+        if kind < self._params.resize_moves:
             return self._with_one_more()
-        times = moved(self.times, self._profile, self._rng, CANDIDATES)
+        times = moved(self.times, self._profile, self._rng, self._params.candidates, self._params)
         return _Neighbours(times, self._values[:, None, :])
 
     def _with_one_less(self) -> _Neighbours:
@@ -215,7 +195,7 @@ class StageTimesSearch:
 
     def _with_one_more(self) -> _Neighbours:
         """Return the times with one more stage, with their prices."""
-        new = self._rng.integers(0, int(self.times[-1]) + 1, CANDIDATES)
+        new = self._rng.integers(0, int(self.times[-1]) + 1, self._params.candidates)
         place = np.searchsorted(self.times[1:-1], new, side="right") + 1
         column = np.arange(len(self.times) + 1)
         source = column - (column >= place[:, None])
@@ -240,17 +220,23 @@ class _Neighbours:
     times: IntArray
     values: FloatArray
 
-    def with_price(self, price: SlotPrice) -> _Neighbours:
+    def with_price(self, price: SlotPrice, kept: int) -> _Neighbours:
         """Add the price of a refused candidate, which holds for all."""
         value = np.broadcast_to(price.value, (1, *self.values.shape[1:]))
-        return _Neighbours(self.times, np.concatenate((self.values[-PRICES_KEPT + 1 :], value)))
+        return _Neighbours(self.times, np.concatenate((self.values[-kept + 1 :], value)))
 
     def of(self, candidate: int) -> FloatArray:
         """Return a candidate's prices, shape (prices, stages + 1)."""
         return self.values[:, min(candidate, self.values.shape[1] - 1)]
 
 
-def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
+def moved(
+    times: IntArray,
+    profile: LengthProfile,
+    rng: np.random.Generator,
+    count: int,
+    values: StageTimeParameters = STANDARD,
+) -> IntArray:
     """Return neighbours of stage times, shape (at most count, stages + 1).
 
     Most stretch or shrink one span to the decode steps of a request a little longer or shorter, since nothing
@@ -259,23 +245,25 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     times: Decode steps of the stages and the end, shape (stages + 1,).
     count: Neighbours to draw; those out of order are left out.
     """
-    stretched = int(STRETCHED * count)
-    shifted = _shifted(times, rng, count - stretched)
+    stretched = int(values.stretch_moves * count)
+    shifted = _shifted(times, rng, count - stretched, values)
     neighbours = np.concatenate((shifted, _stretched(times, profile, rng, stretched)))
     valid = (np.diff(neighbours, axis=1) >= 0).all(axis=1) & (neighbours[:, 0] == 0)
     kept: IntArray = rng.permutation(neighbours[valid])
     return kept
 
 
-def _shifted(times: IntArray, rng: np.random.Generator, count: int) -> IntArray:
+def _shifted(times: IntArray, rng: np.random.Generator, count: int, values: StageTimeParameters) -> IntArray:
     """Shift some stages by a few steps, shape (count, stages + 1)."""
     stages = len(times) - 1
     one, other = rng.integers(1, stages + 1, (2, count))
     shift = np.maximum(1, np.rint(np.exp(rng.normal(0.9, 1.0, count)))).astype(np.int64)
     shift *= rng.choice([-1, 1], count)
     kind = rng.random(count)
-    low = np.where(kind < RUN, one, np.minimum(one, other))
-    high = np.select([kind < RUN, kind < REST], [one, np.maximum(one, other)], stages)
+    low = np.where(kind < values.run_moves, one, np.minimum(one, other))
+    high = np.select(
+        [kind < values.run_moves, kind < values.rest_moves], [one, np.maximum(one, other)], stages
+    )
     return _with_shift(times, low, high, shift)
 
 
