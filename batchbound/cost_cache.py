@@ -51,15 +51,24 @@ class CostCache:
             return False
         return True
 
-    def find(self, model: str, slots: int) -> CalibratedCost | None:
-        """Return a model's costs with the nearest slots, then the newest."""
-        kept = sorted(self._kept(model), key=lambda one: (abs(one[0] - slots), -one[1]))
-        for _, _, path in kept:
+    def find(self, model: str, slots: int, threads: int | None = None) -> CalibratedCost | None:
+        """Return a model's costs: those with as many threads, the nearest slots, the newest.
+
+        threads: CPU threads of the coming run; None if unknown.
+        """
+        found: list[CalibratedCost] = []
+        for _, _, path in sorted(self._kept(model), key=lambda one: (abs(one[0] - slots), -one[1])):
             try:
-                return CalibratedCost.load(path)
+                found.append(CalibratedCost.load(path))
             except InputError:
                 continue  # written by another version: the next run writes it again
-        return None
+        # The name of a processor ends with the threads of the run.
+        of_threads = f" {threads} threads)"
+        return min(
+            found,
+            key=lambda one: threads is not None and not str(one.engine.get("device")).endswith(of_threads),
+            default=None,
+        )
 
     def _kept(self, model: str) -> Iterator[tuple[int, float, Path]]:
         for path in self._folder_of(model).glob("*-*.json"):

@@ -249,7 +249,7 @@ def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    kept = CostCache.of_user().find(args.model, inputs.problem.slots)
+    kept = CostCache.of_user().find(args.model, inputs.problem.slots, args.threads)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
     source = {"name": "measured by an earlier run", **plain(kept)}

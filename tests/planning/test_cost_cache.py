@@ -60,3 +60,11 @@ def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert not CostCache(tmp_path / "file").keep("M", 8, measured())
+
+
+def test_costs_of_as_many_threads_count_before_the_nearest_slots(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path)
+    one, two = (measured(cost, device=f"cpu (x86_64, {n} threads)") for n, cost in ((1, UNIT), (2, PAPER)))
+    cache.keep("M", 8, one)
+    cache.keep("M", 64, two)
+    assert [cache.find("M", 8, threads) for threads in (1, 2, 3, None)] == [one, two, one, one]
