@@ -93,7 +93,7 @@ def baselines(
             served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
             linear, first, rest = [lambda _: backward_schedule(problem, late), *served], served[:2], in_turn
         if len(problem) <= params.linear_requests:
-            return linear, rest
+            return linear, [*rest, *map(simulated, WAITING)]
         return first, [*(each for each in linear if each not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if len(problem) > params.learning_requests:
