@@ -97,7 +97,7 @@ def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLEETS)
 def test_plan_solve_and_compare_find_the_same_schedules_of_replicas_at_the_same_work(name: str) -> None:
-    fleet, limits = FLEETS[name], Limits(work=20, seed=3)
+    fleet, limits = FLEETS[name], Limits(work=5, seed=3)
     plan, found = make_fleet_plan(fleet, limits=limits), plan_fleet(fleet, limits=limits)
     assert found.schedule.check(fleet) is None
     assert np.array_equal(plan.shares.replica_of, found.schedule.replica_of)
@@ -122,9 +122,9 @@ def test_a_fleet_of_one_has_the_plan_of_its_problem() -> None:
 def test_another_process_finds_the_same_schedule_at_the_same_work(tmp_path: Path) -> None:
     for number, options in enumerate(
         (
-            ["table3:7:70", "--slots", "9"],
-            ["sharegpt:7:60", "--slots", "16", "--kv-capacity", "5000"],
-            ["table3:7:70", "--slots", "9", "--replicas", "2"],
+            ["table3:7:40", "--slots", "9"],
+            ["sharegpt:7:30", "--slots", "16", "--kv-capacity", "5000"],
+            ["table3:7:40", "--slots", "9", "--replicas", "2"],
         )
     ):
         files = [str(tmp_path / f"{number}-{k}.json") for k in range(2)]

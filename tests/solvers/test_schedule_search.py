@@ -236,7 +236,7 @@ def test_the_search_is_mostly_optimal_on_tiny_problems(
             {"prefill_emits_first_token": True},
         ]
         problem = problem_of(lengths, 2 + seed % 2, None, **kinds[seed % 4])
-        found = search_schedule(problem, iterations=250, seed=seed)
+        found = search_schedule(problem, iterations=80, seed=seed)
         optimum = optimal_makespan(problem)
         assert found.schedule.check(problem) is None
         assert optimum - 1e-9 <= found.makespan <= optimum + 1.5 * stage
@@ -394,6 +394,6 @@ def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
     monkeypatch.setattr(StageTimesSearch, "feasible", lambda self: [])
     problem = Problem(generate("table3", 1, 100), CostModel.paper(), 20)
     constructed = [ski_rental_schedule(problem, patience=patience) for patience in SearchParams().patiences]
-    found = search_schedule(problem, iterations=400, seed=1)
+    found = search_schedule(problem, iterations=100, seed=1)
     assert found.makespan < min(schedule.makespan(problem) for schedule in constructed)
     assert found.schedule.check(problem) is None
