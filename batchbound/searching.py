@@ -184,7 +184,6 @@ def search(
     latency_bound: float | Targets = math.inf,
     latency_margin: float = 0.0,
     encode_batches: tuple[int, int] = (1, 256),
-    independent: bool = False,
     link: Link | None = None,
 ) -> ConfigurationSearch:
     """Search for the highest throughput under a latency bound.
@@ -204,8 +203,6 @@ def search(
         Fraction of each target kept in reserve for slower phases of the machine.
     encode_batches
         Smallest and largest encoding batch.
-    independent
-        True to treat input and output lengths as independent.
     link
         Link between the devices; by default the usual one for the profile's kind of device.
 
@@ -240,7 +237,7 @@ def search(
     workload = problem.workload.with_output_tokens(problem.decode_steps.clip(min=1))
     timelines = timelines_of(
         given or [whole_model_profile(problem.cost, "the problem's cost model")],
-        LengthPair.observed(workload, independent=independent),
+        LengthPair.observed(workload),
         devices,
         slots=0 if given else problem.slots,
         kv_capacity=problem.kv_capacity,

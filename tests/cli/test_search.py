@@ -122,9 +122,11 @@ def test_a_roofline_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(config))
     words = ["search", "exegpt-S:0:200", "--roofline", "a40", "--model-config", str(path), "--devices", "2"]
-    assert main([*words, "--most-encode-batch", "32"]) == 0
+    link = ["--link-bandwidth", "2", "--link-latency", "500"]
+    assert main([*words, *link, "--most-encode-batch", "32"]) == 0
     captured = capsys.readouterr()
     assert "not measured" in captured.err
+    assert "link given: 2 GB/s, 500 us" in captured.err
     assert "WAA-C" in captured.out
 
 

@@ -124,9 +124,6 @@ def configure(parser: Parser) -> None:
         metavar="N",
         help="encoding batch to keep; search only the rest (RRA's decode steps, if lengths changed)",
     )
-    group.add_argument(
-        "--independent", action="store_true", help="treat input and output lengths as independent"
-    )
     group.add_argument("--frontier", action="store_true", help="also print throughput against latency")
     parser.add_argument(
         "-o",
@@ -175,7 +172,6 @@ def run(args: argparse.Namespace) -> int:
         latency_bound=Targets(*(math.inf if each is None else each for each in bounds)),
         latency_margin=args.latency_margin,
         encode_batches=(kept, kept) if kept else (1, args.most_encode_batch or MOST_ENCODE_BATCH),
-        independent=args.independent,
         link=_link(args, profiles),
     )
     _say_limits(found)
