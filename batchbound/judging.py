@@ -26,7 +26,7 @@ from .executor.serving.release import predict, simulable, simulated
 from .heuristics.registry import POLICIES
 from .heuristics.simulate import simulate
 from .models.bounds.fleet import fleet_bound
-from .models.bounds.prove import proven_bound
+from .models.bounds.prove import DEFAULT_SECONDS, proven_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.iteration_minorant import Minorant, dearest_excess
@@ -140,7 +140,7 @@ def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
 
 def _proven(fleet: Fleet) -> Bound:
     alone = len(fleet.replicas) == 1 and not fleet.replicas[0].busy
-    return proven_bound(fleet.problem()) if alone else fleet_bound(fleet)
+    return proven_bound(fleet.problem()) if alone else fleet_bound(fleet, DEFAULT_SECONDS)
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:

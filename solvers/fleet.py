@@ -24,6 +24,7 @@ from ..heuristics.policy import Policy, State, Step
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Ends, least_loaded, spread_groups
+from ..models.bounds.prove import DEFAULT_SECONDS
 from .result import Limits, Status, StoppedBy
 from .search.baselines import baselines
 from .search.constructive import ski_rental_schedule
@@ -49,6 +50,9 @@ RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
 
 RULES_SECONDS, RULES_SHARE = 0.1, 0.2
 """Seconds kept for the rules after the search, and their largest share of the limit."""
+
+BOUND_SHARE = 0.1
+"""Share of the limit for the bound."""
 
 FIRST_SEARCHES = 0.5
 """Share of the time left for searching every replica once."""
@@ -129,7 +133,7 @@ def plan_fleet(
             raise
         stopped_by = StoppedBy.INTERRUPT
     schedule = search.schedule()
-    makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
+    makespan, bound = schedule.makespan(fleet), fleet_bound(fleet, search.for_bound)
     optimal = bound.proves(makespan)
     return FleetResult(
         Status.OPTIMAL if optimal else Status.FEASIBLE,
@@ -191,7 +195,15 @@ class _FleetSearch:
         seconds = self._limits.seconds
         if seconds is None:
             return math.inf
-        return seconds - self._for_rules(seconds) - (time.perf_counter() - self.began)
+        return seconds - self.for_bound - self._for_rules(seconds) - (time.perf_counter() - self.began)
+
+    @property
+    def for_bound(self) -> float:
+        """Seconds kept for the bound; none for many requests, whose counts prove as much."""
+        if len(self._fleet) > MOST_SIMULATED:
+            return 0.0
+        seconds = self._limits.seconds
+        return DEFAULT_SECONDS if seconds is None else BOUND_SHARE * seconds
 
     def _for_rules(self, seconds: float) -> float:
         return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0

@@ -14,6 +14,7 @@ from ...data.fleet import Fleet, Replica
 from ..programme import Programme
 from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
+from .prove import proven_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
 """Limit by which requests share prefill stages: slots, token cap, or the floor of a stage."""
@@ -23,6 +24,9 @@ StepBy = Literal["slots", "keys and values"]
 
 MOST_KINDS = 16
 """Kinds of replicas that are tried as the one of most decode steps."""
+
+BUSY = "what the replicas are busy with"
+"""Name of the seconds of earlier work."""
 
 CLASSES = 300
 """Classes of requests in the linear programme for the replicas' weights."""
@@ -66,7 +70,7 @@ def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
     return seconds
 
 
-def fleet_bound(fleet: Fleet) -> Bound:
+def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     r"""Return the best proven bound on a fleet's makespan without preemption.
 
     Take weights :math:`w_k \ge 0` that add up to one. The makespan is at least the weighted mean of the
@@ -76,12 +80,16 @@ def fleet_bound(fleet: Fleet) -> Bound:
 
     (:func:`request_costs`). Any weights are valid; the duals of a linear programme over kinds of requests
     give good ones, and equal replicas have equal weights. A request on its own is a bound too, and so are
-    both together (:func:`~batchbound.models.bounds.fleet_steps.steps_bound`); so is that of
-    :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
+    both together (:func:`~batchbound.models.bounds.fleet_steps.steps_bound`). Schedules of K replicas that
+    differ by earlier work alone, one after another, are a schedule of one such replica. So a K-th of its
+    bound (:func:`~batchbound.models.bounds.prove.proven_bound`) and the mean earlier work are a bound, too.
+
+    seconds: Time limit of proofs that need a search.
     """
     if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
         return best_bound(fleet.problem())
-    best = work_bound(fleet)
+    bounds = [work_bound(fleet), *one_after_another(fleet, seconds)]
+    best = max(bounds, key=lambda bound: bound.seconds)
     for stage_by in _stage_arguments(fleet):
         for step_by in _step_arguments(fleet):
             found = _steps_and_shares(fleet, stage_by, step_by, best.seconds)
@@ -99,6 +107,21 @@ def work_bound(fleet: Fleet) -> Bound:
     for stage_by in _stage_arguments(fleet):
         bounds += [_shared(fleet, stage_by, step_by) for step_by in _step_arguments(fleet)]
     return max(bounds, key=lambda bound: bound.seconds)
+
+
+def one_after_another(fleet: Fleet, seconds: float) -> list[Bound]:
+    """Bound replicas that differ by earlier work alone by one that does all."""
+    if (
+        len({replace(replica, busy=0.0) for replica in fleet.replicas}) > 1
+        or fleet.workload.shared_tokens.any()
+    ):
+        return []
+    alone = proven_bound(fleet.problem(), seconds) if seconds > 0 else best_bound(fleet.problem())
+    number = len(fleet.replicas)
+    terms = {BUSY: sum(replica.busy for replica in fleet.replicas) / number}
+    terms |= {name: value / number for name, value in alone.terms.items()}
+    certificate = {"kind": "one after another", "alone": alone.certificate}
+    return [Bound(sum(terms.values()), "replicas one after another", terms, certificate)]
 
 
 def share_weights(fleet: Fleet, stage_by: StageBy = "slots", step_by: StepBy = "slots") -> FloatArray:
@@ -149,7 +172,7 @@ def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
     busy = sum(
         weight * replica.busy for weight, replica in zip(weights.tolist(), fleet.replicas, strict=True)
     )
-    terms = {"what the replicas are busy with": busy, "requests": float(least.sum())}
+    terms = {BUSY: busy, "requests": float(least.sum())}
     if fleet.workload.shared_tokens.any():
         terms["shared prompts"] = shared * int(fleet.problem().prefix_tokens.sum())
     certificate: Mapping[str, object] = {

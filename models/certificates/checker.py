@@ -43,7 +43,7 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     by a knapsack over all loads, and checks the least waste by shortest paths. It refuses a certificate that
     takes more than :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps to check.
     """
-    return judged(bound, lambda: _proven_seconds(problem, bound))
+    return judged(bound, lambda: proven_seconds(problem, bound))
 
 
 def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
@@ -97,6 +97,7 @@ _SOURCES = {
     "fleet shares": "shares of the fleet",
     "decode steps and shares": "decode steps of one replica and shares of the fleet",
     "one request": "the longest request",
+    "one after another": "replicas one after another",
 }
 
 
@@ -104,7 +105,8 @@ _FORMER = {"states": "every stage from every state"}
 """Former names in plan files."""
 
 
-def _proven_seconds(problem: Problem, bound: Bound) -> float:
+def proven_seconds(problem: Problem, bound: Bound) -> float:
+    """Return the seconds that a bound's certificate proves."""
     proven = _derived_seconds(problem, bound)
     if EXACT_PAIRS in bound.certificate and bound.seconds > proven * (1 + ROUNDING):
         raise RefutedError("a certificate is of a known kind", deleted("exact pairs"))

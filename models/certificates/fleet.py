@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
-from .checker import ROUNDING, judged, verify_bound
+from .checker import ROUNDING, judged, proven_seconds, verify_bound
 from .claims import RefutedError, Work, entries, fullest_slot, unreadable, whole
 from .reads import tokens_read
 
@@ -157,6 +157,22 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
     )
 
 
+def _one_after_another(fleet: Fleet, bound: Bound) -> float:
+    """Return the mean seconds of replicas, as those of one in their place."""
+    if len({replace(replica, busy=0.0) for replica in fleet.replicas}) > 1:
+        raise RefutedError("one after another", "the replicas differ by more than what they are busy with")
+    if any(request.shared_tokens for request in fleet.workload):
+        raise RefutedError("one after another", "requests share prompts, which replicas compute apart")
+    number, alone = len(fleet.replicas), bound.certificate["alone"]
+    if not isinstance(alone, Mapping):
+        raise unreadable("alone", alone, "a certificate")
+    terms = {name: number * seconds for name, seconds in bound.terms.items()}
+    terms.pop("what the replicas are busy with", None)
+    of_one = Bound(math.fsum(terms.values()), bound.source, terms, alone)
+    busy = math.fsum(replica.busy for replica in fleet.replicas)
+    return (busy + proven_seconds(fleet.problem(), of_one)) / number
+
+
 def _weight(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise unreadable("weights", value, "a number")
@@ -169,5 +185,6 @@ _DERIVED = {
     "fleet shares": _shares,
     "decode steps and shares": _beside_steps,
     "one request": _one_request,
+    "one after another": _one_after_another,
 }
 """Derivation of the seconds for each kind of certificate."""

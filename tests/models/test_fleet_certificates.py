@@ -341,3 +341,27 @@ def test_of_several_cases_of_one_kind_of_replica_the_best_counts() -> None:
     weak = case(0, (1.0, 0.0))
     for cases in ([case(), weak], [weak, case()]):
         assert verify_fleet_bound(TWINS, beside(cases=cases)) is None
+
+
+FIVE = Fleet(workload_of([1] * 5, [1] * 5), (Replica(UNIT, 2, busy=0.5), Replica(UNIT, 2)))
+"""One replica takes three stages and three steps for all, so each of two takes three seconds on average."""
+
+
+def in_turn(seconds: float = 3.25, **changes: object) -> Bound:
+    alone = {**trivial_bound(FIVE.problem()).certificate, **changes}
+    terms = {"what the replicas are busy with": 0.25, "prefill stages": 1.5, "decode steps": seconds - 1.75}
+    return Bound(seconds, "replicas one after another", terms, {"kind": "one after another", "alone": alone})
+
+
+def test_equal_replicas_take_no_less_than_one_that_does_all_in_their_place() -> None:
+    bound = fleet_bound(FIVE)
+    assert (bound.source, bound.seconds) == ("replicas one after another", 3.25)
+    assert verify_fleet_bound(FIVE, bound) is None
+    assert verify_fleet_bound(FIVE, in_turn()) is None
+    assert str(verify_fleet_bound(FIVE, in_turn(3.26))).startswith("the certificate proves the bound")
+    assert verify_fleet_bound(FIVE, in_turn(slots=1)) is not None
+    unlike = Fleet(FIVE.workload, (Replica(UNIT, 2), Replica(UNIT, 3)))
+    assert str(verify_fleet_bound(unlike, in_turn())).startswith("one after another: the replicas differ")
+    sharing = Fleet(workload_of([2] * 5, [1] * 5, group=[0] * 5, shared_tokens=[1] * 5), FIVE.replicas)
+    assert fleet_bound(sharing).source != bound.source
+    assert str(verify_fleet_bound(sharing, in_turn())).startswith("one after another: requests share prompts")
