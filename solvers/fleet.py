@@ -28,6 +28,8 @@ from ..models.bounds.prove import DEFAULT_SECONDS
 from .result import Limits, Status, StoppedBy
 from .search.baselines import baselines
 from .search.constructive import ski_rental_schedule
+from .search.core.compiled import Allowance
+from .search.core.fleets import anneal_replicas, are_one_search
 from .search.incumbent import BETTER
 from .search.params import SearchParams
 from .search.schedule_search import search_schedule
@@ -53,6 +55,9 @@ RULES_SECONDS, RULES_SHARE = 0.1, 0.2
 
 BOUND_SHARE = 0.1
 """Share of the limit for the bound."""
+
+TOGETHER = 0.9
+"""Share of the limit for annealing equal replicas together."""
 
 FIRST_SEARCHES = 0.5
 """Share of the time left for searching every replica once."""
@@ -306,18 +311,42 @@ class _FleetSearch:
             if not requests.size:
                 shares.append(self._scheduled(k, requests))
                 continue
-            problem = self._fleet.problem_of(k, requests)
-            schedule = _kept(problem, schedule_of(trace))
-            if schedule is None:
+            share = self._kept(k, requests, schedule_of(trace))
+            if share is None:
                 return None
-            finish = self._fleet.replicas[k].busy + schedule.makespan(problem)
-            shares.append(_Share(requests, problem, schedule, finish))
+            shares.append(share)
         return shares
 
+    def _anneal(self) -> int:
+        """Anneal equal replicas together, where that applies; return the steps."""
+        core, may = NO_BASELINES.core, self._groups is None and not self._fixed
+        parts = [(each.requests, each.schedule) for each in self._shares if each.schedule is not None]
+        if not may or self.left <= 0.0 or not are_one_search(self._fleet, [part for _, part in parts]):
+            return 0
+        work = None if self._limits.work is None else math.ceil(TOGETHER * self._limits.work)
+        moves = None if work is None else core.moves_per_work * work
+        allowance = Allowance(TOGETHER * self.left, moves, seed=self._limits.seed)
+        made, moved, interrupted = anneal_replicas(self._fleet, parts, core.spans, allowance)
+        shares = [self._kept(k, *part) for k, part in enumerate(made)]
+        better = [share for share in shares if share is not None]
+        if better and len(better) == len(shares) and _latest(better) < _latest(self._shares):
+            self._shares = better
+        if interrupted:
+            raise KeyboardInterrupt
+        return -(-moved // core.moves_per_work)
+
+    def _kept(self, replica: int, requests: IntArray, schedule: Schedule) -> _Share | None:
+        problem = self._fleet.problem_of(replica, requests)
+        kept = _kept(problem, schedule)
+        if kept is None:
+            return None
+        return _Share(requests, problem, kept, self._fleet.replicas[replica].busy + kept.makespan(problem))
+
     def improve(self) -> StoppedBy:
-        """Search every replica, level them, and search the last one repeatedly."""
+        """Search replicas together, then each; level them, and search the last one repeatedly."""
+        steps = self._anneal()
         first = self.left * FIRST_SEARCHES / len(self._shares)
-        steps = self._search_all(self._shares, first, 0)
+        steps += self._search_all(self._shares, first, steps)
         turns = 0
         while turns < PATIENT or math.isfinite(self.left):
             if self._worked(steps):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet, FleetSchedule, Replica
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
@@ -21,6 +22,7 @@ from batchbound.solvers import Limits, solve
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.core import compiled as core_library
 from batchbound.solvers.search.core.compiled import Allowance, Parameters, compiled_core
+from batchbound.solvers.search.core.fleets import anneal_replicas, are_one_search
 from batchbound.solvers.search.core.parameters import CoreParameters
 from batchbound.solvers.search.core.phases import is_compiled
 from batchbound.solvers.search.core.plans import CompiledJob
@@ -230,3 +232,25 @@ def test_a_library_of_another_version_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="another version"):
         core_library._checked(Other())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replicas_annealed_together_serve_every_request_and_keep_every_rule(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    replicas, count = int(rng.integers(2, 5)), int(rng.integers(24, 40))
+    workload = Workload.from_lengths(rng.integers(1, 60, count), rng.integers(1, 40, count))
+    floor = CostModel(0.01, 1e-4, 0.02, 1e-4, prefill_floor=0.3 * (seed % 2), decode_per_kv_token=1e-6)
+    fleet = Fleet(workload, (Replica(floor, int(rng.integers(1, 6))),) * replicas, seed % 3 == 0)
+    dealt = [np.arange(k, count, replicas) for k in range(replicas)]
+    problems = [fleet.problem_of(k, requests) for k, requests in enumerate(dealt)]
+    parts = list(zip(dealt, map(ski_rental_schedule, problems), strict=True))
+    assert are_one_search(fleet, [schedule for _, schedule in parts])
+    made, moves, _ = anneal_replicas(fleet, parts, CoreParameters().spans, Allowance(moves=3000, seed=seed))
+    again, *_ = anneal_replicas(fleet, parts, CoreParameters().spans, Allowance(moves=3000, seed=seed))
+    replica_of = np.empty(count, dtype=np.int64)
+    for k, (requests, schedule) in enumerate(made):
+        replica_of[requests] = k
+        assert (schedule.bin_of == again[k][1].bin_of).all()
+    planned = FleetSchedule(replica_of, tuple(schedule for _, schedule in made))
+    assert moves >= 3000
+    assert planned.check(fleet) is None

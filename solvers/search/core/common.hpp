@@ -68,7 +68,7 @@ struct Job {
 struct Plan {
   int32_t* start;
   int32_t* stage;
-  int32_t* slot;  // read by searches that begin with paths of slots
+  int32_t* slot;  // read by searches that begin with paths of slots, which write each request's replica
 };
 
 // Seconds, moves, or both; another thread may set `stop`.

@@ -115,13 +115,14 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Best plan of a search: first step and stage of each request.
+    """Best plan of a search: first step, stage and slot, or replica, of each request.
 
     The cost is infinite if there is none.
     """
 
     start: Int32Array
     stage: Int32Array
+    slot: Int32Array
     cost: float
     moves: int
     interrupted: bool
@@ -160,7 +161,7 @@ def call(
     )
     costs: list[float] = []
     interrupted = _interruptible(lambda: costs.append(getattr(core, name)(*arguments)), stop)
-    return Found(start, stage, costs[0], moves.value, interrupted)
+    return Found(start, stage, slot, costs[0], moves.value, interrupted)
 
 
 def call_exact(
@@ -187,7 +188,7 @@ def call_exact(
     )
     costs: list[float] = []
     interrupted = _interruptible(lambda: costs.append(getattr(core, name)(*arguments)), stop)
-    return Found(start, stage, costs[0], moves.value, interrupted, ended.value)
+    return Found(start, stage, stage, costs[0], moves.value, interrupted, ended.value)
 
 
 def _limits(allowance: Allowance, stop: ctypes.c_int32) -> LimitsStructure:

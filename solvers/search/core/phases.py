@@ -50,7 +50,7 @@ def slots_bind_under_memory(problem: Problem, params: SearchParams) -> bool:
 
 def anneal_spans(run: SearchRun, budget: Budget) -> None:
     """Anneal stage times and the spans between them."""
-    share = run.params.core.spans_curved_share if _is_curved(run.problem) else run.params.core.spans_share
+    share = run.params.core.spans_curved_share if is_curved(run.problem) else run.params.core.spans_share
     if _computes_again(run.problem):
         share = run.params.core.spans_groups_share
     _spans(run, budget.part(share), run.best.schedule)
@@ -80,7 +80,7 @@ def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
     _ruin(run, budget, run.best.schedule, run.params.core.ruin)
 
 
-def _is_curved(problem: Problem) -> bool:
+def is_curved(problem: Problem) -> bool:
     """Return whether a stage's cost depends on its prompts."""
     return problem.prefill_token_cap is not None or problem.reaches_bend or _computes_again(problem)
 
@@ -102,7 +102,7 @@ def _spans(
         spans = replace(spans, memory_share=fill, balance_share=lowered)
     spans = replace(spans, hot_steps=heat * spans.hot_steps, hot_stages=heat * spans.hot_stages)
     # Mean prompts promise what real ones do not keep.
-    enough = -math.inf if fill is not None or _is_curved(run.problem) else run.best.enough
+    enough = -math.inf if fill is not None or is_curved(run.problem) else run.best.enough
     return _run(run, budget, ("core_spans", core.moves_per_work), spans, start, enough)
 
 

@@ -7,6 +7,9 @@
 //
 // Steps that the spans are too short for are a shortage with a price, so that walks cross infeasible paths.
 // Under a KV capacity, tokens beyond it at a stage have a price, too. All prices are in decode steps.
+//
+// Equal replicas of a fleet stand one after another: all paths have a node at the stage with which a replica
+// begins. The fleet takes as long as the longest of them.
 #pragma once
 
 #include <cstring>
@@ -94,10 +97,11 @@ class SpanSearch {
   struct Energy {
     double stages;
     int64_t shortage, excess;
+    double uneven;
   };
   struct Settled {
     double cost = kNever;
-    std::vector<int> start, stage, end;
+    std::vector<int> start, stage, end, replica;
   };
   struct State {  // all that a walk changes
     std::vector<Stage> stages;
@@ -123,19 +127,36 @@ class SpanSearch {
       s_.shortage += raise_lacking(&s_.lacking[to + 1], &weight_[to + 1], from - to);
   }
 
-  Energy energy() const { return {s_.stage_cost, s_.shortage, s_.excess}; }
-  // What a walk would gain or lose from an earlier state to this one, apart from the end.
-  double delta(const Energy& before) const {
-    return s_.stage_cost - before.stages + price_ * static_cast<double>(s_.shortage - before.shortage) +
+  Energy energy() const { return {s_.stage_cost, s_.shortage, s_.excess, uneven()}; }
+  // What a walk would gain or lose from an earlier state to this one, apart from the end. The replica with spans
+  // that end at some time still takes `more` steps, and so many spans.
+  double delta(const Energy& before, int at = 0, double more = 0, int spans = 0) const {
+    return s_.stage_cost - before.stages + more + uneven(at, more, spans) - before.uneven +
+           price_ * static_cast<double>(s_.shortage - before.shortage) +
            memory_price_ * static_cast<double>(s_.excess - before.excess);
   }
   double total() const {
-    return s_.stage_cost + end() + price_ * static_cast<double>(s_.shortage) +
+    return s_.stage_cost + end() + uneven() + price_ * static_cast<double>(s_.shortage) +
            memory_price_ * static_cast<double>(s_.excess);
   }
+  // Stages that moves leave alone: begins of replicas, and the end.
+  bool is_fixed(int stage) const { return stage < kEnd + replicas_; }
+  int any_begin() { return any_of(kBegin); }
+  int any_end() { return any_of(kEnd); }
+  int any_of(int stage) {
+    const int k = replicas_ > 1 ? random_.below(replicas_) : 0;
+    return k > 0 ? kEnd + k : stage;
+  }
+  // The replica with the spans that end at some time.
+  int replica(int at) const {
+    int k = 0;
+    for (int stage = kEnd + 1; stage < kEnd + replicas_; stage++) k += time(stage) < at;
+    return k;
+  }
+  double uneven(int at = 0, double more = 0, int spans = 0) const;
   // The cost that a settled schedule of these spans will have, about, in decode steps.
   double promise() const {
-    return s_.stage_cost / p_.stage_bias + end() + 0.5 * static_cast<double>(s_.shortage) / slots_ +
+    return s_.stage_cost / p_.stage_bias + end() + uneven() + 0.5 * static_cast<double>(s_.shortage) / slots_ +
            static_cast<double>(s_.excess) * steps_a_token();
   }
   // Decode steps that a KV token too many at one stage stands for.
@@ -215,12 +236,13 @@ class SpanSearch {
   Limits limits_;
   Budget budget_;
   Random random_;
-  int slots_, count_;
+  int slots_, count_, replicas_ = 1;
 
   int ranks_ = 0, longest_ = 0;
   std::vector<int> by_length_;       // requests, longest first
   std::vector<int> rank_of_length_;  // of each length: ranks 1 to ranks_ are distinct lengths of requests
   std::vector<int32_t> weight_;      // of each rank: steps that it is longer than the one before
+  double tokens_price_ = 0;          // of a request's own tokens, the same in all schedules
   std::vector<double> stage_price_;  // of a stage of so many requests, decode steps, with the bias
 
   State s_, saved_;
@@ -264,6 +286,7 @@ inline void SpanSearch::price_stages() {
   double tokens = 0;
   for (int i = 0; i < count_; i++) tokens += job_.tokens[i];
   const double mean = tokens / count_;
+  tokens_price_ = job_.per_token * mean / job_.step;
   stage_price_.assign(std::min(count_, slots_) + 2, 0.0);
   double parts = 1;
   for (size_t k = 1; k < stage_price_.size(); k++) {
@@ -273,6 +296,26 @@ inline void SpanSearch::price_stages() {
     while (parts < static_cast<double>(k) && price(parts + 1) < price(parts)) parts++;
     stage_price_[k] = p_.stage_bias * price(parts) / job_.step;
   }
+}
+
+// Steps that replicas could take longer without the fleet's doing so.
+inline double SpanSearch::uneven(int at, double more, int spans) const {
+  if (replicas_ == 1) return 0;
+  const int longer = at > 0 ? replica(at) : -1;
+  double longest = 0, stages = 0;
+  for (int k = 0, number = 0, begin = 0, last = static_cast<int>(s_.order.size()); k < last; k++) {
+    const int id = s_.order[k];
+    if (id != kBegin && is_fixed(id)) {
+      const double took = stages + time(id) - begin + (number == longer ? more + spans * tokens_price_ : 0);
+      longest = std::max(longest, took);
+      stages = 0;
+      begin = time(id);
+      number++;
+    }
+    const size_t nodes = s_.stages[id].nodes.size();
+    if (id != kEnd) stages += stage_price_[nodes] + static_cast<double>(nodes) * tokens_price_;
+  }
+  return replicas_ * longest - s_.stage_cost - end() - more;
 }
 
 // ---- KV tokens
@@ -444,7 +487,7 @@ inline int SpanSearch::pick_node() {
   const int width = static_cast<int>(p_.focus_width);
   for (int attempt = 0; focus_ >= 0 && attempt < 4; attempt++) {
     const int stage = near_stage(focus_, width);
-    if (stage <= kEnd || s_.stages[stage].nodes.empty()) continue;
+    if (stage < 0 || is_fixed(stage) || s_.stages[stage].nodes.empty()) continue;
     return s_.stages[stage].nodes[random_.below(static_cast<int>(s_.stages[stage].nodes.size()))];
   }
   return s_.inner[random_.below(static_cast<int>(s_.inner.size()))];
@@ -460,9 +503,16 @@ inline void SpanSearch::load(const int32_t* start, const int32_t* slot, int end)
   times.erase(std::unique(times.begin(), times.end()), times.end());
   std::vector<int> stage_at;
   const bool memory = std::exchange(memory_, false);  // held tokens are filled in at the end
-  for (int at : times) stage_at.push_back(at == 0 ? kBegin : new_stage(at));
+  replicas_ = 1 + *std::max_element(slot, slot + count_) / slots_;
+  std::vector<int> begins(replicas_ + 1, end);
+  for (int i = 0; i < count_; i++) begins[slot[i] / slots_] = std::min(begins[slot[i] / slots_], start[i]);
+  for (int k = 1; k < replicas_; k++) new_stage(begins[k]);
+  for (int at : times) {
+    const int k = static_cast<int>(std::find(begins.begin(), begins.end(), at) - begins.begin());
+    stage_at.push_back(at == 0 ? kBegin : k < replicas_ ? kEnd + k : new_stage(at));
+  }
   std::vector<std::vector<int>> of_slot(slots_);
-  for (int i = 0; i < count_; i++) of_slot[slot[i]].push_back(i);
+  for (int i = 0; i < count_; i++) of_slot[slot[i] % slots_].push_back(i);
   std::vector<int64_t> spans(ranks_ + 2, 0);
   auto outer_node = [&](int stage) {
     const int node = new_node();
@@ -479,12 +529,18 @@ inline void SpanSearch::load(const int32_t* start, const int32_t* slot, int end)
       link(last, node);
       last = node;
     };
+    int number = 1;
+    auto begin_replicas = [&](int at) {
+      for (; number < replicas_ && begins[number] <= at; number++) hop(outer_node(kEnd + number));
+    };
     for (int i : requests) {
-      if (start[i] == 0) continue;
+      begin_replicas(start[i]);
+      if (start[i] == begins[number - 1]) continue;
       const int node = new_node();
       join(node, stage_at[std::lower_bound(times.begin(), times.end(), start[i]) - times.begin()]);
       hop(node);
     }
+    begin_replicas(end);
     hop(outer_node(kEnd));
     s_.next[last] = -1;
   }
@@ -507,7 +563,7 @@ inline void SpanSearch::load(const int32_t* start, const int32_t* slot, int end)
 inline void SpanSearch::swap_tails() {
   if (s_.inner.empty()) return;
   int v = pick_node();
-  if (random_.chance(p_.swap_ends)) v = s_.stages[kEnd].nodes[random_.below(slots_)];
+  if (random_.chance(p_.swap_ends)) v = s_.stages[any_end()].nodes[random_.below(slots_)];
   const int near = near_stage(s_.stages[s_.stage_of[v]].place, static_cast<int>(p_.reach_swap));
   if (near <= kBegin || s_.stages[near].nodes.empty()) return;
   const int y = s_.stages[near].nodes[random_.below(static_cast<int>(s_.stages[near].nodes.size()))];
@@ -516,6 +572,7 @@ inline void SpanSearch::swap_tails() {
   const int at_u = s_.stage_of[u], at_v = s_.stage_of[v], at_x = s_.stage_of[x], at_y = s_.stage_of[y];
   if (at_v == at_y || at_u == at_x || u == y || x == v) return;
   if (time(at_y) <= time(at_u) || time(at_v) <= time(at_x)) return;
+  if (replica(time(at_v)) != replica(time(at_y))) return;
   const int uv = rank(at_u, at_v), xy = rank(at_x, at_y), uy = rank(at_u, at_y), xv = rank(at_x, at_v);
   const Energy before = energy();
   change(uv, uy);
@@ -553,7 +610,7 @@ inline void SpanSearch::relocate() {
     fresh = true;
   } else {
     to = near_stage(s_.stages[from].place, static_cast<int>(p_.reach_relocate));
-    if (to <= kEnd || to == from || time(to) <= time(before) || time(to) >= time(after)) return;
+    if (to < 0 || is_fixed(to) || to == from || time(to) <= time(before) || time(to) >= time(after)) return;
   }
   const Energy earlier = energy();
   move_node(node, to);
@@ -633,7 +690,7 @@ inline void SpanSearch::shift_later(int place, int by) {
   };
   const Energy before = energy();
   lengthen(by, 0);
-  if (accept(delta(before) + by))
+  if (accept(delta(before, time(s_.order[place]), by)))
     for (size_t k = place; k < s_.order.size(); k++) s_.stages[s_.order[k]].time += by;
   else
     lengthen(-by, by);
@@ -642,8 +699,9 @@ inline void SpanSearch::shift_later(int place, int by) {
 //  *-----------*   ->   *----n------*      A span becomes two, at a stage within it or at a new one.
 inline void SpanSearch::add_node() {
   const bool at_begin =
-      s_.inner.empty() || random_.chance(static_cast<double>(slots_) / (slots_ + s_.inner.size()));
-  const int u = at_begin ? s_.stages[kBegin].nodes[random_.below(slots_)] : pick_node();
+      s_.inner.empty() ||
+      random_.chance(static_cast<double>(slots_ * replicas_) / (slots_ * replicas_ + s_.inner.size()));
+  const int u = at_begin ? s_.stages[any_begin()].nodes[random_.below(slots_)] : pick_node();
   const int v = s_.next[u], from = s_.stage_of[u], to = s_.stage_of[v];
   const int first = s_.stages[from].place, last = s_.stages[to].place;
   // Without new stages a walk could never leave paths of one stage alone.
@@ -655,7 +713,7 @@ inline void SpanSearch::add_node() {
     stage = new_stage(at);
   } else {
     stage = s_.order[first + 1 + random_.below(last - first - 1)];
-    if (stage <= kEnd || time(stage) <= time(from) || time(stage) >= time(to)) return;
+    if (is_fixed(stage) || time(stage) <= time(from) || time(stage) >= time(to)) return;
   }
   const Energy before = energy();
   const int whole = rank(from, to), left = rank(from, stage), right = rank(stage, to);
@@ -664,7 +722,7 @@ inline void SpanSearch::add_node() {
   hold_end(from, to, stage);
   hold_span(stage, to, 1);
   const size_t k = s_.stages[stage].nodes.size();
-  if (accept(delta(before) + stage_price_[k + 1] - stage_price_[k])) {
+  if (accept(delta(before, time(stage), stage_price_[k + 1] - stage_price_[k], 1))) {
     const int node = new_node();
     join(node, stage);
     link(u, node);
@@ -690,7 +748,7 @@ inline void SpanSearch::delete_node() {
   hold_span(stage, to, -1);
   hold_end(from, stage, to);
   const size_t k = s_.stages[stage].nodes.size();
-  if (accept(delta(before) + stage_price_[k - 1] - stage_price_[k])) {
+  if (accept(delta(before, time(stage), stage_price_[k - 1] - stage_price_[k], -1))) {
     leave(node);
     drop_if_empty(stage);
     link(u, v);
@@ -708,7 +766,7 @@ inline void SpanSearch::close_stage() {
   const int stages = static_cast<int>(s_.order.size()), reach = static_cast<int>(p_.reach_relocate);
   if (stages < 4) return;
   const int place = focus_ >= 0 ? focus_ : 1 + random_.below(stages - 1);
-  if (place >= stages || s_.order[place] <= kEnd) return;
+  if (place >= stages || is_fixed(s_.order[place])) return;
   const int stage = s_.order[place];
   const std::vector<int> nodes = s_.stages[stage].nodes;
   if (focus_ < 0 && static_cast<double>(nodes.size()) > p_.widest_close) return;
@@ -721,7 +779,7 @@ inline void SpanSearch::close_stage() {
     double least = kNever;
     for (int k = std::max(0, place - reach); k <= std::min(stages - 1, place + reach); k++) {
       const int other = s_.order[k];
-      if (other == stage || other <= kEnd || time(other) <= time(from) || time(other) >= time(to)) continue;
+      if (other == stage || is_fixed(other) || time(other) <= time(from) || time(other) >= time(to)) continue;
       const int64_t shortage = s_.shortage;
       change(left, rank(from, other));
       change(right, rank(other, to));
@@ -753,7 +811,7 @@ inline void SpanSearch::open_stage() {
   std::vector<std::pair<int, int>> moved;  // node, and its stage before
   for (int k = std::max(0, place - reach); k <= std::min(stages, place + reach); k++) {
     const int other = s_.order[k];
-    if (other == stage || other <= kEnd) continue;
+    if (other == stage || is_fixed(other)) continue;
     const std::vector<int> nodes = s_.stages[other].nodes;
     for (int node : nodes) {
       const int from = s_.stage_of[s_.previous[node]], to = s_.stage_of[s_.next[node]];
@@ -809,15 +867,27 @@ inline SpanSearch::Settled SpanSearch::settle() const {
   made.start.resize(count_);
   made.stage.resize(count_);
   made.end.resize(count_);
+  made.replica.resize(count_);
+  std::vector<int> begins = {0};  // places of the replicas' first stages, and their times
+  for (size_t k = 1; k < s_.order.size(); k++)
+    if (is_fixed(s_.order[k])) begins.push_back(static_cast<int>(k));
   for (int k = 0; k < count_; k++) {
     const int i = by_length_[k];
     made.start[i] = when[spans[k].from];
     made.end[i] = when[spans[k].to];
     made.stage[i] = s_.stages[spans[k].from].place;
+    while (begins[made.replica[i] + 1] <= made.stage[i]) made.replica[i]++;
     members[spans[k].from]++;
   }
-  made.cost = when[kEnd];
-  for (int k : members) made.cost += stage_price_[k] / p_.stage_bias;
+  made.cost = 0;
+  std::vector<double> own(replicas_, 0);
+  for (int i = 0; i < count_ && replicas_ > 1; i++) own[made.replica[i]] += job_.per_token * job_.tokens[i] / job_.step;
+  for (int k = 0; k < replicas_; k++) {
+    double took = own[k] + when[s_.order[begins[k + 1]]] - when[s_.order[begins[k]]];
+    for (int place = begins[k]; place < begins[k + 1]; place++)
+      took += stage_price_[members[s_.order[place]]] / p_.stage_bias;
+    made.cost = std::max(made.cost, replicas_ * took);
+  }
   return made;
 }
 
@@ -832,6 +902,7 @@ inline double SpanSearch::best(Plan& plan) const {
   if (best_.start.empty()) return kNever;
   std::copy(best_.start.begin(), best_.start.end(), plan.start);
   std::copy(best_.stage.begin(), best_.stage.end(), plan.stage);
+  std::copy(best_.replica.begin(), best_.replica.end(), plan.slot);
   return best_.cost;
 }
 
@@ -891,7 +962,7 @@ inline double SpanSearch::relative_length() const {
     work += job_.steps[i];
     held += job_.steps[i] * (job_.held[i] + job_.steps[i] / 2.0);
   }
-  const double least = std::max(memory_ ? held / static_cast<double>(capacity_) : 0.0, 1.0 * longest_);
+  const double least = std::max(memory_ ? held / static_cast<double>(capacity_) : 0.0, 1.0 * longest_ * replicas_);
   return std::max(1.0, p_.price_slack * least / (work / slots_));
 }
 
@@ -1012,6 +1083,7 @@ inline void SpanSearch::check() const {
     const Stage& s = s_.stages[id];
     CORE_REQUIRE(s.place == static_cast<int>(k));
     CORE_REQUIRE(k == 0 || time(s_.order[k - 1]) <= s.time);
+    CORE_REQUIRE(!is_fixed(id) || static_cast<int>(s.nodes.size()) == slots_);
     if (id != kEnd) stage_cost += stage_price_[s.nodes.size()];
     int64_t held = 0;
     for (size_t q = 0; q < k && memory_; q++)

@@ -1,0 +1,71 @@
+"""One compiled search over equal replicas of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ....data.arrays import IntArray
+from ....data.fleet import Fleet
+from ....data.schedule import Schedule
+from .compiled import Allowance, call
+from .parameters import CoreParameters, SpanParameters
+from .phases import is_curved, only_slots_bind
+from .plans import CompiledJob
+
+Part = tuple[IntArray, Schedule]
+"""Requests of a replica, and their schedule."""
+
+
+def are_one_search(fleet: Fleet, schedules: Sequence[Schedule]) -> bool:
+    """Return whether the compiled search can plan all replicas at once.
+
+    They are equal, all decode, and only slots bind.
+    """
+    several = 1 < len(schedules) == len(fleet.replicas)
+    alike = len(set(fleet.replicas)) == 1
+    if not (several and alike) or any(not schedule.decode_steps.any() for schedule in schedules):
+        return False
+    problem = fleet.problem()
+    free = not is_curved(problem) and not fleet.workload.shared_tokens.any()
+    return free and only_slots_bind(problem, CoreParameters())
+
+
+def anneal_replicas(
+    fleet: Fleet, parts: Sequence[Part], parameters: SpanParameters, allowance: Allowance
+) -> tuple[list[Part], int, bool]:
+    """Return the best parts found, the number of moves, and whether it was interrupted.
+
+    The parts are none if no schedule was found. In the search replicas stand one after another.
+    """
+    job = CompiledJob(fleet.problem(), memory=False)
+    start, stage, slot = np.zeros((3, len(fleet)), dtype=np.int64)
+    replica_of = np.empty(len(fleet), dtype=np.int64)
+    end = stages = 0
+    for k, (requests, schedule) in enumerate(parts):
+        runs = fleet.decode_steps[requests] > 0
+        replica_of[requests] = k
+        start[requests] = end + schedule.starts[schedule.bin_of]
+        stage[requests] = stages + schedule.bin_of
+        used = np.unique(schedule.slot_of[runs], return_inverse=True)[1]
+        slot[requests[runs]] = k * job.job.slots + used
+        end = int((start + fleet.decode_steps)[requests].max())
+        stages += len(schedule.decode_steps)
+    plan = (start[job.members], stage[job.members], slot[job.members])
+    found = call("core_spans", job.job, parameters, allowance, plan, end)
+    if not np.isfinite(found.cost) or len(np.unique(found.slot)) < len(parts):
+        return [], found.moves, found.interrupted
+    start[job.members], stage[job.members], replica_of[job.members] = found.start, found.stage, found.slot
+    made = []
+    for k in range(len(parts)):
+        requests = np.flatnonzero(replica_of == k)
+        part = CompiledJob(fleet.problem_of(k, requests), memory=False)
+        mine = requests[part.members]
+        first = start[mine] - start[mine].min()
+        own = replace(found, start=first.astype(np.int32), stage=stage[mine].astype(np.int32))
+        planned = part.schedule(own)
+        assert planned is not None, "found schedules have a cost"
+        made.append((requests, planned))
+    return made, found.moves, found.interrupted
