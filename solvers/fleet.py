@@ -24,14 +24,12 @@ from ..heuristics.policy import Policy, State, Step
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Ends, least_loaded, spread_groups
-from ..models.bounds.prove import DEFAULT_SECONDS
 from .result import Limits, Status, StoppedBy
 from .search.baselines import baselines
 from .search.constructive import ski_rental_schedule
-from .search.core.compiled import Allowance
-from .search.core.fleets import anneal_replicas, are_one_search
 from .search.incumbent import BETTER
 from .search.params import SearchParams
+from .search.replicas import anneal_replicas, are_one_search
 from .search.schedule_search import search_schedule
 from .search.stage_split import split_stages
 
@@ -138,7 +136,11 @@ def plan_fleet(
             raise
         stopped_by = StoppedBy.INTERRUPT
     schedule = search.schedule()
-    makespan, bound = schedule.makespan(fleet), fleet_bound(fleet, search.for_bound)
+    makespan = schedule.makespan(fleet)
+    try:
+        bound = fleet_bound(fleet, search.for_bound)
+    except KeyboardInterrupt:
+        stopped_by, bound = StoppedBy.INTERRUPT, fleet_bound(fleet)
     optimal = bound.proves(makespan)
     return FleetResult(
         Status.OPTIMAL if optimal else Status.FEASIBLE,
@@ -204,11 +206,11 @@ class _FleetSearch:
 
     @property
     def for_bound(self) -> float:
-        """Seconds kept for the bound; none for many requests, whose counts prove as much."""
-        if len(self._fleet) > MOST_SIMULATED:
-            return 0.0
-        seconds = self._limits.seconds
-        return DEFAULT_SECONDS if seconds is None else BOUND_SHARE * seconds
+        """Seconds kept for the bound; none for many requests, whose counts prove as much.
+
+        Without a limit of seconds there are none, so that the bound is the same each time.
+        """
+        return BOUND_SHARE * (self._limits.seconds or 0.0) if len(self._fleet) <= MOST_SIMULATED else 0.0
 
     def _for_rules(self, seconds: float) -> float:
         return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0
@@ -321,19 +323,19 @@ class _FleetSearch:
         """Anneal equal replicas together, where that applies; return the steps."""
         core, may = NO_BASELINES.core, self._groups is None and not self._fixed
         parts = [(each.requests, each.schedule) for each in self._shares if each.schedule is not None]
-        if not may or self.left <= 0.0 or not are_one_search(self._fleet, [part for _, part in parts]):
+        work = None if self._limits.work is None else math.floor(TOGETHER * self._limits.work)
+        may = may and work != 0 and self.left > 0.0
+        if not may or not are_one_search(self._fleet, [schedule for _, schedule in parts]):
             return 0
-        work = None if self._limits.work is None else math.ceil(TOGETHER * self._limits.work)
-        moves = None if work is None else core.moves_per_work * work
-        allowance = Allowance(TOGETHER * self.left, moves, seed=self._limits.seed)
-        made, moved, interrupted = anneal_replicas(self._fleet, parts, core.spans, allowance)
+        seconds, seed = TOGETHER * self.left, self._limits.seed
+        made, interrupted = anneal_replicas(self._fleet, parts, core, seconds, work, seed)
         shares = [self._kept(k, *part) for k, part in enumerate(made)]
         better = [share for share in shares if share is not None]
         if better and len(better) == len(shares) and _latest(better) < _latest(self._shares):
             self._shares = better
         if interrupted:
             raise KeyboardInterrupt
-        return -(-moved // core.moves_per_work)
+        return work or 0
 
     def _kept(self, replica: int, requests: IntArray, schedule: Schedule) -> _Share | None:
         problem = self._fleet.problem_of(replica, requests)

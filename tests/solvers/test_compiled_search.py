@@ -22,13 +22,13 @@ from batchbound.solvers import Limits, solve
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.core import compiled as core_library
 from batchbound.solvers.search.core.compiled import Allowance, Parameters, compiled_core
-from batchbound.solvers.search.core.fleets import anneal_replicas, are_one_search
 from batchbound.solvers.search.core.parameters import CoreParameters
 from batchbound.solvers.search.core.phases import is_compiled
 from batchbound.solvers.search.core.plans import CompiledJob
 from batchbound.solvers.search.incumbent import Budget, Incumbent, SearchRun
 from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.phases import PHASES
+from batchbound.solvers.search.replicas import anneal_replicas, are_one_search
 
 pytestmark = pytest.mark.skipif(compiled_core() is None, reason="no C++ compiler at installation")
 
@@ -245,12 +245,13 @@ def test_replicas_annealed_together_serve_every_request_and_keep_every_rule(seed
     problems = [fleet.problem_of(k, requests) for k, requests in enumerate(dealt)]
     parts = list(zip(dealt, map(ski_rental_schedule, problems), strict=True))
     assert are_one_search(fleet, [schedule for _, schedule in parts])
-    made, moves, _ = anneal_replicas(fleet, parts, CoreParameters().spans, Allowance(moves=3000, seed=seed))
-    again, *_ = anneal_replicas(fleet, parts, CoreParameters().spans, Allowance(moves=3000, seed=seed))
+    core = CoreParameters(moves_per_work=3000)
+    made, _ = anneal_replicas(fleet, parts, core, math.inf, 1, seed)
+    again, _ = anneal_replicas(fleet, parts, core, math.inf, 1, seed)
     replica_of = np.empty(count, dtype=np.int64)
     for k, (requests, schedule) in enumerate(made):
         replica_of[requests] = k
         assert (schedule.bin_of == again[k][1].bin_of).all()
     planned = FleetSchedule(replica_of, tuple(schedule for _, schedule in made))
-    assert moves >= 3000
+    assert len(made) == replicas
     assert planned.check(fleet) is None

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....data.arrays import IntArray
-from ....data.fleet import Fleet
-from ....data.schedule import Schedule
-from .compiled import Allowance, call
-from .parameters import CoreParameters, SpanParameters
-from .phases import is_curved, only_slots_bind
-from .plans import CompiledJob
+from ...data.arrays import IntArray
+from ...data.fleet import Fleet
+from ...data.schedule import Schedule
+from .core.compiled import Allowance, call
+from .core.parameters import CoreParameters
+from .core.phases import is_curved, only_slots_bind
+from .core.plans import CompiledJob
 
 Part = tuple[IntArray, Schedule]
 """Requests of a replica, and their schedule."""
@@ -34,9 +34,9 @@ def are_one_search(fleet: Fleet, schedules: Sequence[Schedule]) -> bool:
 
 
 def anneal_replicas(
-    fleet: Fleet, parts: Sequence[Part], parameters: SpanParameters, allowance: Allowance
-) -> tuple[list[Part], int, bool]:
-    """Return the best parts found, the number of moves, and whether it was interrupted.
+    fleet: Fleet, parts: Sequence[Part], core: CoreParameters, seconds: float, work: int | None, seed: int
+) -> tuple[list[Part], bool]:
+    """Return the best parts found, and whether the search was interrupted.
 
     The parts are none if no schedule was found. In the search replicas stand one after another.
     """
@@ -54,9 +54,11 @@ def anneal_replicas(
         end = int((start + fleet.decode_steps)[requests].max())
         stages += len(schedule.decode_steps)
     plan = (start[job.members], stage[job.members], slot[job.members])
-    found = call("core_spans", job.job, parameters, allowance, plan, end)
+    moves = None if work is None else core.moves_per_work * work
+    allowance = Allowance(seconds, moves, seed=seed)
+    found = call("core_spans", job.job, core.spans, allowance, plan, end)
     if not np.isfinite(found.cost) or len(np.unique(found.slot)) < len(parts):
-        return [], found.moves, found.interrupted
+        return [], found.interrupted
     start[job.members], stage[job.members], replica_of[job.members] = found.start, found.stage, found.slot
     made = []
     for k in range(len(parts)):
@@ -68,4 +70,4 @@ def anneal_replicas(
         planned = part.schedule(own)
         assert planned is not None, "found schedules have a cost"
         made.append((requests, planned))
-    return made, found.moves, found.interrupted
+    return made, found.interrupted
