@@ -12,7 +12,7 @@ from ...data.fleet import Fleet
 from ...data.schedule import Schedule
 from .core.compiled import Allowance, call
 from .core.parameters import CoreParameters
-from .core.phases import is_curved, only_slots_bind
+from .core.phases import is_compiled, is_curved
 from .core.plans import CompiledJob
 
 Part = tuple[IntArray, Schedule]
@@ -30,7 +30,7 @@ def are_one_search(fleet: Fleet, schedules: Sequence[Schedule]) -> bool:
         return False
     problem = fleet.problem()
     free = not is_curved(problem) and not fleet.workload.shared_tokens.any()
-    return free and only_slots_bind(problem, CoreParameters())
+    return free and is_compiled(problem) and not problem.memory_can_run_out
 
 
 def anneal_replicas(
