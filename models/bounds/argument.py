@@ -12,6 +12,7 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
 from ...data.problem import Problem
+from ..deadline import Deadline
 from .least_counts import Counts, cost_terms, prefill_seconds
 
 LARGEST = 2**62
@@ -130,11 +131,8 @@ class Argument(Protocol):
     def name(self) -> str:
         """Field of :class:`~.params.BoundParams` that switches it off."""
 
-    def prove(self, known: Known, deadline: float) -> Curve | None:
-        """Return a curve that may raise the bound, or None.
-
-        The argument ends at ``deadline``, a time of :func:`time.perf_counter`.
-        """
+    def prove(self, known: Known, deadline: Deadline) -> Curve | None:
+        """Return a curve that may raise the bound, or None."""
 
 
 def exact(stages: IntArray, largest: int) -> IntArray:

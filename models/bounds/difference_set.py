@@ -9,6 +9,7 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.bound import Bound
 from ...data.problem import Problem
+from ..deadline import Deadline
 from .argument import Curve, Known, exact
 from .least_counts import Counts, least_counts
 
@@ -131,7 +132,7 @@ class DifferenceBound:
         self._round_up = RoundUp(self.lengths, self.numbers)
         self._curves: dict[int, Curve] = {}
 
-    def prove(self, known: Known, deadline: float) -> Curve | None:
+    def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the charge that proves most."""
         if not len(self.lengths):
             return None
@@ -156,6 +157,6 @@ def difference_set_bound(problem: Problem) -> Bound:
 def with_differences(known: Known) -> Known:
     """Add the curve of the difference-set argument."""
     argument = DifferenceBound(known.problem, known.counts)
-    while (curve := argument.prove(known, np.inf)) is not None:
+    while (curve := argument.prove(known, Deadline(np.inf))) is not None:
         known = known.with_curves((*known.curves, curve))
     return known

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from ..deadline import Deadline
 from .argument import Curve, Known
 from .packing.partition import priced_packing
 
@@ -24,15 +23,15 @@ class PackingBound:
     def __init__(self, seconds: float) -> None:
         self._seconds, self._done = seconds, False
 
-    def prove(self, known: Known, deadline: float) -> Curve | None:
+    def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return one curve, with equal steps for every number of stages."""
         if self._done:
             return None
         self._done = True
-        seconds = min(self._seconds, deadline - time.perf_counter())
-        if seconds <= 0:
+        deadline = deadline.within(self._seconds)
+        if deadline.left <= 0:
             return None
-        found = priced_packing(known.problem.decode_steps, known.counts.slots, known.cheapest[1], seconds)
+        found = priced_packing(known.problem.decode_steps, known.counts.slots, known.cheapest[1], deadline)
         if found is None:
             return None
         claim = {"at_least": found.value, **found.witness}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from ...data.bound import Bound
 from ...data.problem import Problem
+from ..deadline import Deadline, Work
 from .argument import Argument, Curve, Known
 from .difference_set import DifferenceBound
 from .least_counts import ALL_ON, Counts, least_counts
@@ -25,7 +24,13 @@ WASTE_SECONDS = 1e-4
 """Seconds per distinct length; a shorter limit allows only counts."""
 
 
-def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: BoundParams = ALL_ON) -> Bound:
+def proven_bound(
+    problem: Problem,
+    seconds: float = DEFAULT_SECONDS,
+    params: BoundParams = ALL_ON,
+    *,
+    repeatable: bool = False,
+) -> Bound:
     """Return the strongest valid bound found within a time limit.
 
     Every argument proves, for each number of prefill stages, a least number of decode steps. For each number
@@ -36,11 +41,12 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS, params: Bou
     problem: Problem to bound; arrival times are left out, which only lowers the bound.
     seconds: Time limit of the arguments that need a search.
     params: Arguments to use, and their shares of the time.
+    repeatable: True to count work in place of time, so that the bound is the same on any machine.
     """
-    begun = time.perf_counter()
+    deadline = Deadline(seconds, Work() if repeatable else None)
     known = Known.of(problem, least_counts(problem, params))
     arguments = _arguments(problem, known.counts, seconds, params)
-    while (curve := _next(arguments, known, begun + seconds)) is not None:
+    while (curve := _next(arguments, known, deadline)) is not None:
         known = known.with_curves((*known.curves, curve))
     return known.pruned().bound()
 
@@ -50,16 +56,16 @@ def bound_within(
 ) -> tuple[Bound, float | None]:
     """Bound a problem within a share of the time; return the time left.
 
-    It may take ``least`` seconds in any case; None means no limit.
+    It may take ``least`` seconds in any case. None means no limit: then work counts, so that it repeats.
     """
     if seconds is None:
-        return proven_bound(problem, params=params), None
-    begun = time.perf_counter()
+        return proven_bound(problem, params=params, repeatable=True), None
+    whole = Deadline(seconds)
     bound = proven_bound(problem, max(least, params.time_share * seconds), params)
-    return bound, max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
+    return bound, max(LEAST_LEFT, whole.left)
 
 
-def _next(arguments: list[Argument], known: Known, deadline: float) -> Curve | None:
+def _next(arguments: list[Argument], known: Known, deadline: Deadline) -> Curve | None:
     """Return the first curve found, by the quickest argument first."""
     curves = (argument.prove(known, deadline) for argument in arguments)
     return next((curve for curve in curves if curve is not None), None)

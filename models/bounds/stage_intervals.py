@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
+from ..deadline import Deadline
 from ..programme import Programme
 from .argument import Curve, Known, exact
 
@@ -152,7 +152,7 @@ class IntervalBound:
         self._planes: list[tuple[int, ...]] = []
         self._best: FloatArray | None = None
 
-    def prove(self, known: Known, deadline: float) -> Curve | None:
+    def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the prices that prove most."""
         solution = self.best(*known.cheapest, deadline)
         if solution is None:
@@ -160,10 +160,11 @@ class IntervalBound:
         steps = solution.prices.curve(solution.charged, self._intervals.slots, known.stages)
         return Curve("intervals", steps, solution.prices.witness)
 
-    def best(self, stages: int, decode_steps: int, deadline: float) -> IntervalSolution | None:
+    def best(self, stages: int, decode_steps: int, deadline: Deadline) -> IntervalSolution | None:
         """Return the solution that proves most for some stages, or None."""
         found, steps = None, 0
-        while time.perf_counter() < deadline:
+        while deadline.left > 0:
+            deadline.count(len(self._planes) * (KINDS + 3))
             prices = self._priced(stages, decode_steps)
             if prices is None:
                 break

@@ -31,6 +31,7 @@ from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
+from batchbound.models.deadline import Deadline
 
 BY_STEPS = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 BOTH = replace(BY_STEPS, prefill_base=0.5)
@@ -73,7 +74,7 @@ def least_steps(problem: Problem) -> dict[int, int]:
 def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
     """Return the bound of the counts and the growth of memory, if that is tried."""
     known = Known.of(problem, counts)
-    curve = growing_curve(known, seconds)
+    curve = growing_curve(known, Deadline(seconds))
     return None if curve is None else known.with_curves([curve]).bound()
 
 
@@ -460,7 +461,7 @@ def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
 
 def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
     counted = Known.of(FOUR, least_counts(FOUR))
-    curve = growing_curve(counted, 10.0)
+    curve = growing_curve(counted, Deadline(10.0))
     assert curve is not None
     known = with_differences(counted)
     charge = Curve("charges", np.zeros_like(curve.steps), 1)

@@ -29,6 +29,7 @@ from batchbound.models.bounds.packing.lower_bounds import dual_feasible_bound, l
 from batchbound.models.bounds.packing.partition import packed_full, solve_partition
 from batchbound.models.bounds.packing.patterns import PatternMaster
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.deadline import Deadline
 
 Construction = Callable[[IntArray, int], IntArray]
 CONSTRUCTIONS: list[Construction] = [longest_processing_time, multifit, karmarkar_karp]
@@ -170,16 +171,16 @@ def test_prices_refute_a_capacity_that_simple_bounds_do_not() -> None:
     # Mean load 12, and no machine can hold two items of 7 or any three of these within 12.
     weights = np.array([7, 7, 7, 5, 5, 5])
     master = PatternMaster(weights, machines=3, capacity=11)
-    bound = master.refute(seconds=5.0)
+    bound = master.refute(Deadline(5.0))
     assert bound is not None
     assert bound.value == 12
-    assert PatternMaster(weights, machines=3, capacity=12).refute(seconds=5.0) is None
+    assert PatternMaster(weights, machines=3, capacity=12).refute(Deadline(5.0)) is None
 
 
 def test_patterns_assemble_into_an_assignment() -> None:
     weights = np.array([7, 7, 7, 5, 5, 5, 0])
     master = PatternMaster(weights, machines=3, capacity=12)
-    assert master.refute(seconds=5.0) is None
+    assert master.refute(Deadline(5.0)) is None
     assignment = master.assemble(weights, seconds=5.0)
     assert assignment is not None
     assert machine_loads(weights, assignment, 3).tolist() == [12, 12, 12]

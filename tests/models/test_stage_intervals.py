@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -17,6 +16,7 @@ from batchbound.models.bounds.stage_intervals import PARTS, IntervalBound, Inter
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.stage_intervals import checked_intervals
+from batchbound.models.deadline import Deadline
 
 
 def random_prices(rng: np.random.Generator, kinds: int) -> IntervalPrices:
@@ -105,20 +105,18 @@ def test_no_schedule_has_fewer_steps_than_any_prices_prove() -> None:
 def test_two_stages_of_two_slots_hold_four_requests_for_an_interval_each() -> None:
     # The shorter two in one and the longer two in the other: 2 + 4 steps, where slots always full take 5.
     intervals, have = intervals_of([1, 2, 3, 4], slots=2)
-    found = IntervalBound(intervals).best(2, 5, time.perf_counter() + 60.0)
+    found = IntervalBound(intervals).best(2, 5, Deadline(60.0))
     assert found is not None
     assert found.prices.decode_steps(found.charged, 2, 2) == 6
     assert checked_intervals(have, 2, found.prices.witness, Work()).decode_steps(2) == 6
-    assert IntervalBound(intervals).best(2, 6, time.perf_counter() + 60.0) is None, (
-        "no prices prove more than is so"
-    )
+    assert IntervalBound(intervals).best(2, 6, Deadline(60.0)) is None, "no prices prove more than is so"
 
 
 def test_prices_of_one_number_of_stages_hold_for_others() -> None:
     intervals, _ = intervals_of([1, 2, 3, 4], slots=2)
     pricing = IntervalBound(intervals)
     for stages, decode_steps in ((2, 6), (3, 5)):
-        found = pricing.best(stages, decode_steps - 1, time.perf_counter() + 60.0)
+        found = pricing.best(stages, decode_steps - 1, Deadline(60.0))
         assert found is not None
         assert found.prices.decode_steps(found.charged, 2, stages) == decode_steps
 

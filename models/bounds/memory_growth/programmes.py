@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
+from ...deadline import Deadline
 from ...programme import Entries, Programme
 from ..argument import Curve, Known
 from ..least_counts import ALL_ON
@@ -133,19 +133,18 @@ class GrowthBound:
         self._params, self._seconds = params, seconds
         self._done = False
 
-    def prove(self, known: Known, deadline: float) -> Curve | None:
+    def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the best proof, once."""
         if self._done:
             return None
         self._done = True
-        now = time.perf_counter()
-        return growing_curve(known.with_curves(()), min(self._seconds, deadline - now), self._params)
+        return growing_curve(known.with_curves(()), deadline.within(self._seconds), self._params)
 
 
-def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) -> Curve | None:
+def growing_curve(counted: Known, deadline: Deadline, params: BoundParams = ALL_ON) -> Curve | None:
     """Return the curve of memory growth, if it is tried."""
     problem, counts = counted.problem, counted.counts
-    end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
+    seconds, states = deadline.left, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
         return None
     if states.tokens < WORTH_TRYING * counts.decode_steps * states.capacity:
@@ -157,7 +156,7 @@ def growing_curve(counted: Known, seconds: float, params: BoundParams = ALL_ON) 
         return search.best
     # From no solution again: a longer limit goes through the grids of a shorter one, then through more.
     programmes = _Search(counted, states)
-    programmes.follow_grids(end)
+    programmes.follow_grids(deadline)
     found = [each for each in (search, programmes) if each.best is not None]
     return max(found, key=lambda each: each.seconds).best if found else None
 
@@ -176,27 +175,26 @@ class _Search:
         self.longest = 0.0
         """Seconds of the longest programme."""
 
-    def follow_grids(self, end: float) -> None:
+    def follow_grids(self, deadline: Deadline) -> None:
         """Solve the programmes of ever finer grids, while they gain."""
         known = self.seconds
         for grid in GRIDS:
-            self.follow(grid, end)
+            self.follow(grid, deadline)
             if self.best is None or self.seconds <= (1.0 + MORE) * known:
                 break
-            if time.perf_counter() + LONGER * self.longest > end:
+            if LONGER * self.longest > deadline.left:
                 break
             known = self.seconds
 
-    def follow(self, grid: _Grid, end: float) -> None:
+    def follow(self, grid: _Grid, deadline: Deadline) -> None:
         """Solve a grid's programme until its limit is proven."""
         programme = _Programme(self._states, self._stage, grid)
         inner = None if self._inner is None else programme.solution(self._inner)
-        while (left := end - time.perf_counter()) > 0:
-            begun = time.perf_counter()
-            outer = programme.solved(left)
+        while (left := deadline.left) > 0:
+            outer = programme.solved(deadline)
             if outer is None:
                 return
-            self.longest = max(self.longest, time.perf_counter() - begun)
+            self.longest = max(self.longest, left - deadline.left)
             # Between the best solution so far and this one rows cut more off (Ben-Ameur and Neto 2007).
             tried = [outer] if inner is None else [outer, inner + INWARDS * (outer - inner)]
             violated = []
@@ -364,7 +362,7 @@ class _Programme:
                 self._add(kind, move, lengths, which, held[which, at[which]])
         return self._rows > before
 
-    def solved(self, seconds: float) -> FloatArray | None:
+    def solved(self, deadline: Deadline) -> FloatArray | None:
         """Return the best solution in time, or None."""
         farthest = np.full(len(self._worth), self._farthest)
         lower, upper = -farthest, farthest
@@ -374,7 +372,8 @@ class _Programme:
         programme = Programme.of(
             -self._worth, self._entries, -np.inf, np.concatenate(self._right), lower, upper
         )
-        found = programme.solved(seconds, interior=True)
+        deadline.count(len(programme.index))
+        found = programme.solved(deadline.solver_seconds, interior=True)
         return None if found is None else found.x
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...deadline import Deadline
 from .heuristics import (
     IntArray,
     checked_weights,
@@ -70,7 +71,7 @@ def solve_partition(
     bound and assembles an assignment from its patterns.
     """
     weights = checked_weights(weights, machines)
-    search = _Search(weights, machines, seconds, seed)
+    search = _Search(weights, machines, Deadline(seconds), seed)
     search.construct()
     search.settle()
     search.resplit(search.bound.value, max(0.1 * seconds, FIRST_RESPLIT))
@@ -82,7 +83,12 @@ def solve_partition(
     search.close_in()
     bound = search.bound
     return PartitionResult(
-        search.best, search.makespan, bound.value, bound.source, search.spent(), bound.witness
+        search.best,
+        search.makespan,
+        bound.value,
+        bound.source,
+        search.seconds - search.deadline.left,
+        bound.witness,
     )
 
 
@@ -110,9 +116,11 @@ def packed_full(
     return best
 
 
-def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: float) -> PartitionBound | None:
+def priced_packing(
+    weights: IntArray, machines: int, at_least: int, deadline: Deadline
+) -> PartitionBound | None:
     """Return the bound of column generation, if above a known one."""
-    search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
+    search = _Search(checked_weights(weights, machines), machines, deadline, seed=0)
     if search.master(max(at_least, search.bound.value)).work > LARGEST_KNAPSACK:
         return None
     search.construct()
@@ -125,21 +133,17 @@ def priced_packing(weights: IntArray, machines: int, at_least: int, seconds: flo
 class _Search:
     """Best assignment and bound so far, and steps that improve them."""
 
-    def __init__(self, weights: IntArray, machines: int, seconds: float, seed: int) -> None:
-        self.started = time.perf_counter()
+    def __init__(self, weights: IntArray, machines: int, deadline: Deadline, seed: int) -> None:
         self.weights = weights
         self.machines = machines
-        self.seconds = seconds
+        self.deadline, self.seconds = deadline, deadline.left
         self.rng = np.random.default_rng(seed)
         self.bound = lifted_bound(weights, machines)
         self.best = CONSTRUCTIVE[0](weights, machines)
         self.makespan = int(machine_loads(weights, self.best, machines).max())
 
-    def spent(self) -> float:
-        return time.perf_counter() - self.started
-
     def open(self) -> bool:
-        return self.makespan > self.bound.value and self.spent() < self.seconds
+        return self.makespan > self.bound.value and self.deadline.left > 0
 
     def accept(self, assignment: IntArray) -> None:
         makespan = int(machine_loads(self.weights, assignment, self.machines).max())
@@ -171,7 +175,7 @@ class _Search:
         if not self.open():
             return False
         search = Resplit(self.weights, self.best, self.machines, target, self.rng)
-        search.run(min(seconds, self.seconds - self.spent()))
+        search.run(min(seconds, self.deadline.left))
         self.accept(search.assignment())
         return self.makespan <= target
 
@@ -180,7 +184,7 @@ class _Search:
         unrefuted = self.makespan
         while self.open() and self.bound.value < unrefuted:
             capacity = (self.bound.value + unrefuted) // 2
-            refuted = self.master(capacity).refute(self.seconds - self.spent())
+            refuted = self.master(capacity).refute(self.deadline)
             if refuted is None:
                 unrefuted = capacity
             else:
@@ -202,8 +206,8 @@ class _Search:
         while self.open() and failed + 1 < self.makespan:
             capacity = failed + 1 if failed < self.bound.value else (failed + self.makespan) // 2
             master = self.master(capacity)
-            master.refute(self.seconds - self.spent())
-            assembled = master.assemble(self.weights, max(0.0, 0.4 * (self.seconds - self.spent())))
+            master.refute(self.deadline)
+            assembled = master.assemble(self.weights, max(0.0, 0.4 * (self.deadline.left)))
             if assembled is None:
                 failed = capacity
             else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ...deadline import Deadline
 from ...programme import Entries, Programme
 from .heuristics import IntArray
 from .lower_bounds import PartitionBound, priced_bound
@@ -17,6 +16,8 @@ Pattern = tuple[int, ...]
 PRICE_SCALE = 1_000_000
 """Fraction to which prices are rounded down for a certificate."""
 SMALLEST_GAIN = 1e-7
+CELLS = 10_000
+"""Cells of a knapsack that take as long as an entry of a programme."""
 SMOOTHING = 0.7
 """Weight of the best prices when patterns are priced (Wentges 1997)."""
 
@@ -39,15 +40,15 @@ class PatternMaster:
         self.patterns: list[Pattern] = [(kind,) for kind in range(len(self.lengths))]
         self._known = set(self.patterns)
 
-    def refute(self, seconds: float) -> PartitionBound | None:
+    def refute(self, deadline: Deadline) -> PartitionBound | None:
         """Return the bound that refutes the capacity, or None."""
-        deadline = time.perf_counter() + seconds
         best_prices: FloatArray = self.lengths / self.capacity
         best_bound = float(best_prices @ self.counts)
         master_prices: FloatArray | None = None
         weight = SMOOTHING
         prices = best_prices
-        while time.perf_counter() < deadline:
+        while deadline.left > 0:
+            deadline.count(self.work // CELLS)
             dearest, offered = dear_patterns(self.lengths, self.most, self.capacity, prices)
             proven = float(prices @ self.counts) / dearest
             if proven > best_bound:
