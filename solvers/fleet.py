@@ -195,6 +195,7 @@ class _FleetSearch:
         self._rng = np.random.default_rng(limits.seed)
         self._shares: list[_Share] = []
         self._fixed = False
+        self._levels = True
 
     @property
     def left(self) -> float:
@@ -327,6 +328,7 @@ class _FleetSearch:
         may = may and work != 0 and self.left > 0.0
         if not may or not are_one_search(self._fleet, [schedule for _, schedule in parts]):
             return 0
+        self._levels = False
         seconds, seed = TOGETHER * self.left, self._limits.seed
         made, interrupted = anneal_replicas(self._fleet, parts, core, seconds, work, seed)
         shares = [self._kept(k, *part) for k, part in enumerate(made)]
@@ -346,6 +348,9 @@ class _FleetSearch:
 
     def improve(self) -> StoppedBy:
         """Search replicas together, then each; level them, and search the last one repeatedly."""
+        # Prices know neither when memory runs out nor what a joint search has fitted.
+        scarce = (each.problem is not None and each.problem.memory_can_run_out for each in self._shares)
+        self._levels = not any(scarce)
         steps = self._anneal()
         first = self.left * FIRST_SEARCHES / len(self._shares)
         steps += self._search_all(self._shares, first, steps)
@@ -356,7 +361,7 @@ class _FleetSearch:
             if self.left < 0.5 * SLICE:
                 return StoppedBy.TIME
             latest = _latest(self._shares)
-            if self._may_level and turns % 2 == 0:
+            if self._levels and self._may_level and turns % 2 == 0:
                 steps += self._level(steps)
             share = max(self._shares, key=lambda share: share.finish)
             if share.problem is None:
