@@ -85,6 +85,10 @@ def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) 
     return seen if seen.startswith(".") else os.path.join(".", seen)
 
 
+EXPECTED_LENGTHS = ("constant", "history", "quantile")
+"""Sources of lengths that completions need not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Origin of a plan's numbers.
@@ -97,6 +101,18 @@ class Provenance:
     lengths: Mapping[str, object] = field(default_factory=dict)
     cost_source: Mapping[str, object] = field(default_factory=dict)
     prompts: PromptSource | None = None
+
+    @property
+    def lengths_expected(self) -> bool:
+        """True if completions need not have their lengths, nor stay below."""
+        return self.lengths.get("kind") in EXPECTED_LENGTHS
+
+    @property
+    def condition(self) -> str:
+        """Condition of bounds on the lengths; empty if these are known."""
+        if self.lengths.get("kind") == "cap":
+            return "each completion is as long as its cap"
+        return "completions are as long as expected" if self.lengths_expected else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +239,14 @@ class Plan(Shown):
     def claim(self) -> Bound | None:
         """Bound that holds for the followed policy or schedule."""
         return self.bound if self.followed is None else self.followed.bound
+
+    @property
+    def bound_of(self) -> str | None:
+        """The schedules that the bound holds for; None for every one."""
+        if self.followed is not None:
+            return "every schedule, evicting or not"
+        limited = any(replica.kv_capacity is not None for replica in self.fleet.replicas)
+        return "every schedule that evicts no request" if limited else None
 
     @property
     def gap(self) -> float | None:

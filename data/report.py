@@ -74,6 +74,8 @@ class Report(Shown):
         Seconds the plan predicted, or None without a plan.
     bound, bound_source
         Proven model seconds and the argument's name; None without a proof.
+    bound_of
+        Schedules and lengths for which ``bound`` is proven; empty without a plan.
     run_bound
         Bound for the requests that this run served, at their actual lengths, or None. If requests were
         evicted, it covers evicting runs, whereas ``bound`` covers schedules that prefill each request once.
@@ -188,6 +190,7 @@ class Report(Shown):
     moved: int = 0
     lost: Mapping[int, str] = field(default_factory=dict)
     planned_ends: tuple[float, ...] = ()
+    bound_of: str = ""
     replicas: tuple[Report | None, ...] = ()
 
     def shown(self) -> Iterator[tuple[str, object]]:

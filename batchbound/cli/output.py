@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
-from ..data.plan import Plan
+from ..data.plan import EXPECTED_LENGTHS, Plan
 from ..executor.reports.tables import clock_text
 from ..models.padding import padding_tokens
 from .streams import say
@@ -57,9 +57,6 @@ _OF_LENGTHS = (
     "stopped_by",
 )
 """Keys of a summary that need known lengths."""
-
-_EXPECTED = ("constant", "history", "quantile")
-"""Sources of lengths that completions need not have."""
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
@@ -143,7 +140,8 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         **_followed(plan),
         "makespan_s": plan.seconds,
         "bound_s": None if plan.claim is None else plan.claim.seconds,
-        "bound_of": None if plan.claim is None else bound_of(plan),
+        "bound_of": None if plan.claim is None else plan.bound_of,
+        "bound_if": plan.provenance.condition or None,
         "bound_source": None if plan.claim is None else plan.claim.source,
         "gap": plan.gap,
         "solver": plan.maker.solver,
@@ -166,14 +164,6 @@ def _followed(plan: Plan) -> dict[str, object]:
         "evictions": followed.evictions,
         "schedule_s": plan.makespan,
     }
-
-
-def bound_of(plan: Plan) -> str | None:
-    """Return the schedules that a plan's bound holds for, or None."""
-    if plan.followed is not None:
-        return "every schedule, evicting or not"
-    limited = any(replica.kv_capacity is not None for replica in plan.fleet.replicas)
-    return "every schedule that evicts no request" if limited else None
 
 
 def _overheads(plan: Plan) -> dict[str, float | None]:
@@ -201,7 +191,7 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
     # Caps are not lengths: figures that need lengths are left out.
     left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
     labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
-    if summary.get("lengths") in _EXPECTED:
+    if summary.get("lengths") in EXPECTED_LENGTHS:
         labels = {**_LABELS, "bound_s": "bound, if they hold"}
     for name, label in labels.items():
         value = summary.get(name)
@@ -220,7 +210,7 @@ def _shown(name: str, value: object) -> str:
         return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
         return "unknown: at most as long as each request allows"
-    if name == "lengths" and value in _EXPECTED:
+    if name == "lengths" and value in EXPECTED_LENGTHS:
         return f"expected, by {value}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..data.arrays import IntArray
-from ..data.claims.assumptions import stated_limits
+from ..data.claims.assumptions import AS_EXPECTED, AT_CAP, Assumption, stated_limits
 from ..data.costs.cost import CostModel
 from ..data.costs.iteration_rates import IterationRates
 from ..data.costs.layer_profile import LayerProfile
@@ -184,7 +184,7 @@ def make_iteration_plan(
         profile=engines.profile,
         least_seconds=seconds,
         provenance=provenance or Provenance(),
-        assumptions=stated_limits(proven, *job.assumptions),
+        assumptions=stated_limits(proven, *job.assumptions, *_about_lengths(provenance)),
         remarks=(*(() if job.counted else (UNCOUNTED,)), *((ROOMY,) if proven.kv_tokens is None else ())),
     )
     if plan.proven_optimal:
@@ -304,6 +304,13 @@ def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray,
         members = np.flatnonzero(replica_of == k)
         if members.size:
             yield members, limits
+
+
+def _about_lengths(provenance: Provenance | None) -> list[Assumption]:
+    """Return the assumption of a job whose lengths are not known."""
+    if provenance is None or not provenance.condition:
+        return []
+    return [Assumption(AS_EXPECTED if provenance.lengths_expected else AT_CAP, "assumed")]
 
 
 def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:

@@ -16,6 +16,8 @@ COLD_CACHE = "cold prefix cache"
 TOKEN_BUDGET = "token budget an iteration"
 NO_EVICTION = "no request is evicted"
 DISTINCT = "prompts that are not equal begin differently"
+AT_CAP = "each completion is as long as its cap"
+AS_EXPECTED = "completions are as long as expected"
 
 Basis = Literal["checked", "stated", "assumed", "broken"]
 
@@ -50,7 +52,7 @@ RELIES_ON: Mapping[str, tuple[str, ...]] = {
 
 def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:
     """Return the assumptions that some kinds of certificates rely on."""
-    names = {name for kind in kinds for name in RELIES_ON.get(str(kind), ())}
+    names = {name for kind in kinds for name in RELIES_ON.get(str(kind), ())} | {AT_CAP, AS_EXPECTED}
     return tuple(one for one in assumptions if one.name in names)
 
 

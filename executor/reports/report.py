@@ -85,7 +85,10 @@ def plan_report(
     )
     # Where completions end before their caps, a plan made of caps predicted nothing.
     planned = None if plan.lengths_unknown and found.lengths.wrong else plan.seconds
-    found = replace(found, planned_makespan=planned, fit=fit, expected=plan.expected)
+    held = plan.bound_of or "every schedule"
+    if plan.provenance.condition:
+        held += f", if {plan.provenance.condition}"
+    found = replace(found, planned_makespan=planned, fit=fit, expected=plan.expected, bound_of=held)
     return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
 
 

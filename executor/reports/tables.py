@@ -135,7 +135,8 @@ def _bound_rows(report: Report, group: str) -> list[Row]:
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
-        which = "every schedule that evicts no request" if report.evictions else "every schedule"
+        usual = "every schedule that evicts no request" if report.evictions else "every schedule"
+        which = report.bound_of or usual
         rows = [Row(group, "bound", duration(report.bound), f"proven of {which}: {report.bound_source}")]
     if report.run_bound is not None and report.run_bound != report.bound:
         note = "proven, for the requests served and the lengths that came out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -83,6 +84,8 @@ class SearchParams:
         for name, share in shares.items():
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise ParamsError(f"{name} is {share!r}; it must be from 0 to 1")
+        if not self.patiences or not all(0 <= patience < math.inf for patience in self.patiences):
+            raise ParamsError(f"patiences are {self.patiences!r}; name one at least, each at least 0")
         for phase, rest in self.rest_seconds.items():
             if isinstance(rest, bool) or not isinstance(rest, int | float) or not rest >= 0:
                 raise ParamsError(f"rest_seconds.{phase} is {rest!r}; it must be at least 0")

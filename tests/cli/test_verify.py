@@ -286,3 +286,19 @@ def test_whatever_stands_anywhere_verify_ends_and_says_one_thing(
                 assert (status == 0) == (err == "") == (out != ""), (place, value)
                 assert err.count("\n") <= 1, (place, value, err)
     assert tried > 80
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [
+        ("cap", "if each completion is as long as its cap"),
+        ("constant", "if completions are as long as expected"),
+    ],
+)
+def test_a_bound_of_lengths_that_are_not_known_names_its_condition(
+    one: Value, kind: str, condition: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = copy.deepcopy(one)
+    plan["provenance"]["lengths"] = {"kind": kind}
+    assert condition in verified(plan, tmp_path, capsys)[1]
+    assert " if " not in verified(one, tmp_path, capsys)[1]

@@ -25,6 +25,9 @@ INTS = ctypes.POINTER(ctypes.c_int32)
 MOST = 2**29 - 1
 """Largest number of steps or tokens for the library."""
 
+VERSION = 2
+"""Version of the library's functions, as ``core.cpp`` returns it."""
+
 POLL_SECONDS = 0.1
 """Seconds between looks for Ctrl-C."""
 
@@ -89,7 +92,8 @@ def _checked(core: ctypes.CDLL) -> ctypes.CDLL:
     kinds = (SpanParameters, EventParameters, RuinParameters, ExactParameters)
     expected += [doubles * len(fields(kind)) for kind in kinds]
     expected[-1] += doubles  # the tolerance
-    if [core.core_bytes(k) for k in range(len(expected))] != expected:
+    same = hasattr(core, "core_version") and core.core_version() == VERSION
+    if not same or [core.core_bytes(k) for k in range(len(expected))] != expected:
         raise RuntimeError("the compiled search is of another version: install batchbound again")
     job = [ctypes.POINTER(Job), ctypes.c_void_p, ctypes.POINTER(LimitsStructure)]
     outcome = [ctypes.POINTER(Plan), ctypes.POINTER(ctypes.c_int64)]

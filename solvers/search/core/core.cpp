@@ -17,6 +17,9 @@
 
 using namespace core;
 
+// Raised with every change of what these functions take or do; compiled.py names the same number.
+CORE_API int32_t core_version() { return 2; }
+
 // Bytes of each structure, by which Python sees that its own ones are the same.
 CORE_API int32_t core_bytes(int32_t structure) {
   const size_t bytes[] = {

@@ -19,7 +19,7 @@ def _check(params: object) -> None:
                 continue
             most = 1.0 if each.name.endswith(("_share", "_shares")) else math.inf
             if not (0 < number <= most and math.isfinite(number)):
-                limit = " and at most 1" if most == 1.0 else ""
+                limit = " and at most 1" if most == 1.0 else " and finite"
                 raise ValueError(f"{each.name} is {number!r}; it must be above 0{limit}")
 
 

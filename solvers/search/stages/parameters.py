@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHARES = (
+    "start_share", "rounding_left", "rounding_share", "box_share", "run_moves", "rest_moves",
+    "stretch_moves", "resize_moves", "kink", "idle_worth",
+)  # fmt: skip
+"""Names of the fields that are shares."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageTimeParameters:
@@ -107,7 +113,13 @@ class StageTimeParameters:
             value = getattr(self, name)
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 2**40:
-                    raise ValueError(f"{name} is {number!r}; it must be above 0")
+                    raise ValueError(f"{name} is {number!r}; it must be above 0 and finite")
+            if value == ():
+                raise ValueError(f"{name} is empty; give a number at least")
+            if name in SHARES and value > 1:
+                raise ValueError(f"{name} is {value!r}; it must be at most 1")
+        if self.count_ratio <= 1:
+            raise ValueError(f"count_ratio is {self.count_ratio!r}; it must be above 1")
 
 
 STANDARD = StageTimeParameters()
