@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
+
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.formulations.full_model import UnsupportedProblemError
@@ -52,7 +55,9 @@ def solve_small(
     deadline = None if limits.seconds is None else begun + limits.seconds
     start, left = start.without_idle_steps(problem), _left(limits, deadline, 0)
     if not can_list_orders(problem):
-        return search_exactly(problem, "states", left, start, params)
+        found = _beside_others(problem, left, start, params)
+        left = _left(limits, deadline, 0)
+        return search_exactly(problem, "states", left, start, params) if found is None else found
     first = search_exactly(problem, "orders", left, start, params)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
@@ -65,6 +70,50 @@ def solve_small(
     left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
     again = search_exactly(problem, "states", left, first.schedule, params)
     return again if again.stopped_by is StoppedBy.PROOF else first
+
+
+def _beside_others(
+    problem: Problem, limits: Limits, start: Schedule, params: ExactParameters
+) -> ExactOutcome | None:
+    """Prove an optimum whose requests without decode steps join stages of others.
+
+    Where a stage costs its base and its tokens, no schedule costs less than an optimum of the other requests
+    and the tokens of these.
+    """
+    cost, running = problem.cost, np.flatnonzero(problem.decode_steps)
+    if cost.prefill_floor or cost.prefill_per_token_beyond or not 0 < len(running) < len(problem):
+        return None
+    rest = replace(problem, workload=problem.workload.select(running))
+    if not can_list_orders(rest):
+        return None
+    most = Schedule.from_bins(rest, start.bin_of[running], start.decode_steps).without_idle_steps(rest)
+    seconds = None if limits.seconds is None else START_SHARE * limits.seconds
+    found = search_exactly(rest, "orders", replace(limits, seconds=seconds), most, params)
+    if found.stopped_by is not StoppedBy.PROOF:
+        return None
+    bin_of = np.full(len(problem), -1)
+    bin_of[running] = found.schedule.bin_of
+    schedule: Schedule | None = None
+    for request in np.flatnonzero(problem.decode_steps == 0).tolist():
+        for stage in np.unique(found.schedule.bin_of).tolist():
+            bin_of[request] = stage
+            schedule = _checked(problem, bin_of, found.schedule.decode_steps)
+            if schedule is not None:
+                break
+        if schedule is None:
+            return None
+    return None if schedule is None else replace(found, schedule=schedule)
+
+
+def _checked(problem: Problem, bin_of: IntArray, decode_steps: IntArray) -> Schedule | None:
+    """Return the schedule of the requests with a stage, if it breaks no rule."""
+    there = np.flatnonzero(bin_of >= 0)
+    part = replace(problem, workload=problem.workload.select(there))
+    try:
+        schedule = Schedule.from_bins(part, bin_of[there], decode_steps)
+    except ValueError:
+        return None
+    return schedule if schedule.check(part) is None else None
 
 
 def can_solve_exactly(problem: Problem) -> bool:

@@ -57,6 +57,21 @@ def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start_and_a_check_
         assert verify_bound(problem, bound) is None, seed
 
 
+@pytest.mark.parametrize("seed", mostly_slow(range(12), fast=(0, 1, 2)))
+def test_requests_of_one_token_join_stages_of_an_optimum_of_the_others(
+    seed: int, optimal_makespan: Optimum
+) -> None:
+    steps = [1, 1, *np.random.default_rng(seed).integers(2, 7, 4).tolist()]
+    limits = {"kv_capacity": 34, "prefill_emits_first_token": True}
+    problem = problem_of(steps, 3, CostModel(2.0, 0.01, 1.0, 0.02), **limits)
+    found = solve_small(problem)
+    # In three jobs no stage of the optimum found has room, so states are searched.
+    assert found.argument == ("states" if seed in (2, 3, 11) else "orders")
+    assert found.stopped_by is StoppedBy.PROOF
+    assert found.schedule.check(problem) is None
+    assert found.schedule.makespan(problem) == pytest.approx(optimal_makespan(problem))
+
+
 @pytest.mark.parametrize("seed", mostly_slow(range(10), fast=(0, 1, 2)))
 def test_its_result_is_optimal_with_a_bound_to_match(seed: int, optimal_makespan: Optimum) -> None:
     problem = tiny_problem(seed)

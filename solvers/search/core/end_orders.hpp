@@ -644,8 +644,6 @@ class EndOrders : public LayeredSearch {
 
   // Sets a lower bound on the seconds of a state; returns whether it may lead to a better schedule.
   bool may_be_better(State& state, const Endings& now) const {
-    Fits fits;
-    each_of(state.waiting, [&](int who) { fits[who] = room_.first_fit(now, who); });
     int open = 0;
     double under_way = 0;
     uint32_t all = state.waiting;
@@ -658,7 +656,11 @@ class EndOrders : public LayeredSearch {
     }
     const double more = std::max(sets_.beside[open][state.waiting], sets_.beside[0][all] - under_way);
     const double so_far = state.spent + more + job_.step * static_cast<double>(state.now);
-    state.least = so_far + job_.step * static_cast<double>(decode_steps(state, now, fits));
+    const int64_t steps = decode_steps(state, now);
+    if (so_far + job_.step * static_cast<double>(steps) >= below()) return false;
+    Fits fits;
+    each_of(state.waiting, [&](int who) { fits[who] = room_.first_fit(now, who); });
+    state.least = so_far + job_.step * static_cast<double>(decode_steps(state, steps, fits));
     if (state.least >= below()) return false;
     // The most decode steps that a better schedule has from now on.
     const double most = std::ceil((below() - so_far) / job_.step) - 1;
@@ -701,12 +703,15 @@ class EndOrders : public LayeredSearch {
   }
 
   // The fewest decode steps from now on.
-  int64_t decode_steps(const State& state, const Endings& now, const Fits& fits) const {
+  int64_t decode_steps(const State& state, const Endings& now) const {
     uint32_t alone = state.waiting;
     for (const Ending& one : now) {
       if (one.left >= requests_.steps[one.who]) alone |= 1u << one.who;
     }
-    int64_t steps = std::max({now.last(), area(state.waiting, now), fewest_[alone]});
+    return std::max({now.last(), area(state.waiting, now), fewest_[alone]});
+  }
+  // The same, with the steps from which each waiting request fits.
+  int64_t decode_steps(const State& state, int64_t steps, const Fits& fits) const {
     // Those that fit no sooner than from some step on take their own decode steps from then on.
     std::array<int, 16> late;
     int number = 0;
