@@ -37,7 +37,10 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
     last = np.searchsorted(run.start, run.finished, side="left") - 1
     # The last of the answer's decode steps is the iteration it ended in.
     begin = done[last] - problem.decode_steps
-    starts, bin_of = np.unique(begin, return_inverse=True)
+    # Prompts that are all of their answer have a stage for each iteration, before that of the others.
+    iteration = np.where(problem.decode_steps == 0, last, np.iinfo(np.int64).max)
+    (starts, _), bin_of = np.unique(np.stack((begin, iteration)), axis=1, return_inverse=True)
+    bin_of = bin_of.reshape(-1)
     decode_steps = np.diff(np.append(starts, done[-1]))
     decode_steps[-1] = max(int(decode_steps[-1]), int(problem.decode_steps[bin_of == len(starts) - 1].max()))
     schedule = Schedule.from_bins(problem, bin_of.astype(np.int64), decode_steps.astype(np.int64))

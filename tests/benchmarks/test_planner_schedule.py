@@ -21,7 +21,7 @@ EXACT = EconoServeSizes(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
 
 @pytest.mark.parametrize("name", ["orca", "multires", "sync-coupled", "econoserve-d", "econoserve"])
 @given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
     name: str, lengths: list[tuple[int, int]]
 ) -> None:
@@ -33,6 +33,17 @@ def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
     assert schedule is not None
     assert schedule.check(problem) is None
     assert len(schedule.active(problem)) <= int((run.decodes > 0).sum())
+
+
+def test_prompts_that_are_all_of_their_answer_have_a_stage_for_each_iteration() -> None:
+    requests = Workload.from_lengths([1, 1, 4, 9, 9, 9, 9, 9], [1] * 8)
+    run = simulate_serving(
+        requests, serving_policy("sync-coupled", ServingOptions(21, 20, EXACT)), UNIT, 50, block_tokens=1
+    )
+    problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
+    schedule = serving_schedule(run, problem)
+    assert schedule is not None, "51 tokens in one stage would not fit"
+    assert schedule.bins == len(set(run.finished.tolist()))
 
 
 def test_a_prompt_that_fitted_in_chunks_alone_is_no_schedule() -> None:
