@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .bound import PROVEN_WITHIN, Bound, gap_above
+from .claims.assumptions import AS_EXPECTED, AT_CAP
 from .configuration import PlannedConfiguration
 from .costs.cost import CostModel
 from .expectation import Expectation
@@ -103,16 +104,12 @@ class Provenance:
     prompts: PromptSource | None = None
 
     @property
-    def lengths_expected(self) -> bool:
-        """True if completions need not have their lengths, nor stay below."""
-        return self.lengths.get("kind") in EXPECTED_LENGTHS
-
-    @property
     def condition(self) -> str:
         """Condition of bounds on the lengths; empty if these are known."""
-        if self.lengths.get("kind") == "cap":
-            return "each completion is as long as its cap"
-        return "completions are as long as expected" if self.lengths_expected else ""
+        kind = self.lengths.get("kind")
+        if kind == "cap":
+            return AT_CAP
+        return AS_EXPECTED if kind in EXPECTED_LENGTHS else ""
 
 
 @dataclass(frozen=True, slots=True)

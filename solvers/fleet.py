@@ -207,7 +207,7 @@ class _FleetSearch:
 
     @property
     def for_bound(self) -> float:
-        """Seconds kept for the bound; none for many requests, whose counts prove as much.
+        """Seconds kept for the bound; none for many requests: counts prove as much.
 
         Without a limit of seconds there are none, so that the bound is the same each time.
         """

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..data.arrays import IntArray
-from ..data.claims.assumptions import AS_EXPECTED, AT_CAP, Assumption, stated_limits
+from ..data.claims.assumptions import Assumption, stated_limits
 from ..data.costs.cost import CostModel
 from ..data.costs.iteration_rates import IterationRates
 from ..data.costs.layer_profile import LayerProfile
@@ -307,10 +307,9 @@ def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray,
 
 
 def _about_lengths(provenance: Provenance | None) -> list[Assumption]:
-    """Return the assumption of a job whose lengths are not known."""
-    if provenance is None or not provenance.condition:
-        return []
-    return [Assumption(AS_EXPECTED if provenance.lengths_expected else AT_CAP, "assumed")]
+    """Return the assumption about lengths that are not known."""
+    condition = "" if provenance is None else provenance.condition
+    return [Assumption(condition, "assumed")] if condition else []
 
 
 def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:

@@ -176,7 +176,7 @@ class Batch:
         """Return whether a run gives each request's length for the next one."""
         if not self.requests.repeats or len(ran) != len(self.requests):
             return False
-        # Of several completions only the sum is known.
+        # Only the sum of several completions is known.
         return bool((ran.choices == 1).all() and not ran.failed.any() and (ran.completion_tokens > 0).all())
 
     def had_lengths(self, options: ServerOptions) -> bool:

@@ -37,7 +37,7 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
     last = np.searchsorted(run.start, run.finished, side="left") - 1
     # The last of the answer's decode steps is the iteration it ended in.
     begin = done[last] - problem.decode_steps
-    # Prompts that are all of their answer have a stage for each iteration, before that of the others.
+    # Requests without decode steps have a stage for each iteration, before that of the others.
     iteration = np.where(problem.decode_steps == 0, last, np.iinfo(np.int64).max)
     (starts, _), bin_of = np.unique(np.stack((begin, iteration)), axis=1, return_inverse=True)
     bin_of = bin_of.reshape(-1)

@@ -209,7 +209,7 @@ class _Room:
             return count
         if not count or self._is_blocked(requests[0], now):
             return 0
-        # The answer is mostly that of the last question, or one more.
+        # Often as many fit as at the last question, or one more.
         low, high, probe = 0, count, min(count, self._fitted + 1)
         while low < high:
             most, at = self._peak(requests[:probe], now)

@@ -75,7 +75,7 @@ def solve_small(
 def _beside_others(
     problem: Problem, limits: Limits, start: Schedule, params: ExactParameters
 ) -> ExactOutcome | None:
-    """Prove an optimum whose requests without decode steps join stages of others.
+    """Prove an optimum in which requests without decode steps join stages.
 
     Where a stage costs its base and its tokens, no schedule costs less than an optimum of the other requests
     and the tokens of these.

@@ -35,7 +35,7 @@ def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
     assert len(schedule.active(problem)) <= int((run.decodes > 0).sum())
 
 
-def test_prompts_that_are_all_of_their_answer_have_a_stage_for_each_iteration() -> None:
+def test_requests_without_decode_steps_have_a_stage_for_each_iteration() -> None:
     requests = Workload.from_lengths([1, 1, 4, 9, 9, 9, 9, 9], [1] * 8)
     run = simulate_serving(
         requests, serving_policy("sync-coupled", ServingOptions(21, 20, EXACT)), UNIT, 50, block_tokens=1

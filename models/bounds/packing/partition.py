@@ -207,7 +207,7 @@ class _Search:
             capacity = failed + 1 if failed < self.bound.value else (failed + self.makespan) // 2
             master = self.master(capacity)
             master.refute(self.deadline)
-            assembled = master.assemble(self.weights, max(0.0, 0.4 * (self.deadline.left)))
+            assembled = master.assemble(self.weights, max(0.0, 0.4 * self.deadline.left))
             if assembled is None:
                 failed = capacity
             else:
