@@ -36,9 +36,6 @@ from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
 from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
-from .executor.profiling.fitted_audit import estimate_seconds, simulated_orders
-from .executor.profiling.iteration_fit import LARGEST_ERROR, IterationFit, PricedRun, TimedJob, fit_log
-from .executor.profiling.seconds_audit import MODEL, audit_seconds
 from .executor.reports.audit_page import Losses, Occupancy, save_audit_page
 from .executor.reports.iteration_audit import (
     IterationAudit,
@@ -48,8 +45,11 @@ from .executor.reports.iteration_audit import (
 )
 from .executor.reports.log_audit import WORK, audit_log
 from .executor.reports.run_assumptions import kinds_under
+from .heuristics.iterations.fitted_audit import estimate_seconds, simulated_orders
+from .heuristics.iterations.iteration_fit import LARGEST_ERROR, IterationFit, PricedRun, TimedJob, fit_log
+from .heuristics.iterations.seconds_audit import MODEL, audit_seconds
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
-from .models.exegpt.layer_cost import LayerCost
+from .models.iterations.layer_cost import LayerCost
 
 if TYPE_CHECKING:
     import pandas as pd

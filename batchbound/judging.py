@@ -22,15 +22,15 @@ from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
-from .executor.serving.release import predict, simulable, simulated
 from .heuristics.registry import POLICIES
+from .heuristics.serving.release import predict, simulable, simulated
 from .heuristics.simulate import simulate
 from .models.bounds.fleet import fleet_bound
 from .models.bounds.prove import DEFAULT_SECONDS, proven_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
-from .models.exegpt.iteration_minorant import Minorant, dearest_excess
-from .models.exegpt.layer_cost import LayerCost
+from .models.iterations.iteration_minorant import Minorant, dearest_excess
+from .models.iterations.layer_cost import LayerCost
 from .planning.iterations import iteration_prices
 
 

@@ -24,11 +24,11 @@ from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
 from .models.bounds.prove import proven_bound
 from .models.exegpt.configuration import Cluster, ExecConfig, Strategy, Targets
-from .models.exegpt.layer_cost import LayerCost
 from .models.exegpt.roofline import Roofline, RooflineDevice
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
 from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
+from .models.iterations.layer_cost import LayerCost
 from .solvers.exegpt.execution_search import Found, search_all, whole_frontier
 
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {

@@ -22,8 +22,8 @@ from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Performance, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 from batchbound.solvers.exegpt.execution_search import GAP, search, spaces, whole_grid
 
 BOUNDS = (0.1, 0.3, 0.7, 1.0)

@@ -6,8 +6,8 @@ from batchbound.data.costs.link import usual_link
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.configuration import Cluster
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
+from batchbound.models.iterations.layer_cost import LayerCost
 
 
 def _decoder(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 50257) -> ModelShape:

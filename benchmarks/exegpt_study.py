@@ -22,8 +22,8 @@ from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.requests import read_workload
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 from batchbound.solvers.exegpt.execution_search import Found, search, search_all, spaces
 from batchbound.solvers.exegpt.replan import on_planned_devices, replan
 

@@ -44,7 +44,7 @@ from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
-from batchbound.executor.serving.release import fits, predict
+from batchbound.heuristics.serving.release import fits, predict
 from batchbound.models.bounds.fleet import fleet_bound, one_after_another
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound

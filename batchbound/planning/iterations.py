@@ -19,16 +19,16 @@ from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
 from ..data.iterations import UNLIMITED, EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
-from ..executor.profiling.fitted_audit import proven_rates
-from ..executor.profiling.iteration_fit import PricedDevice
-from ..executor.profiling.replay import ComposedDevice
-from ..executor.profiling.seconds_audit import needed_work
-from ..executor.server.dispatch import in_flight_of
-from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
+from ..heuristics.iterations.fitted_audit import proven_rates
+from ..heuristics.iterations.iteration_fit import PricedDevice
+from ..heuristics.iterations.replay import ComposedDevice
+from ..heuristics.iterations.seconds_audit import needed_work
+from ..heuristics.serving.in_flight import in_flight_of
+from ..heuristics.serving.release import fits, predict
 from ..models.bounds.iterations import KINDS, iteration_bound, without
-from ..models.exegpt.iteration_minorant import Minorant, Work, best_minorant
-from ..models.exegpt.layer_cost import LayerCost
+from ..models.iterations.iteration_minorant import Minorant, Work, best_minorant
+from ..models.iterations.layer_cost import LayerCost
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
 from .mixed_job import UNCOUNTED, MixedJob

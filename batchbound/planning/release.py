@@ -9,9 +9,9 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan
-from ..executor.jobs.params import running_of
-from ..executor.serving.leaps import SentTogether
-from ..executor.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders
+from ..heuristics.serving.in_flight import running_of
+from ..heuristics.serving.leaps import SentTogether
+from ..heuristics.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders
 from ..models.bounds.iterations import iteration_bound
 
 LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Predicted
-from ..executor.serving.leaps import IterationPrices
-from ..executor.serving.release import Release, predict, shuffled_orders
+from ..heuristics.serving.leaps import IterationPrices
+from ..heuristics.serving.release import Release, predict, shuffled_orders
 from ..models.bounds.iterations import iteration_bound
 from ..solvers.result import Limits, StoppedBy
 from .release import PACKING_SECONDS, Releasable, named_orders, packed_order

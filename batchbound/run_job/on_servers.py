@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..executor.jobs.journal import Journal
     from ..executor.server.probe import ServerFacts
     from ..executor.server.server_job import ServerJob
-    from ..executor.serving.release import Release
+    from ..heuristics.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
 """Context manager of a run; yields a callback for each outcome."""
@@ -369,7 +369,7 @@ def _limits(
 def _release(
     options: ServerOptions, batch: Batch, limits: EngineLimits, remark: Callable[[str], None]
 ) -> Release:
-    from ..executor.serving.release import Release, predict
+    from ..heuristics.serving.release import Release, predict
 
     if batch.unknown:
         remark(

@@ -14,7 +14,7 @@ from ..data.readers.server_run import ServerRun
 from ..executor.reports.iteration_audit import audit_iterations
 
 if TYPE_CHECKING:
-    from ..executor.serving.release import Release
+    from ..heuristics.serving.release import Release
 
 
 @dataclass(frozen=True, slots=True, eq=False)

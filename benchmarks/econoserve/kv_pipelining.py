@@ -31,10 +31,10 @@ from batchbound.executor.models.source import load_model
 from batchbound.executor.serving.engine import ServingEngine
 from batchbound.executor.serving.regions import PlacedLedger
 from batchbound.executor.serving.run import own_answer
-from batchbound.executor.serving.simulation import WAITING, ServingRun, serve_on_device
 from batchbound.heuristics.serving.device import DeviceBatch, ServingDevice
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
+from batchbound.heuristics.serving.simulation import WAITING, ServingRun, serve_on_device
 
 ERRORS = PredictorErrors(padding=0.10, accuracy=0.775, over=0.0262, under=0.0930)
 PAPER = EconoServeSizes(padding=0.10, reserved=0.02, buffer=0.15)

@@ -16,8 +16,8 @@ from study import Study
 
 from batchbound.data.arrays import FloatArray
 from batchbound.data.workload import Workload
-from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.simulation import ServingRun
+from batchbound.heuristics.serving.metrics import serving_metrics
+from batchbound.heuristics.serving.simulation import ServingRun
 
 
 def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:

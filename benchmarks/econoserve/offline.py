@@ -14,9 +14,9 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.simulation import simulate_serving
+from batchbound.heuristics.serving.metrics import serving_metrics
 from batchbound.heuristics.serving.registry import SERVING_POLICIES, ServingOptions, serving_policy
+from batchbound.heuristics.serving.simulation import simulate_serving
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from setting import FORWARD
 
 from batchbound.data.arrays import FloatArray, IntArray
-from batchbound.executor.serving.disaggregated import DisaggregatedRun
-from batchbound.executor.serving.metrics import ServingMetrics
-from batchbound.executor.serving.simulation import QUEUED, WAITING, ServingRun
+from batchbound.heuristics.serving.disaggregated import DisaggregatedRun
+from batchbound.heuristics.serving.metrics import ServingMetrics
+from batchbound.heuristics.serving.simulation import QUEUED, WAITING, ServingRun
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("completion", "JCT"), ("waiting", "wait"), ("execution", "exec"), ("queueing", "queue"),

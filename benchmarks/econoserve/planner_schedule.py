@@ -6,7 +6,7 @@ import numpy as np
 
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
-from batchbound.executor.serving.simulation import ServingRun
+from batchbound.heuristics.serving.simulation import ServingRun
 
 
 def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:

@@ -12,7 +12,7 @@ from outcome import Binding
 from published import SWEET_SPOTS
 from study import Study
 
-from batchbound.executor.serving.metrics import serving_metrics
+from batchbound.heuristics.serving.metrics import serving_metrics
 
 SCHEMES = {"pipelined": 0.9, "econoserve": 0.6}
 """Policies, and the demand (share of the memory) at which their requests queue: exact allocation cannot fill

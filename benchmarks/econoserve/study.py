@@ -15,11 +15,11 @@ from batchbound.data.arrays import IntArray
 from batchbound.data.costs.iteration_cost import MixedCost
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.serving.disaggregated import DisaggregatedRun, simulate_disaggregated
-from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.simulation import ServingRun, simulate_serving
+from batchbound.heuristics.serving.disaggregated import DisaggregatedRun, simulate_disaggregated
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
+from batchbound.heuristics.serving.metrics import serving_metrics
 from batchbound.heuristics.serving.registry import ServingOptions, serving_policy
+from batchbound.heuristics.serving.simulation import ServingRun, simulate_serving
 
 SLOTS: Mapping[str, float] = {"fastserve": 8, "vllm": 256, "sarathi": 128, "distserve": 256}
 """Most requests under way: the policies' own."""

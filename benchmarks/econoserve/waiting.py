@@ -10,11 +10,11 @@ import numpy as np
 from setting import FORWARD
 from study import Study
 
-from batchbound.executor.serving.simulation import simulate_serving
 from batchbound.heuristics.serving.baselines import SyncCoupled
 from batchbound.heuristics.serving.econoserve.paper import EconoServe
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.policy import ServingState
+from batchbound.heuristics.serving.simulation import simulate_serving
 
 GROUPED: Mapping[str, str] = {
     "alpaca": "20 % of groups have 12, 61 % of requests 4",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import tomllib
@@ -12,6 +11,7 @@ from typing import Any
 
 from ...data.files.disk import InputError, read_text
 from ...data.files.record import record, refuse_unknown
+from ...heuristics.serving.in_flight import RUNNING_SHARE
 
 TABLE = "run"
 """Name of the table in a TOML file."""
@@ -24,15 +24,6 @@ _HINT = "Correct it, or leave it out for the default."
 
 LARGEST_REPLIES = 2**26
 """Most bytes of all replies in transit, by default."""
-
-
-RUNNING_SHARE = 0.25
-"""Share of a request's completions that run in flight, by default."""
-
-
-def running_of(choices: int, share: float = RUNNING_SHARE) -> int:
-    """Return how many completions of a request count as in flight."""
-    return 1 if choices == 1 else min(choices, math.ceil(choices * share))
 
 
 @dataclass(frozen=True, slots=True)

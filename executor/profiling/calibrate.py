@@ -11,7 +11,7 @@ from ...data.costs.calibration import CalibratedCost, FitError
 from ...data.costs.cost import CostModel
 from ...data.costs.layer_profile import LayerProfile
 from ...data.trace import Stage, StageKind
-from ...models.exegpt.layer_cost import LayerCost
+from ...models.iterations.layer_cost import LayerCost
 
 _FLOOR_CANDIDATES = 64
 _REWEIGHTINGS = 8

@@ -13,8 +13,8 @@ from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.model_shape import ModelShape
 from ...data.costs.reference_time import WORK, ReferenceTime
-from ...models.exegpt.layer_cost import LayerCost, Surface
 from ...models.exegpt.run_profile import WARMING_STEPS, seconds_after_encoding
+from ...models.iterations.layer_cost import LayerCost, Surface
 from .profile_grid import BESIDE, STEPS_BEFORE, WARM_STEPS, Grid, decoding, job_points, spread
 
 Found = Mapping[str, Mapping[str, object]]

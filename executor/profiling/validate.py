@@ -12,7 +12,7 @@ from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
 from ...data.readers.measured_run import MeasuredRun
 from ...data.trace import Trace
-from .replay import replay_run
+from ...heuristics.iterations.replay import replay_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from ...data.claims.assumptions import (
 )
 from ...data.iterations import UNLIMITED, EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
+from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
-from ..serving.release import predict
 from .run_assumptions import Claim, claim_of, kinds_under
 
 ORDER = "order: beyond longest first"

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from ...data.arrays import IntArray
 from ...data.readers.server_batch import ServerBatch, ServerRequest
-from ..jobs.params import RunParams, running_of
+from ...heuristics.serving.in_flight import queue_of, running_of
+from ..jobs.params import RunParams
 from .reply import Kind, Reply
 
 _LONG = 10**6
@@ -20,23 +21,6 @@ _LONG = 10**6
 
 _BURST = 64
 """Completions beyond the usual number to send at once; more load a server with new connections."""
-
-
-def queue_of(slots: int, largest: int = 1) -> int:
-    """Return the number of completions to queue on a server.
-
-    It is at least one request's.
-    """
-    return max(4, slots // 8, largest)
-
-
-def in_flight_of(slots: int, largest: int = 1) -> int:
-    """Return the number of completions to keep in flight on a server.
-
-    A few more than the slots wait in the server's queue, so that a freed slot is filled at once. ``largest``
-    is the most completions of one request that are expected to run.
-    """
-    return slots + queue_of(slots, largest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
 from ...data.workload import LONGEST
+from ...heuristics.serving.in_flight import in_flight_of, running_of
 from ..jobs.journal import Journal
-from ..jobs.params import RunParams, running_of
+from ..jobs.params import RunParams
 from ..models.faults import Alert
 from .client import ServerClient
-from .dispatch import Dispatch, Served, in_flight_of
+from .dispatch import Dispatch, Served
 from .probe import ServerFacts, Watch, probe
 from .reordering import ByKinds, ByPrompts, Reordering
 from .reply import Kind, Reply
@@ -55,7 +56,7 @@ class ServerJob:
     order: Positions of all requests in sending order, shape (requests,).
     urls: Addresses of the servers, which are replicas.
     slots: Requests that each server runs at a time.
-    in_flight: Completions to keep in flight on each server; by default :func:`.in_flight_of`, raised up to
+    in_flight: Completions to keep in flight on each server; by default ``in_flight_of``, raised up to
         fourfold when a server's queue runs empty.
     model: Replaces the ``model`` of every body; None leaves them.
     params: Time limits and retries.

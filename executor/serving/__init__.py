@@ -1,1 +1,1 @@
-"""Serving systems, simulated and on a model."""
+"""Serving systems on a model."""

@@ -14,9 +14,9 @@ import torch
 from ...data.arrays import IntArray
 from ...data.workload import Workload
 from ...heuristics.serving.policy import ServingPolicy
+from ...heuristics.serving.simulation import ServingRun, serve_on_device
 from .engine import ServingEngine
 from .regions import PlacedLedger
-from .simulation import ServingRun, serve_on_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

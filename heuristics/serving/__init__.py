@@ -1,1 +1,1 @@
-"""Policies that decide iteration by iteration, over KV blocks."""
+"""Policies that decide iteration by iteration, over KV blocks, and their simulation."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
-from .layer_cost import LayerCost, Surface
+from ..iterations.layer_cost import LayerCost, Surface
 
 WARMING_STEPS = 8
 """Decode steps slowed after an encoding, by cold caches."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...data.arrays import FloatArray
 from ...data.lengths.pair import LengthPair
+from ..iterations.layer_cost import LayerCost
 from .configuration import Cluster
-from .layer_cost import LayerCost
 from .seconds_table import SecondsTable, rising, saved, saving
 
 _THRESHOLD = 0.1

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.lengths.pair import LengthPair
+from ..iterations.layer_cost import LayerCost
 from .completion import Occupancy
 from .configuration import Cluster, ExecConfig, Performance, Strategy
-from .layer_cost import LayerCost
 from .round_robin_row import RoundRobinRow
 from .stage_seconds import StageSeconds
 from .workload_aware_row import WorkloadAwareRow

@@ -13,8 +13,8 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 
 SHAPE = ModelShape("m", 4, 64, 4, 2, 16, 128, 256)
 

@@ -9,10 +9,10 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.iteration_cost import MixedCost
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.serving.simulation import simulate_serving
 from batchbound.heuristics.serving.baselines import Vllm
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import ServingOptions, serving_policy
+from batchbound.heuristics.serving.simulation import simulate_serving
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
 """Every iteration takes a second."""

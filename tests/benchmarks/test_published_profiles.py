@@ -12,7 +12,7 @@ from published_profiles import WholeModelTimes, error_of_fit, read_distserve, re
 
 from batchbound.data.arrays import FloatArray
 from batchbound.data.files.disk import InputError
-from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.models.iterations.layer_cost import LayerCost
 
 
 def _splitwise(path: Path, *, copied: bool) -> Path:

@@ -22,8 +22,8 @@ from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.simulate import simulate
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+from batchbound.models.iterations.layer_cost import LayerCost
 
 
 @pytest.mark.parametrize(

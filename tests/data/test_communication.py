@@ -11,7 +11,7 @@ from batchbound.data.costs.communication import exchange_seconds, experts_apart,
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
 from batchbound.data.costs.link import LINKS, Link, usual_link
 from batchbound.data.costs.model_shape import ModelShape
-from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.models.iterations.layer_cost import LayerCost
 
 SHAPE = ModelShape("m", 3, 8, 2, 2, 4, 16, 32, experts=4, active_experts=1, expert_intermediate=8)
 LINK = Link("toy", 1000.0, 0.25, "made up")

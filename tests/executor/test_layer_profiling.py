@@ -31,9 +31,9 @@ from batchbound.executor.profiling.layer_composition import REFERENCE, Measureme
 from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
 from batchbound.executor.profiling.profile_grid import STEPS_BEFORE, Grid, decoding
 from batchbound.executor.profiling.worker_pair import WorkerPair
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.run_profile import can_hand_over
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+from batchbound.models.iterations.layer_cost import LayerCost
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

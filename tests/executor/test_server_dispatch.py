@@ -6,9 +6,10 @@ import random
 
 from batchbound.data.readers.openai_batch import COMPLETIONS
 from batchbound.data.readers.server_batch import ServerRequest
-from batchbound.executor.jobs.params import Patience, RunParams, running_of
-from batchbound.executor.server.dispatch import Dispatch, in_flight_of
+from batchbound.executor.jobs.params import Patience, RunParams
+from batchbound.executor.server.dispatch import Dispatch
 from batchbound.executor.server.reply import Kind, Reply
+from batchbound.heuristics.serving.in_flight import in_flight_of, running_of
 
 DONE = Reply(Kind.ANSWERED, 200, {})
 

@@ -17,7 +17,7 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.readers.measured_run import MeasuredRun
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.data.workload import Workload
-from batchbound.executor.profiling.replay import mismatches, replay_run
+from batchbound.heuristics.iterations.replay import mismatches, replay_run
 
 LINK = Link("free", 1e30, 0.0, "made up")
 DENSE = ModelShape("m", 1, 8, 2, 2, 4, 16, 32)

@@ -22,12 +22,12 @@ from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.data.workload import Workload
 from batchbound.executor.profiling.validate import validate_run, validate_trace
-from batchbound.executor.serving.simulation import ServingError, ServingRun, serve_on_device
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.serving.chunked_prefill import ChunkedPrefill
 from batchbound.heuristics.serving.device import DeviceBatch
 from batchbound.heuristics.serving.kv_ledger import KvLedger, KvLedgerError
 from batchbound.heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
+from batchbound.heuristics.serving.simulation import ServingError, ServingRun, serve_on_device
 from batchbound.heuristics.simulate import simulate
 
 

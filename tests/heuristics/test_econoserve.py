@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from batchbound.data.costs.iteration_cost import MixedCost
 from batchbound.data.workload import Workload, numbered_ids
-from batchbound.executor.serving.disaggregated import simulate_disaggregated
-from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.simulation import ServingError, ServingRun, simulate_serving
+from batchbound.heuristics.serving.disaggregated import simulate_disaggregated
 from batchbound.heuristics.serving.econoserve.paper import EconoServe
 from batchbound.heuristics.serving.econoserve.queue import TaskQueue
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
+from batchbound.heuristics.serving.metrics import serving_metrics
 from batchbound.heuristics.serving.pipelined import Pipelined
 from batchbound.heuristics.serving.policy import ServingPolicy
+from batchbound.heuristics.serving.simulation import ServingError, ServingRun, simulate_serving
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
 """Every iteration takes a second."""

@@ -15,9 +15,9 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_layer_profiles
-from batchbound.executor.profiling.seconds_audit import audit_seconds, needed_work
-from batchbound.models.exegpt.iteration_minorant import Minorant, Work, best_minorant
-from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.heuristics.iterations.seconds_audit import audit_seconds, needed_work
+from batchbound.models.iterations.iteration_minorant import Minorant, Work, best_minorant
+from batchbound.models.iterations.layer_cost import LayerCost
 
 SHAPE = ModelShape("toy", 2, 8, 16, 2, 1, 4, 32, 2)
 

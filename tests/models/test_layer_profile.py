@@ -14,7 +14,7 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain
 from batchbound.data.readers.profile_readers import read_layer_profiles
-from batchbound.models.exegpt.layer_cost import Curve, LayerCost, Surface
+from batchbound.models.iterations.layer_cost import Curve, LayerCost, Surface
 
 SHAPE = ModelShape("m", 2, 8, 2, 2, 4, 16, 32)
 

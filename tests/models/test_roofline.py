@@ -15,7 +15,6 @@ from batchbound.cli import main
 from batchbound.data.costs.link import Link
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import (
     ERROR_BAR,
     ROOFLINE_DEVICES,
@@ -23,6 +22,7 @@ from batchbound.models.exegpt.roofline import (
     Roofline,
     RooflineDevice,
 )
+from batchbound.models.iterations.layer_cost import LayerCost
 
 SHAPE = ModelShape("m", 3, 8, 4, 2, 2, 16, 32)
 DEVICE = RooflineDevice("toy", 1000.0, 100.0, 1e6, 4000.0)

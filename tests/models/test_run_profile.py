@@ -13,9 +13,9 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.workload import Workload
 from batchbound.models.exegpt.configuration import ExecConfig, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.run_profile import can_hand_over, profile_of_run, seconds_after_encoding
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+from batchbound.models.iterations.layer_cost import LayerCost
 from batchbound.searching import timelines_of
 
 PROMPTS = ("sequences", "length")

@@ -18,10 +18,10 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.models.exegpt.completion import Occupancy
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline
 from batchbound.models.exegpt.seconds_table import SecondsTable
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 
 LENGTHS = LengthDistribution(1, np.array([0.1, 0.0, 0.3, 0.2, 0.0, 0.1, 0.3]))
 SHAPE = ModelShape("m", 4, 64, 4, 2, 16, 128, 256)

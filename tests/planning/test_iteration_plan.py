@@ -21,8 +21,8 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.iterations import IterationBound, Predicted
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_profile
-from batchbound.executor.serving.release import predict
 from batchbound.heuristics.dispatch import RULES
+from batchbound.heuristics.serving.release import predict
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.planning import release_search
 from batchbound.planning.release import Releasable, named_orders

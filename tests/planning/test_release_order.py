@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, Sequences
-from batchbound.executor.serving.release import predict
+from batchbound.heuristics.serving.release import predict
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.planning.release import Releasable, best_release, named_orders, named_release, packed_order
 

@@ -19,10 +19,10 @@ from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.configuration import Cluster, Performance, Strategy, Targets
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
 from batchbound.models.exegpt.row import Probe
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 from batchbound.solvers.exegpt.configuration_search import (
     Evaluate,
     Point,

@@ -10,9 +10,9 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
-from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.models.iterations.layer_cost import LayerCost
 from batchbound.solvers.exegpt.execution_search import search
 from batchbound.solvers.exegpt.replan import replan
 

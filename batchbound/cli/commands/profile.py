@@ -25,7 +25,7 @@ from ...executor.profiling.grid_run import LONGEST_PROMPT, MOST_STEPS, grid, mix
 from ...heuristics.engine import Engine
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
-from ...models.exegpt.layer_cost import LayerCost, Surface
+from ...models.iterations.layer_cost import LayerCost, Surface
 from ..inputs import DEFAULT_SLOTS, positive, slot_count
 from ..model import add_model, load, tier_of
 from ..output import note

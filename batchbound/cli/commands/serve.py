@@ -17,11 +17,11 @@ from ...data.files.kinds import refuse_other_kinds
 from ...data.readers.requests import read_workload
 from ...data.readers.tables import is_table
 from ...data.workload import LONGEST, Workload
-from ...executor.serving.disaggregated import simulate_disaggregated
-from ...executor.serving.metrics import serving_metrics
-from ...executor.serving.simulation import ServingError, ServingRun, simulate_serving
+from ...heuristics.serving.disaggregated import simulate_disaggregated
 from ...heuristics.serving.econoserve.sizes import EconoServeSizes
+from ...heuristics.serving.metrics import serving_metrics
 from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
+from ...heuristics.serving.simulation import ServingError, ServingRun, simulate_serving
 from ..inputs import at_least_zero, log_deviation, positive, random_seed
 from ..parser import Parser, Rule
 from ..streams import say

@@ -11,8 +11,8 @@ from ...data.files.disk import InputError
 from ...data.readers.measured_run import read_vllm_run
 from ...data.readers.profile_readers import read_profile
 from ...data.trace import Trace
-from ...executor.profiling.replay import mismatches
 from ...executor.profiling.validate import Validation, validate_run, validate_trace
+from ...heuristics.iterations.replay import mismatches
 from ..inputs import read_cost, refuse_given
 from ..links import LINK_OPTIONS, add_link, link_of, say_link
 from ..output import note

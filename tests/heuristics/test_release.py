@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, Sequences
-from batchbound.executor.server.dispatch import in_flight_of
-from batchbound.executor.serving import release
-from batchbound.executor.serving.release import choose_release, predict, shuffled_orders
+from batchbound.heuristics.serving import release
+from batchbound.heuristics.serving.in_flight import in_flight_of
+from batchbound.heuristics.serving.release import choose_release, predict, shuffled_orders
 from batchbound.models.bounds.iterations import iteration_bound
 
 

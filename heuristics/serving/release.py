@@ -12,11 +12,11 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Predicted, Sequences
 from ...data.workload import Workload
-from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch, ServingDevice
-from ...heuristics.serving.kv_ledger import KvLedger
-from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
+from .chunked_prefill import ChunkedPrefill
+from .device import DeviceBatch, ServingDevice
+from .kv_ledger import KvLedger
 from .leaps import IterationPrices, LeapingEngine, SentTogether
+from .policy import ServingPolicy, ServingState, ServingStep
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000

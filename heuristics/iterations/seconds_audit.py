@@ -10,10 +10,10 @@ import numpy as np
 from ...data.arrays import FloatArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.readers.measured_run import MeasuredRun
-from ...heuristics.serving.device import DeviceBatch
 from ...models.bounds.iterations import KINDS, iteration_bound
-from ...models.exegpt.iteration_minorant import Minorant, Work, best_minorant
-from ...models.exegpt.layer_cost import LayerCost
+from ...models.iterations.iteration_minorant import Minorant, Work, best_minorant
+from ...models.iterations.layer_cost import LayerCost
+from ..serving.device import DeviceBatch
 from .replay import ComposedDevice, replay_on
 
 MODEL = "measured beyond the cost model"

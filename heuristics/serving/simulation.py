@@ -12,9 +12,9 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 from ...data.costs.iteration_cost import MixedCost
 from ...data.workload import Workload
-from ...heuristics.serving.device import DeviceBatch, ServingDevice, SimulatedDevice
-from ...heuristics.serving.kv_ledger import KvLedger
-from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
+from .device import DeviceBatch, ServingDevice, SimulatedDevice
+from .kv_ledger import KvLedger
+from .policy import ServingPolicy, ServingState, ServingStep
 
 WAITING, EXECUTING, QUEUED, PAUSED = range(4)
 """States of a request: before its prompt, computing, queued, preempted."""

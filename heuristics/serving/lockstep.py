@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...heuristics.serving.device import DeviceBatch
+from .device import DeviceBatch
 from .simulation import ServingError, ServingJob, ServingRun
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 from ...data.costs.iteration_cost import MixedCost
 from ...data.workload import Workload
-from ...heuristics.serving.baselines import Vllm
-from ...heuristics.serving.kv_ledger import KvLedger
+from .baselines import Vllm
+from .kv_ledger import KvLedger
 from .simulation import EXECUTING, QUEUED, WAITING, ServingRun, simulate_serving
 
 

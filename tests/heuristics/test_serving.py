@@ -13,7 +13,13 @@ from batchbound.cli import main
 from batchbound.data.costs.iteration_cost import MixedCost, read_distserve_cost
 from batchbound.data.files.disk import InputError
 from batchbound.data.workload import Workload, numbered_ids
-from batchbound.executor.serving.simulation import (
+from batchbound.heuristics.serving.baselines import MultiRes, Sarathi, Vllm
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
+from batchbound.heuristics.serving.kv_ledger import KvLedgerError
+from batchbound.heuristics.serving.max_allocation import Orca, ShortestRemaining
+from batchbound.heuristics.serving.policy import ServingState, ServingStep
+from batchbound.heuristics.serving.registry import SERVING_POLICIES, ServingOptions, serving_policy
+from batchbound.heuristics.serving.simulation import (
     EXECUTING,
     PAUSED,
     WAITING,
@@ -21,12 +27,6 @@ from batchbound.executor.serving.simulation import (
     ServingRun,
     simulate_serving,
 )
-from batchbound.heuristics.serving.baselines import MultiRes, Sarathi, Vllm
-from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
-from batchbound.heuristics.serving.kv_ledger import KvLedgerError
-from batchbound.heuristics.serving.max_allocation import Orca, ShortestRemaining
-from batchbound.heuristics.serving.policy import ServingState, ServingStep
-from batchbound.heuristics.serving.registry import SERVING_POLICIES, ServingOptions, serving_policy
 
 UNIT = MixedCost(
     prefill_base=1.0,

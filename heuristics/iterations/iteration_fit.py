@@ -12,8 +12,8 @@ from ...data.arrays import FloatArray, IntArray
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.iteration_log import IterationLog
 from ...data.workload import Workload
-from ...heuristics.serving.device import DeviceBatch
-from ...models.exegpt.iteration_minorant import Minorant, Work
+from ...models.iterations.iteration_minorant import Minorant, Work
+from ..serving.device import DeviceBatch
 from ..serving.release import engine_of, fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
 

@@ -16,10 +16,10 @@ from ...data.costs.link import Link
 from ...data.files.disk import InputError
 from ...data.readers.measured_run import MeasuredRun
 from ...data.workload import Workload
-from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch, ServingDevice
-from ...heuristics.serving.kv_ledger import KvLedger
-from ...models.exegpt.layer_cost import LayerCost
+from ...models.iterations.layer_cost import LayerCost
+from ..serving.chunked_prefill import ChunkedPrefill
+from ..serving.device import DeviceBatch, ServingDevice
+from ..serving.kv_ledger import KvLedger
 from ..serving.lockstep import serve_in_step
 from ..serving.simulation import ServingJob, ServingRun, serve_on_device
 

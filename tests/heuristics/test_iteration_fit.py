@@ -12,13 +12,13 @@ from builders import mostly_slow
 
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
-from batchbound.executor.profiling.fitted_audit import estimate_seconds, proven_rates
-from batchbound.executor.profiling.iteration_fit import IterationFit, TimedJob, fit_iterations, replay_at
-from batchbound.executor.profiling.seconds_audit import needed_work, waited
 from batchbound.executor.reports.iteration_audit import orders_of
+from batchbound.heuristics.iterations.fitted_audit import estimate_seconds, proven_rates
+from batchbound.heuristics.iterations.iteration_fit import IterationFit, TimedJob, fit_iterations, replay_at
+from batchbound.heuristics.iterations.seconds_audit import needed_work, waited
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.certificates.iterations import verify_iteration_seconds
-from batchbound.models.exegpt.iteration_minorant import Minorant
+from batchbound.models.iterations.iteration_minorant import Minorant
 
 RATES = Minorant(0.01, 0.0004, 0.0001, 0.0, 2e-6, 0.0)
 LIMITS = EngineLimits(8, 64, 4000, 16)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Sequences
-from ...models.exegpt.iteration_minorant import Minorant
+from ...models.iterations.iteration_minorant import Minorant
 from ..serving.release import fits, simulable
 from .iteration_fit import IterationFit, PricedRun, TimedJob, fit_iterations, replay_at
 from .seconds_audit import needed_work

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, Sequences
-from batchbound.executor.profiling.iteration_fit import PricedDevice
-from batchbound.executor.serving.leaps import LeapingEngine, SentTogether
-from batchbound.executor.serving.release import fits, predict, simulated
-from batchbound.models.exegpt.iteration_minorant import Minorant
+from batchbound.heuristics.iterations.iteration_fit import PricedDevice
+from batchbound.heuristics.serving.leaps import LeapingEngine, SentTogether
+from batchbound.heuristics.serving.release import fits, predict, simulated
+from batchbound.models.iterations.iteration_minorant import Minorant
 
 PRICES = PricedDevice(Minorant(1.0, 0.1, 0.01, 0.02, 0.001, 0.0001))
 
