@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from textwrap import wrap
 
 from .executor.reports.tables import clock_text
 from .gain import Gain
@@ -14,11 +15,14 @@ _EQUAL = 0.005
 """Largest relative difference of seconds that counts as equal."""
 
 
-def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = False) -> list[str]:
+def gain_lines(
+    gain: Gain, model: str, command: str | None, *, planned: bool = False, repeats: str = ""
+) -> list[str]:
     """Return the end screen's lines, at most 80 columns each.
 
     command: Runs the prompts again with known lengths; None if lengths do not repeat.
     planned: True if this run was planned with known lengths.
+    repeats: Sentence on prompts whose beginnings are computed several times; empty for none.
     """
     worth = gain.known is not None and gain.known.seconds <= (1 - _EQUAL) * gain.this_run.seconds
     several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
@@ -31,6 +35,7 @@ def gain_lines(gain: Gain, model: str, command: str | None, *, planned: bool = F
     rows.append(("least possible", gain.least, _above(gain)))
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
     lines += [f"  {name:<25}{_time(seconds):>9}    {note}".rstrip() for name, seconds, note in rows]
+    lines += wrap(repeats, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     if worth and command is not None and not planned:
         lines += command_lines("  next time:", command)
     return lines
@@ -65,7 +70,7 @@ def _worth(gain: Gain, command: str | None, planned: bool) -> str:
         return "this run had planned lengths"
     text = f"{saved:.0%} less than this run"
     if command is None:
-        return f"{text}, if lengths were the same again"
+        return f"{text}, if lengths repeat"
     return f"{text}, {gain.steps_to_save:.0%} fewer decode steps"
 
 

@@ -88,7 +88,7 @@ def _worth(worth: float, *, repeats: bool, planned: bool) -> str:
         return "no more to gain"
     if planned:
         return "this run had known lengths"
-    return f"{worth:.0%} fewer than this run" + ("" if repeats else ", if lengths were the same again")
+    return f"{worth:.0%} fewer than this run" + ("" if repeats else ", if lengths repeat")
 
 
 def _above(figures: Mapping[str, Any]) -> str:

@@ -41,12 +41,14 @@ class PromptSource:
     tokenizer: Tokenizer that counted the tokens: a name, or a folder relative to the plan's, which begins
         with a dot.
     columns: Columns of a table; None for a batch file.
+    distinct_tokens: Tokens of all prompts, with common beginnings counted once; None if not counted.
     """
 
     path: str
     sha256: str
     tokenizer: str
     columns: PromptColumns | None = None
+    distinct_tokens: int | None = None
 
     def file(self, folder: str | os.PathLike[str]) -> str:
         """Return the path of the file, given the plan's folder."""
@@ -110,6 +112,10 @@ class Provenance:
         if kind == "cap":
             return AT_CAP
         return AS_EXPECTED if kind in EXPECTED_LENGTHS else ""
+
+
+LEAST_REPEATED = 0.02
+"""Share of prompt tokens in common beginnings from which screens name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +246,25 @@ class Plan(Shown):
     @property
     def bound_of(self) -> str | None:
         """The schedules that the bound holds for; None for every one."""
-        if self.followed is not None:
-            return "every schedule, evicting or not"
         limited = any(replica.kv_capacity is not None for replica in self.fleet.replicas)
-        return "every schedule that evicts no request" if limited else None
+        rules = ["evicts no request"] if limited and self.followed is None else []
+        rules += ["computes each prompt whole"] if self.repeats else []
+        evicting = "" if self.followed is None else ", evicting or not"
+        if rules:
+            return f"every schedule{evicting}{',' if evicting else ''} that {' and '.join(rules)}"
+        return f"every schedule{evicting}" if evicting else None
+
+    @property
+    def repeats(self) -> str:
+        """Sentence on beginnings that are computed for each prompt; empty if few are."""
+        source, total = self.provenance.prompts, self.workload.computed_tokens
+        distinct = None if source is None else source.distinct_tokens
+        if distinct is None or distinct >= (1 - LEAST_REPEATED) * total:
+            return ""
+        return (
+            f"{total:,} prompt tokens, {distinct:,} of them distinct: the rest is computed again, and the"
+            " bound counts it"
+        )
 
     @property
     def gap(self) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .arrays import IntArray
 
@@ -136,7 +137,16 @@ def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tupl
     return cached, shared
 
 
-def _common(one: IntArray, other: IntArray) -> int:
+def distinct_tokens(prompts: Sequence[Sequence[int] | IntArray]) -> int:
+    """Return the tokens of some prompts, with common beginnings counted once."""
+    # With the most significant byte first, bytes sort as their numbers.
+    keys = sorted(np.asarray(prompt, dtype=">u4").tobytes() for prompt in prompts)
+    rows = [np.frombuffer(key, dtype=">u4") for key in keys]
+    shared = sum(_common(before, after) for before, after in pairwise(rows))
+    return sum(map(len, rows)) - shared
+
+
+def _common(one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]]) -> int:
     least = min(len(one), len(other))
     differ = np.flatnonzero(one[:least] != other[:least])
     return int(differ[0]) if differ.size else least

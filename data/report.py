@@ -76,6 +76,8 @@ class Report(Shown):
         Proven model seconds and the argument's name; None without a proof.
     bound_of
         Schedules and lengths for which ``bound`` is proven; empty without a plan.
+    repeats
+        Sentence on common beginnings of prompts that are computed several times; empty if few are.
     run_bound
         Bound for the requests that this run served, at their actual lengths, or None. If requests were
         evicted, it covers evicting runs, whereas ``bound`` covers schedules that prefill each request once.
@@ -191,6 +193,7 @@ class Report(Shown):
     lost: Mapping[int, str] = field(default_factory=dict)
     planned_ends: tuple[float, ...] = ()
     bound_of: str = ""
+    repeats: str = ""
     replicas: tuple[Report | None, ...] = ()
 
     def shown(self) -> Iterator[tuple[str, object]]:

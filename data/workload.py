@@ -225,6 +225,13 @@ class Workload(Shown):
         group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
         return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of all prompts; those that a group shares count once."""
+        first = np.unique(self.group, return_index=True)[1]
+        own = int((self.input_tokens - self.shared_tokens).sum())
+        return own + int(self.shared_tokens[first].sum())
+
     def without_arrivals(self) -> Workload:
         """Return the same requests, all arriving at the start."""
         return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self

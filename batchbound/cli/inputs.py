@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from ..data.arrays import IntArray
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
@@ -17,11 +20,11 @@ from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
 from ..data.predictor import prompt_text
-from ..data.prefix_cache import usual_prefix_cache
+from ..data.prefix_cache import distinct_tokens, usual_prefix_cache
 from ..data.problem import MOST_SLOTS, MOST_STEPS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
-from ..data.readers.requests import JobInput, TokenCounter, read_workload
+from ..data.readers.requests import JobInput, read_workload
 from ..data.readers.tables import LengthColumns
 from ..data.workload import LONGEST, Workload
 from ..solvers.cache_choice import choose_prefix_cache
@@ -39,6 +42,7 @@ class Inputs:
     job: JobInput
     cost_source: dict[str, object]
     tokenizer: str
+    distinct_tokens: int | None = None
 
     @property
     def prompts(self) -> list[str]:
@@ -196,10 +200,11 @@ def columns_of(args: argparse.Namespace) -> PromptColumns | None:
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     """Return the problem of the options of :func:`add_problem`."""
     tokenizer = args.tokenizer or args.model or "bytes"
+    counter = _Counter(tokenizer, args.workload)
     job = read_workload(
         args.workload,
         lengths=args.lengths,
-        count_tokens=_counter(tokenizer, args.workload),
+        count_tokens=counter,
         drop_unanswered=args.drop_unanswered,
         longest=args.longest_completion,
         columns=columns_of(args),
@@ -235,7 +240,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             kept, hint = problem.prefix_cache, "--prefix-cache sets another number"
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _check_time(problem, args.cost)
-    return Inputs(problem, job, source, tokenizer)
+    return Inputs(problem, job, source, tokenizer, counter.distinct)
 
 
 def check_counted(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
@@ -298,7 +303,7 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
     tokenizer = inputs.tokenizer
     if Path(tokenizer).is_dir():
         tokenizer = relative_path(tokenizer, folder)
-    return PromptSource(path, inputs.job.digest, tokenizer, inputs.job.columns)
+    return PromptSource(path, inputs.job.digest, tokenizer, inputs.job.columns, inputs.distinct_tokens)
 
 
 def positive(text: str) -> int:
@@ -463,18 +468,36 @@ def _check_steps(job: JobInput, slots: int) -> None:
         raise InputError(what, file=job.source, hint=hint)
 
 
-def _counter(tokenizer: str, path: str) -> TokenCounter:
-    def count(records: Sequence[PromptRecord]) -> Sequence[int]:
+@dataclass(slots=True)
+class _Counter:
+    """Counter of prompts' tokens.
+
+    distinct: Tokens of all prompts, with common beginnings counted once; None before they are counted, and
+        for jobs too large for it.
+    """
+
+    tokenizer: str
+    path: str
+    distinct: int | None = None
+
+    def __call__(self, records: Sequence[PromptRecord]) -> Sequence[int]:
         from ..executor.models.prompts import encoded, ignored_fields
         from ..executor.models.tokenizers import load_tokenizer
 
-        loaded = load_tokenizer(tokenizer)
-        counts = [len(tokens) for tokens in encoded(records, loaded, path)]
+        loaded = load_tokenizer(self.tokenizer)
+        counts, prompts = list[int](), list[IntArray]()
+        for tokens in encoded(records, loaded, self.path):
+            counts.append(len(tokens))
+            if len(prompts) < MOST_COMPARED:
+                prompts.append(np.array(tokens, dtype=np.int64))
         for ignored in ignored_fields(records, loaded):
             note(ignored)
+        self.distinct = distinct_tokens(prompts) if len(prompts) == len(counts) else None
         return counts
 
-    return count
+
+MOST_COMPARED = 100_000
+"""Most prompts whose beginnings are compared; a larger job takes more memory."""
 
 
 def _positions(model: str | None) -> int | None:

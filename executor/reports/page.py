@@ -58,9 +58,10 @@ def _subline(report: Report) -> str:
     replicas = f" on {len(report.replicas)} replicas" if report.replicas else ""
     engine = report.engine.get("name", report.engine.get("engine"))
     by = f", by {engine}" if isinstance(engine, str) else ""
+    repeats = f" {report.repeats[:1].upper()}{report.repeats[1:]}." if report.repeats else ""
     return (
         f"{report.slots:,} slots{replicas}{by}. The gap and the picture are in the cost model's seconds;"
-        " measured seconds are named so."
+        f" measured seconds are named so.{repeats}"
     )
 
 

@@ -88,7 +88,9 @@ def plan_report(
     held = plan.bound_of or "every schedule"
     if plan.provenance.condition:
         held += f", if {plan.provenance.condition}"
-    found = replace(found, planned_makespan=planned, fit=fit, expected=plan.expected, bound_of=held)
+    found = replace(
+        found, planned_makespan=planned, fit=fit, expected=plan.expected, bound_of=held, repeats=plan.repeats
+    )
     return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
 
 
@@ -213,7 +215,7 @@ class _Part:
             busy,
             served,
             planned=workload.output_tokens[rows][served],
-            prompt_tokens=_computed(workload.select(rows[served])) if served.any() else 0,
+            prompt_tokens=workload.select(rows[served]).computed_tokens if served.any() else 0,
             model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
             schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),
         )
@@ -221,12 +223,6 @@ class _Part:
     def waited(self, times: FloatArray) -> FloatArray:
         seconds: FloatArray = (times - self.trace.queued)[self.served]
         return seconds
-
-
-def _computed(workload: Workload) -> int:
-    """Return the prompt tokens; a group's shared tokens count once."""
-    _, first = np.unique(workload.group, return_index=True)
-    return int((workload.input_tokens - workload.shared_tokens).sum() + workload.shared_tokens[first].sum())
 
 
 def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:

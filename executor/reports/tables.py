@@ -214,7 +214,12 @@ def _throughput_rows(report: Report) -> list[Row]:
             f"{report.requests:,}",
             f"{report.resumed:,} more answered before, or failed" * bool(report.resumed),
         ),
-        Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
+        Row(
+            group,
+            "prefill stages",
+            f"{report.prefill_stages:,}",
+            report.repeats or f"{report.prompt_tokens:,} prompt tokens",
+        ),
         Row(group, "decode steps", f"{report.decode_steps:,}", f"{report.output_tokens:,} output tokens"),
         Row(
             group,

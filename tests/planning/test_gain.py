@@ -105,7 +105,7 @@ def test_the_end_screen_says_what_was_gained_what_is_possible_and_what_next() ->
 
 def test_the_end_screen_promises_nothing_of_lengths_that_do_not_repeat() -> None:
     lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", None)
-    assert lines[3].endswith("14% less than this run, if lengths were the same again")
+    assert lines[3].endswith("14% less than this run, if lengths repeat")
     assert len(lines) == 5
     assert gain_lines(gain(two_slots(), "lpt"), "M", "again")[3].endswith("no more to gain")
 

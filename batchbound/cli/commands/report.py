@@ -127,7 +127,8 @@ def _say_gain(plan: Plan, traces: Sequence[Trace]) -> None:
     found = costs_of(trace)
     gain = gain_of(plan.fleet, trace, cost=None if found is None else found.cost)
     if gain is not None:
-        for line in gain_lines(gain, str(trace.engine.get("model", "the model")), None):
+        model = str(trace.engine.get("model", "the model"))
+        for line in gain_lines(gain, model, None, repeats=plan.repeats):
             say(line)
 
 

@@ -59,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
         verified |= {"bound_if": condition} if condition else {}
         say(json.dumps({"verified": True, "bound_source": bound.source, **verified}))
     else:
+        if plan.repeats:
+            say(plan.repeats)
         say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
         followed = plan.followed
         if followed is not None:
             counts = f"{followed.decode_steps:,} decode steps and {followed.evictions:,} evictions"
             say(f"the policy {followed.policy}, simulated again, takes {followed.seconds:.6f} s, {counts}")
-        evicts = plan.bound_of is None or followed is not None
-        which = "schedule" if evicts else "schedule that evicts no request"
+        which = (plan.bound_of or "every schedule").removeprefix("every ").removesuffix(", evicting or not")
         held = f", if {condition}" if condition else ""
         say(f"no {which} takes less than {bound.seconds:.6f} s{held}: {bound.source}")
         say("no gap: the bound is zero" if plan.gap is None else f"gap {plan.gap:.4%}")
