@@ -40,7 +40,7 @@ COMMANDS = EVERYDAY | RESEARCH
 EXAMPLES = {
     "demo": "batchbound demo",
     "plan": "batchbound plan prompts.jsonl --model MODEL --cost cost.json --slots 64",
-    "run": "batchbound run plan.json --model MODEL",
+    "run": "batchbound run prompts.jsonl --model MODEL --slots 8",
     "report": "batchbound report plan.json trace.jsonl --gantt gantt.png",
     "simulate": "batchbound simulate table3:0 --slots 200 --cost paper --policy fcfs",
     "serve": "batchbound serve sharegpt:0:1000 --engine MODEL --kv-capacity 40000 --policy vllm",

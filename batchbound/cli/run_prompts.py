@@ -12,7 +12,7 @@ from ..cost_cache import CostCache
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
-from ..data.plan import Maker, Plan, Provenance, holds_requests, relative_path
+from ..data.plan import Maker, Plan, Provenance, holds_requests
 from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
@@ -210,6 +210,8 @@ def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> 
 
 
 def _check_same_job(path: Path, args: argparse.Namespace) -> None:
+    from ..executor.models.tokenizers import counts_alike
+
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
     planned = plan.provenance.prompts
     if planned is None or prompts_digest(args.plan) != planned.sha256:
@@ -223,18 +225,16 @@ def _check_same_job(path: Path, args: argparse.Namespace) -> None:
         and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
         "--prompt-column": columns_of(args) != planned.columns,
-        "--model" if args.tokenizer is None else "--tokenizer": not _counts_the_same(
-            planned.tokenizer, args.tokenizer or args.model, path.parent
+        "--model" if args.tokenizer is None else "--tokenizer": not counts_alike(
+            _seen_from(planned.tokenizer, path.parent), args.tokenizer or args.model
         ),
     }
     for option in (name for name, differs in differing.items() if differs):
         raise InputError(f"was planned with another {option}", file=path, hint=hint)
 
 
-def _counts_the_same(planned: str, tokenizer: str, folder: Path) -> bool:
-    """Return whether a tokenizer counts as the plan's does."""
-    named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
-    return named == planned or all(name.startswith("tiny:") for name in (named, planned))
+def _seen_from(tokenizer: str, folder: Path) -> str:
+    return str(folder / tokenizer) if tokenizer.startswith(".") else tokenizer
 
 
 def _plan_options(args: argparse.Namespace) -> argparse.Namespace:

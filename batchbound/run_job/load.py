@@ -71,8 +71,8 @@ def load_job(
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = weights and len(plan.fleet.replicas) == 1
     _refuse_repeating(plan, options)
-    model, tier = _loaded(source, options, remark) if alone else (source.shape(), None)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
+    model, tier = _loaded(source, options, remark) if alone else (source.shape(), None)
     tokenizer = load_tokenizer(options.tokenizer or counted)
     if records:
         records = _with_declared(records, model, plan, source.model, remark)
@@ -192,18 +192,23 @@ def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, .
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
-    if options.tokenizer or (planned.startswith("tiny:") and source.model.startswith("tiny:")):
-        return options.tokenizer or source.model
-    if not planned.startswith("."):
-        return planned
-    folder = path.parent / planned
-    if folder.is_dir():
-        return os.path.normpath(folder)
-    if Path(source.model).is_dir():
-        # The folder moved with the model; a later check compares token counts with the plan's.
-        return source.model
-    what = "the folder of the plan's tokenizer is missing"
-    raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
+    from ..executor.models.tokenizers import counts_alike
+
+    if options.tokenizer:
+        return options.tokenizer
+    counted = os.path.normpath(path.parent / planned) if planned.startswith(".") else planned
+    if planned.startswith(".") and not Path(counted).is_dir():
+        if Path(source.model).is_dir():
+            # The folder moved with the model; a later check compares token counts with the plan's.
+            return source.model
+        what = "the folder of the plan's tokenizer is missing"
+        raise InputError(what, file=counted, hint="Give it with --tokenizer, or plan again.")
+    if not counts_alike(counted, source.model):
+        units = "bytes" if planned == "bytes" else f"tokens of {counted}"
+        what = f"counts its prompts in {units}, and {source.model} has a tokenizer of its own"
+        hint = f"Plan again with --model {source.model}, or insist with --tokenizer {counted}."
+        raise InputError(what, file=path, hint=hint)
+    return source.model if source.model.startswith("tiny:") else counted
 
 
 def _asked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -294,6 +295,27 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ModelLoadError(
             spec, first_line(error), hint if path.is_dir() else f"check the name and the network, {hint}"
         ) from error
+
+
+def counts_alike(one: str, other: str) -> bool:
+    """Return whether two names stand for one tokenizer, by name or by files."""
+    if one == other or all(name == "bytes" or name.startswith("tiny:") for name in (one, other)):
+        return True
+    folders = Path(one), Path(other)
+    if not all(folder.is_dir() for folder in folders):
+        return False
+    return os.path.samefile(*folders) or _files_of(folders[0]) == _files_of(folders[1])
+
+
+def _files_of(folder: Path) -> list[bytes | object]:
+    """Return what decides the tokens of a text or conversation."""
+    files = [folder / name for name in (*_TOKENIZER_FILES, "merges.txt", "chat_template.jinja")]
+    settings = folder / "tokenizer_config.json"
+    files.remove(settings)
+    template = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        template = json.loads(settings.read_bytes()).get("chat_template")
+    return [template, *(file.read_bytes() if file.is_file() else None for file in files)]
 
 
 def _auto_class(path: Path) -> Any:

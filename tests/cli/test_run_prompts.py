@@ -186,7 +186,7 @@ def test_the_end_screen_fits_and_gives_the_next_command(
         "lengths known beforehand",
         "least possible",
     ]
-    assert lines[5:] == ["answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"]
+    assert lines[7:] == ["answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"]
     assert max(map(len, lines)) <= 80
 
 
@@ -332,7 +332,6 @@ def test_the_plan_that_another_run_of_the_command_made_meanwhile_is_followed(
         (["--longest-completion", "4"], "--longest-completion"),
         (["--cost", "paper"], "--cost"),
         (["--prompt-column", "text"], "--prompt-column"),
-        (["--tokenizer", "bytes"], "--tokenizer"),
     ],
 )
 def test_a_plan_made_with_other_settings_is_not_followed(

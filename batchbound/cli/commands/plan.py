@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if inputs.job.workload.arrival.any():
         note("arrival times are ignored: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
-        note("the plan runs only with --tokenizer bytes")
+        note("such a plan runs on no model with a tokenizer of its own: plan with --model MODEL to run it")
     limits = _limits(args)
     _note_missing(args.solver)
     if args.sweep is not None:
