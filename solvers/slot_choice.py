@@ -53,14 +53,14 @@ def choose_slots(
     fitting = _most_that_fit(problem)
     most = fitting if most is None else min(fitting, most)
     trials: dict[int, SlotTrial] = {}
-    begun = time.monotonic()
+    begun = time.perf_counter()
     ladder = np.unique(np.rint(most / STEP ** np.arange(40)).astype(np.int64))[::-1]
     for slots in ladder[ladder >= 1].tolist():
         least = min((trial.makespan for trial in trials.values()), default=np.inf)
         if trivial_bound(replace(problem, slots=slots)).seconds > least * (1 + WORTH_A_SLOT):
             break
         trials[slots] = _quick(problem, slots)
-        if time.monotonic() - begun > seconds / 2:
+        if time.perf_counter() - begun > seconds / 2:
             break
     for finer in (STEP**0.5, STEP**0.25):
         middle = min(trials.values(), key=lambda trial: trial.makespan).slots
@@ -69,7 +69,7 @@ def choose_slots(
     best = min(trials.values(), key=lambda trial: trial.makespan)
     close = sorted(n for n in trials if trials[n].makespan <= best.makespan * (1 + PROMISING))
     finalists = [trials[n] for n in sorted({close[0], close[len(close) // 2], best.slots})]
-    left = max(0.1, seconds - (time.monotonic() - begun)) / len(finalists)
+    left = max(0.1, seconds - (time.perf_counter() - begun)) / len(finalists)
     for trial in finalists:
         sized = replace(problem, slots=trial.slots)
         found = search_schedule(sized, seconds=left, seed=seed, start=trial.schedule)

@@ -47,7 +47,7 @@ def solve_small(
     """
     if not can_solve_exactly(problem):
         raise UnsupportedProblemError(f"the exact search cannot take {_unsupported(problem)}")
-    limits, begun = limits or Limits(), time.monotonic()
+    limits, begun = limits or Limits(), time.perf_counter()
     if start is None:
         seconds = None if limits.seconds is None else START_SHARE * limits.seconds
         steps = STEPS_PER_REQUEST * len(problem)
@@ -135,5 +135,5 @@ def _unsupported(problem: Problem) -> str:
 
 def _left(limits: Limits, deadline: float | None, steps: int) -> Limits:
     """Return the rest of some limits, at least a little."""
-    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.perf_counter())
     return replace(limits, seconds=seconds, work=None if limits.work is None else max(1, limits.work - steps))

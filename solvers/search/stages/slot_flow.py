@@ -166,7 +166,7 @@ def whole_slots(
     """
     from .rounding import round_flow
 
-    end = time.monotonic() + seconds
+    end = time.perf_counter() + seconds
     spans = Spans.between(times, profile)
     if not spans.hold(profile):
         return None
@@ -191,11 +191,11 @@ def whole_slots(
     share = values.box_share if rounding else 1.0
     for least, greatest in _boxes(fractional, lower, rounding, values):
         boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
-        left = (end - time.monotonic()) * share
+        left = (end - time.perf_counter()) * share
         found = boxed.solved_whole(whole, left, mip_max_nodes=values.rounding_nodes) if left > 0 else None
         if found is not None:
             return spans, np.rint(found[: len(spans)]).astype(np.int64)
-    left = end - time.monotonic()
+    left = end - time.perf_counter()
     if not rounding or left <= 0:
         return None
     used = round_flow(spans, profile, slots, stages, fractional, left, values)
