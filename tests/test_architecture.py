@@ -51,6 +51,7 @@ ROOMS = {
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
     "heuristics.iterations": {"data", "models.bounds", "models.iterations", "heuristics.serving"},
+    "heuristics.prefixes": {"data", "models.bounds", "models.iterations"},
     "heuristics.exegpt": {"data", "models.exegpt", "heuristics"},
     "solvers": {
         "data",
