@@ -69,7 +69,8 @@ class FakeServer:
     faults
         What to do with the attempts at a request, by its prompt, one after the other: a status, ``hang``,
         ``drop`` (the connection), ``garbage``, ``no gzip``, ``error`` (with status 200), ``no choices``,
-        ``ignore n``, or a key of :data:`ODD`; beyond the list it is served.
+        ``ignore n``, ``abort`` (a finish reason), ``choice 429`` (an error in a choice), ``body 429`` (in a
+        body of status 200), ``sign in`` (a web page), or a key of :data:`ODD`; beyond the list it is served.
     die_after
         Completions after which the server loses all it holds and starts anew, again and again.
     on_completion
@@ -97,6 +98,7 @@ class FakeServer:
     completions: Counter[str] = field(default_factory=Counter)
     arrivals: list[str] = field(default_factory=list)
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
     most_in_flight: int = 0
     deaths: int = 0
 
@@ -182,6 +184,8 @@ class FakeServer:
         )
         data = await reader.readexactly(length)
         method, path, _ = line.split(" ")
+        self.heads.append(head)
+        path = path.partition("?")[0]
         status, text, extra = self._page(path) if method == "GET" else await self._complete(path, data)
         if status == 0:
             return False
@@ -232,6 +236,10 @@ class FakeServer:
             return 200, "<html>", ""
         if fault == "no gzip":
             return 200, "no gzip", "Content-Encoding: gzip\r\n"
+        if fault == "sign in":
+            return 200, "<!DOCTYPE html><html>Sign in</html>", ""
+        if str(fault).startswith("body "):
+            return 200, json.dumps({"error": {"message": "busy", "code": int(str(fault)[5:])}}), ""
         if fault == "error":
             return 200, json.dumps({"error": {"message": "out of blocks"}}), ""
         most = int(body.get("max_tokens", 1))
@@ -243,14 +251,21 @@ class FakeServer:
         await request.done
         choices = 0 if fault == "no choices" else 1 if fault == "ignore n" else int(body.get("n", 1))
         said = {"message": {"role": "assistant", "content": name}} if chat else {"text": name}
+        made: list[dict[str, Any]] = [{"index": k, **said, "finish_reason": "length"} for k in range(choices)]
         answer = {
             "id": f"cmpl-{name}",
-            "choices": [{"index": k, **said, "finish_reason": "length"} for k in range(choices)],
+            "choices": made,
             "usage": {
                 "prompt_tokens": 1,
                 "completion_tokens": tokens * max(1, choices),
             },
         }
+        if fault == "abort" or str(fault).startswith("choice "):
+            # The last completion of several is not whole.
+            ended = (
+                {"finish_reason": "abort"} if fault == "abort" else {"error": {"code": int(str(fault)[7:])}}
+            )
+            made[-1] |= ended
         return 200, json.dumps(answer | ODD.get(str(fault), {})), ""
 
     async def _engine(self) -> None:

@@ -12,7 +12,7 @@ from .parser import Parser
 
 _OF_SERVERS = (
     *("server", "in_flight", "order", "batched_tokens", "kv_tokens"),
-    *("timeout", "attempts", "outage", "deadline", "body"),
+    *("timeout", "attempts", "outage", "deadline", "body", "header", "ca"),
 )
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
 _PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
@@ -91,10 +91,24 @@ def add_server(parser: Parser) -> None:
         metavar="FILE",
         help="JSON object of fields to add to request bodies that lack them",
     )
+    group.add_argument(
+        "--header",
+        needs=["--server"],
+        action="append",
+        metavar="NAME=VALUE",
+        help="header of each request, such as a gateway's key; may be repeated; @FILE reads one a line",
+    )
+    group.add_argument(
+        "--ca",
+        needs=["--server"],
+        metavar="FILE",
+        help="certificates to trust (default: the system's, and SSL_CERT_FILE)",
+    )
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
     """Return the options of a run on servers."""
     named = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if field.name in args}
     given = {name: value for name, value in named.items() if value is not None}
+    given["header"] = tuple(given.get("header", ()))
     return ServerOptions(tuple(args.server), columns=columns_of(args), **given)

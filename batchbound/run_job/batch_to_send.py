@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,6 +29,9 @@ from .load import refuse_changed
 from .options import file_of, params_of
 
 Order = Literal["auto", "plan", "longest", "file"]
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+"""Name of an HTTP header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ class ServerOptions:
         Seconds until the run ends; unfinished requests are marked ``batch_expired``.
     body
         JSON file of fields to add to request bodies that lack them.
+    header
+        Headers of each request, ``NAME=VALUE``, or ``@FILE`` with one in each line. They are never written.
+    ca
+        File of certificates to trust; by default those of the system and of ``SSL_CERT_FILE``.
     seed
         Seed of shuffled orders and of the waits between attempts.
     params
@@ -93,6 +102,8 @@ class ServerOptions:
     outage: float | None = None
     deadline: float | None = None
     body: str | None = None
+    header: tuple[str, ...] = field(default=(), repr=False)
+    ca: str | None = None
     seed: int = 0
     params: RunParams | str | os.PathLike[str] | None = None
 
@@ -101,11 +112,35 @@ class ServerOptions:
             raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
         if self.order not in get_args(Order):
             raise ValueError(f"the order {self.order!r} is not one of {', '.join(get_args(Order))}")
+        if isinstance(self.header, str):
+            raise ValueError("header is a text, not a tuple of NAME=VALUE")
+        if self.ca is not None:
+            _check_certificates(self.ca)
 
     @property
     def defaults(self) -> dict[str, object]:
         """Fields to add to request bodies that lack them."""
         return {} if self.body is None else read_json_object(Path(self.body))
+
+    @property
+    def sent_headers(self) -> dict[str, str]:
+        """Headers of each request beside our own."""
+        headers = {}
+        for text in self.header:
+            lines = read_text(Path(text[1:])).splitlines() if text.startswith("@") else [text]
+            for line in filter(str.strip, lines):
+                name, _, value = line.partition("=")
+                if (
+                    not _HEADER.fullmatch(name.strip())
+                    or not value.strip().isprintable()
+                    or not value.strip()
+                ):
+                    # The line may hold a secret, so no message repeats it.
+                    where = f"--header {text}" if text.startswith("@") else "--header"
+                    hint = "Write NAME=VALUE, such as --header X-Project=evaluation, or @FILE."
+                    raise InputError("it is not NAME=VALUE", where=where, hint=hint)
+                headers[name.strip()] = value.strip()
+        return headers
 
     @property
     def tuned(self) -> RunParams:
@@ -121,10 +156,23 @@ class ServerOptions:
 
     def files(self) -> Iterator[Path]:
         """Yield the files that a run reads, except the batch."""
-        for text in filter(None, (self.prompts, self.lengths, self.body, file_of(self.params))):
+        headers = (text[1:] for text in self.header if text.startswith("@"))
+        for text in filter(
+            None, (self.prompts, self.lengths, self.body, file_of(self.params), self.ca, *headers)
+        ):
             for name in {text, text.rpartition(":")[2]}:
                 if Path(name).is_file():
                     yield Path(name)
+
+
+def _check_certificates(path: str) -> None:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        hint = "Name a PEM file of the certificates to trust."
+        raise InputError(
+            f"no certificates can be read ({error.strerror or error})", file=path, hint=hint
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

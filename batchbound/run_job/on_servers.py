@@ -79,7 +79,15 @@ def run_on_servers(
         remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
     # Existing outputs may come from an earlier part of this run, as checked below.
     refuse_outputs((*outputs, errors), overwrite or journal_path(output).exists(), read)
-    job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
+    job = ServerJob(
+        batch.requests,
+        range(len(batch.requests)),
+        options.urls,
+        1,
+        model=options.model,
+        headers=options.sent_headers,
+        ca=options.ca,
+    )
     facts = job.probe()
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
@@ -200,15 +208,18 @@ def _assumptions(
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-    from ..executor.server.client import base_url
+    from ..executor.server.connection import Address
 
-    for number, url in enumerate(urls):
+    seen = set[tuple[str, str]]()
+    for url in urls:
         if not _is_address(url):
             hint = "Write http://HOST:PORT."
             raise InputError("it is not an http:// or https:// address", where=f"--server {url}", hint=hint)
-        if base_url(url) in map(base_url, urls[:number]):
+        address = Address.of(url, None)
+        if (address.base, address.query) in seen:
             hint = "Name each server once, as each counts with its slots."
             raise InputError("it is named twice", where=f"--server {url}", hint=hint)
+        seen.add((address.base, address.query))
 
 
 def _is_address(url: str) -> bool:
@@ -297,7 +308,8 @@ def _slots(options: ServerOptions, batch: Batch, facts: Sequence[ServerFacts]) -
     unreachable = next((fact for fact in facts if not fact.reachable), None)
     if unreachable is not None:
         hint = "Start it, or correct --server."
-        raise InputError("the server cannot be reached", where=f"--server {unreachable.url}", hint=hint)
+        message = f"the server cannot be reached ({unreachable.why})"
+        raise InputError(message, where=f"--server {unreachable.url}", hint=hint)
     own = next((fact.slots for fact in facts if fact.slots is not None), None)
     slots = options.slots or batch.slots or own
     if slots is None:

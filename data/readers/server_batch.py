@@ -130,6 +130,8 @@ class ServerBatch(Sequence[ServerRequest]):
     prompts: Number of each request's prompt, equal for equal prompts, shape (requests,).
     several, ids: True for requests with several prompts, and for those of token ids, shape (requests,).
     models: Named models, with None if a request names none.
+    kind: Number of each request's endpoint and model, shape (requests,).
+    kinds: Endpoint and model of each number; None if a request names no model.
     repeats: True if each request is greedy or has a seed, so that lengths repeat in another run.
     """
 
@@ -143,6 +145,7 @@ class ServerBatch(Sequence[ServerRequest]):
         weakref.finalize(self, self._file.close)
         self.names, self.models, self.repeats = Names(), set[object](), True
         columns = [array.array("q") for _ in range(5)]
+        kind, self._kinds = array.array("i"), dict[tuple[str, str | None], int]()
         self._at, self._line = array.array("q", [0]), array.array("q")
         self._flags, self._url, self._urls = bytearray(), bytearray(), dict[str, int]()
         for request, entry in rows:
@@ -153,7 +156,9 @@ class ServerBatch(Sequence[ServerRequest]):
             self._url.append(self._urls.setdefault(request.url, len(self._urls)))
             model = request.body.get("model")
             self.repeats &= request.body.get("temperature") == 0 or request.body.get("seed") is not None
-            self.models.add(model if isinstance(model, str) else None)
+            named = model if isinstance(model, str) else None
+            self.models.add(named)
+            kind.append(self._kinds.setdefault((request.url, named), len(self._kinds)))
             sent = request.sent
             flags, *values = _measured(request, sent.choices)
             self._flags.append(flags | _LOGPROBS * sent.logprobs | _NAMED * sent.named)
@@ -170,9 +175,10 @@ class ServerBatch(Sequence[ServerRequest]):
         self.choices, self.prompt_tokens, self.caps, self.stated, self.prompts = (
             np.asarray(column).view(np.int64) for column in columns
         )
+        self.kind = np.asarray(kind).view(np.int32)
         said = np.frombuffer(bytes(self._flags), np.uint8)
         self.several, self.ids = (said & _SEVERAL).astype(np.bool_), (said & _IDS).astype(np.bool_)
-        self._endpoints = list(self._urls)
+        self._endpoints, self.kinds = list(self._urls), list(self._kinds)
 
     @classmethod
     def of(cls, requests: Sequence[ServerRequest]) -> ServerBatch:

@@ -54,6 +54,9 @@ class Patience:
         Connections that a request breaks alone on its server before it fails.
     hopeless_requests
         Failed requests, without any completion, that stop the run. A larger value tries more requests.
+    alike_requests
+        Requests of one endpoint and model, without any completion, that stop it if the server refuses them
+        for a reason that all share: key, account, path or model. A larger value tries more requests.
 
     Raises
     ------
@@ -70,6 +73,7 @@ class Patience:
     breaks_before_alone: int = 3
     breaks_alone: int = 3
     hopeless_requests: int = 20
+    alike_requests: int = 4
 
     def __post_init__(self) -> None:
         _check(self)

@@ -36,6 +36,19 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
+_UNFINISHED = ("abort", "error")
+"""Finish reasons of completions that the engine ended: it paused, took new weights, or failed."""
+
+_EMPTY_ACCOUNT = re.compile(
+    r"insufficient_quota|billing_(?:hard_limit|not_active)|credit balance"
+    r"|insufficient (?:funds|balance|credit)",
+    re.IGNORECASE,
+)
+"""Errors of an account that pays for no further request."""
+
+_FLAGGED = re.compile(r"moderat|flagged|content[ _]policy", re.IGNORECASE)
+"""Errors of one prompt that carry the status of a rejected key."""
+
 
 class ServerClient:
     """Connections to one server, each with one request at a time.
@@ -45,6 +58,8 @@ class ServerClient:
     model: Replaces each body's ``model``; None leaves it.
     default_model: Model of bodies that name none.
     largest: Most bytes of all replies in transit.
+    headers: Headers of each request beside our own, such as a gateway's key.
+    ca: File of certificates to trust.
     """
 
     def __init__(
@@ -55,14 +70,16 @@ class ServerClient:
         model: str | None = None,
         default_model: str | None = None,
         largest: int = LARGEST_REPLIES,
+        headers: Mapping[str, str] | None = None,
+        ca: str | None = None,
     ) -> None:
-        self.url = base_url(url)
+        self._address = Address.of(url, os.environ.get(KEY_VARIABLE), headers, ca)
+        self.url = self._address.base
         self._timeout, self._model, self._default = timeout, model, default_model
         self._budget = ReplyBudget(largest)
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
         self._seen: dict[str, None] = {}
-        self._address = Address.of(self.url, os.environ.get(KEY_VARIABLE))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -75,25 +92,31 @@ class ServerClient:
         opened = [self._new() for _ in range(count - len(self._idle))]
         self._idle += reversed(opened)
         for first in range(0, len(opened), _OPENED):
-            asked = [self._page(_MODELS, 10.0, one) for one in opened[first : first + _OPENED]]
-            if None in await asyncio.gather(*asked):
+            pages = [self._page(_MODELS, 10.0, one) for one in opened[first : first + _OPENED]]
+            if any(isinstance(page, str) for page in await asyncio.gather(*pages)):
                 return
 
     async def text(self, path: str, timeout: float = 10.0) -> str | None:
         """Return the text at a path, or None if missing or late."""
         response = await self._get(path, timeout)
-        return response.text if response is not None and response.status == 200 else None
+        found = isinstance(response, Response) and response.status == 200
+        return response.text if found and isinstance(response, Response) else None
 
-    async def reachable(self) -> bool:
-        """Return whether the server responds without an error of its own.
+    async def unreachable(self) -> str | None:
+        """Return why the server gives no response but its own errors, or None.
 
         Offline, ``transformers serve`` cannot list its models, but still completes requests.
         """
+        reasons = []
         for path in (_MODELS, "/health"):
             response = await self._get(path, 10.0)
-            if response is not None and response.status < 500:
-                return True
-        return False
+            if isinstance(response, Response):
+                if response.status < 500:
+                    return None
+                reasons.append(f"HTTP {response.status}")
+            else:
+                reasons.append(response)
+        return reasons[0]
 
     async def send(self, request: Sent) -> Reply:
         """Send a request once; return its reply or connection error."""
@@ -106,11 +129,13 @@ class ServerClient:
         except TimeoutError:
             return Reply(Kind.TIMED_OUT, message=f"no completion within {self._timeout:g} s")
         except OSError as error:
-            return Reply(Kind.UNREACHABLE, message=f"{self.url} cannot be reached ({_named(error)})")
+            return Reply(
+                Kind.UNREACHABLE, message=f"{self.url} cannot be reached ({self._address.reason(error)})"
+            )
         except BrokenConnectionError as error:
             return Reply(Kind.BROKEN, message=f"{self.url} broke the connection ({_named(error)})")
 
-    async def _get(self, path: str, timeout: float) -> Response | None:
+    async def _get(self, path: str, timeout: float) -> Response | str:
         # A connection of its own, because a slow page would delay a request.
         connection = self._new()
         try:
@@ -119,12 +144,17 @@ class ServerClient:
             self._all.remove(connection)
             await connection.close()
 
-    async def _page(self, path: str, timeout: float, connection: Connection) -> Response | None:
+    async def _page(self, path: str, timeout: float, connection: Connection) -> Response | str:
+        """Return a page, or why there is none."""
         try:
             async with asyncio.timeout(timeout):
                 return await connection.exchange("GET", path)
-        except (OSError, TimeoutError, BrokenConnectionError):
-            return None
+        except TimeoutError:
+            return f"no response within {timeout:g} s"
+        except OSError as error:
+            return self._address.reason(error)
+        except BrokenConnectionError as error:
+            return _named(error)
 
     async def _complete(self, request: Sent, content: bytes) -> Reply:
         """Return the server's reply, never a copy of an earlier one."""
@@ -175,11 +205,6 @@ class ServerClient:
         return True
 
 
-def base_url(url: str) -> str:
-    """Return a server's address without ``/v1`` at its end."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
 def ignored_field(request: Sent, body: Mapping[str, Any]) -> str | None:
     """Return a request's field that the server ignored, or None.
 
@@ -200,21 +225,102 @@ def _reply(request: Sent, response: Response) -> Reply:
     status, name = response.status, response.headers.get("x-request-id", "")
     body = _parsed(response)
     if not isinstance(body, dict):
+        if status == 200 and _is_web_page(response):
+            page = "the response is a web page, not a JSON object"
+            return Reply(
+                Kind.BROKEN, message=page, mend="Check --server: a sign-in page may stand before it."
+            )
         body = {"error": {"message": response.text[:500] or f"HTTP {status}"}}
         if status == 200:
             return Reply(Kind.BROKEN, message="the response is not a JSON object")
     name = name or str(body.get("id", ""))
-    if status in _RETRIED:
-        wait = _retry_after(response.headers.get("retry-after"))
-        return Reply(Kind.BUSY, status, body, name, wait, f"HTTP {status}: {_message(body)}")
+    wait = _retry_after(response.headers.get("retry-after"))
     if status != 200:
-        return Reply(Kind.REFUSED, status, body, name, message=f"HTTP {status}: {_message(body)}")
+        return _refusal(status, body, name, wait, f"HTTP {status}: {_message(body)}", request)
+    if (choice := _unfinished(body)) is not None:
+        return _ended_early(choice, body, name, request)
     if not _is_completion(request, body):
         reason = f": {_message(body)}" if "error" in body else ""
-        return Reply(Kind.REFUSED, None, body, name, message=f"the response holds no completion{reason}")
+        message = f"the response holds no completion{reason}"
+        code = _code(body.get("error"))
+        if code is not None:
+            return _refusal(code, body, name, wait, message, request)
+        return Reply(Kind.REFUSED, None, body, name, message=message)
     if (field := ignored_field(request, body)) is not None:
         return Reply(Kind.REFUSED, None, body, name, message=f"the server ignored the field {field!r}")
     return Reply(Kind.ANSWERED, status, body, name)
+
+
+def _refusal(
+    status: int, body: Mapping[str, Any], name: str, wait: float | None, message: str, request: Sent
+) -> Reply:
+    """Return the reply of a status other than 200, sent as such or within a body."""
+    mend = _mend(status, body, request)
+    if status in _RETRIED and not mend:
+        return Reply(Kind.BUSY, status, body, name, wait, message)
+    return Reply(Kind.REFUSED, status, body, name, message=message, mend=mend)
+
+
+def _mend(status: int, body: Mapping[str, Any], request: Sent) -> str:
+    """Return the next step if all requests of an endpoint and model are refused alike, or nothing."""
+    message = json.dumps(body.get("error", body))
+    if status == 402 or (status in (400, 403, 429) and _EMPTY_ACCOUNT.search(message)):
+        return f"Fill up the account of the key in {KEY_VARIABLE}."
+    if status == 401 or (status == 403 and not _FLAGGED.search(message)):
+        return f"Set {KEY_VARIABLE} to a key of the server, or give its header with --header NAME=VALUE."
+    if status == 404 and "model" in message.lower():
+        return "Give --model NAME, a model that the server has, or correct the rows' model."
+    if status in (404, 405):
+        return f"Check --server: it has no {request.url}."
+    if 300 <= status < 400:
+        return "Check --server: it leads elsewhere, perhaps to a sign-in page."
+    return ""
+
+
+def _unfinished(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first choice that the engine did not finish, or None."""
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, Mapping) and (
+            choice.get("error") or choice.get("finish_reason") in _UNFINISHED
+        ):
+            return choice
+    return None
+
+
+def _ended_early(choice: Mapping[str, Any], body: Mapping[str, Any], name: str, request: Sent) -> Reply:
+    """Return the reply with a completion that is not whole."""
+    error = choice.get("error")
+    if not error:
+        message = f"the engine ended a completion early (finish_reason {choice['finish_reason']!r})"
+        return Reply(Kind.ABORTED, None, body, name, message=message)
+    message = f"a completion failed: {_message({'error': error})}"
+    code = _code(error)
+    if code is not None and code not in _RETRIED:
+        return Reply(
+            Kind.REFUSED, None, body, name, message=message, mend=_mend(code, {"error": error}, request)
+        )
+    return Reply(Kind.ABORTED, None, body, name, message=message)
+
+
+def _code(error: object) -> int | None:
+    """Return the HTTP status that an error object names, or None."""
+    if not isinstance(error, Mapping):
+        return None
+    for key in ("code", "status", "status_code"):
+        code = error.get(key)
+        if isinstance(code, str) and code.isdigit():
+            code = int(code)
+        if type(code) is int and 300 <= code < 600:
+            return code
+    return None
+
+
+def _is_web_page(response: Response) -> bool:
+    kind = response.headers.get("content-type", "")
+    return "html" in kind.lower() or response.body[:200].lstrip()[:9].lower().startswith(
+        (b"<html", b"<!doctype")
+    )
 
 
 def _name(reply: Reply) -> str:

@@ -104,7 +104,8 @@ class Dispatch:
     """Release of requests to the least loaded server.
 
     A failed request returns to its place in the order. An unreachable server gets no request until it
-    responds; its requests go to any server.
+    responds; its requests go to any server. Requests of an endpoint and model that a server refuses alike,
+    before any completion, are dropped without an outcome.
 
     servers: Number of replicas.
     in_flight: Completions in flight on each server, as far as they are expected to run. With ``slots`` it
@@ -147,7 +148,11 @@ class Dispatch:
         self._broke: dict[int, int] = {}
         self._reached = self._begun = 0.0
         self._held_back: list[Served] = []
-        self._answered = proven
+        self._answered = self._proven = proven
+        self._kind, self._kinds = batch.kind.data, batch.kinds
+        self._alike: dict[tuple[int, str], set[int]] = {}
+        self._completed: set[int] = set()
+        self._dropped: dict[int, str] = {}
         self.left = self.retries = 0
 
     def begin(self, order: Sequence[int] | IntArray, now: float) -> None:
@@ -199,9 +204,12 @@ class Dispatch:
     def replied(self, request: int, k: int, sent: float, reply: Reply, now: float) -> list[Served]:
         """Process a reply; return the outcomes that it makes final."""
         served = self._judge(request, k, sent, reply, now)
+        self._note_alike(request, reply)
         if served is None:
             return []
         self.left -= 1
+        if self._kind[request] in self._dropped and reply.kind is not Kind.ANSWERED:
+            return []
         self._answered |= reply.kind is Kind.ANSWERED
         self._held_back.append(served)
         if not self._answered and self.left:
@@ -220,6 +228,11 @@ class Dispatch:
         if any(server.too_long for server in self._servers):
             return f"no server took a request for {out:.0f} s, as they asked to wait longer (--outage)"
         return f"no server could be reached for {out:.0f} s"
+
+    @property
+    def refused(self) -> str | None:
+        """Return why requests were dropped, as all of their endpoint and model are refused, or None."""
+        return " ".join(self._dropped.values()) or None
 
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
         """Raise the number in flight on a server with an empty queue.
@@ -325,11 +338,39 @@ class Dispatch:
             wait = self._wait_of_broken(request, server, sent, now)
         else:
             wait = self._wait_of_busy(request, k, reply, now)
-        if wait is None:
+        if wait is None or self._kind[request] in self._dropped:
             return served
         self.retries += 1
         heapq.heappush(self._later, (now + wait, self._rank[request], request))
         return None
+
+    def _note_alike(self, request: int, reply: Reply) -> None:
+        """Drop the requests of an endpoint and model that the server refuses alike from the first on."""
+        kind = self._kind[request]
+        if reply.kind is Kind.ANSWERED:
+            self._completed.add(kind)
+        if not reply.mend or self._proven or kind in self._completed or kind in self._dropped:
+            return
+        alike = self._alike.setdefault((kind, reply.mend), set())
+        alike.add(request)
+        if len(alike) < self._patience.alike_requests:
+            return
+        endpoint, model = self._kinds[kind]
+        named = "" if model is None else f" of model {model!r}"
+        self._dropped[kind] = f"requests{named} to {endpoint} are all refused: {reply.message}. {reply.mend}"
+        self._drop(kind)
+
+    def _drop(self, kind: int) -> None:
+        """Leave the waiting requests of a kind without an outcome."""
+        waiting = np.asarray(self._order[self._next :])
+        kept = waiting[np.asarray(self._kind)[waiting] != kind]
+        again = [entry for entry in self._again if self._kind[entry[1]] != kind]
+        later = [entry for entry in self._later if self._kind[entry[2]] != kind]
+        self.left -= len(waiting) - len(kept) + len(self._again) - len(again) + len(self._later) - len(later)
+        self._order, self._next, self._again, self._later = kept.data, 0, again, later
+        heapq.heapify(self._again)
+        heapq.heapify(self._later)
+        self._held_back = [served for served in self._held_back if self._kind[served.request] != kind]
 
     def _wait_of_broken(self, request: int, server: _Server, sent: float, now: float) -> float | None:
         """Return the wait after a broken connection.
@@ -348,7 +389,7 @@ class Dispatch:
         """Return the wait for a busy server; None after the last attempt."""
         failed = self._failed[request] = self._failed.get(request, 0) + 1
         patience = self._patience
-        if failed >= (patience.attempts if reply.kind is Kind.BUSY else patience.timed_out_attempts):
+        if failed >= (patience.timed_out_attempts if reply.kind is Kind.TIMED_OUT else patience.attempts):
             return None
         if reply.wait is None:
             wait = patience.wait(failed, self._rng)

@@ -18,6 +18,7 @@ class ServerFacts:
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
     models: Names of the models that it serves.
     slots: Requests that it runs at a time.
+    why: Why it cannot be reached; empty if it can.
     """
 
     url: str
@@ -27,6 +28,7 @@ class ServerFacts:
     models: tuple[str, ...] = ()
     slots: int | None = None
     metrics: ServerMetrics | None = None
+    why: str = ""
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -49,7 +51,7 @@ async def probe(client: ServerClient) -> ServerFacts:
     models, metrics, version, props = await asyncio.gather(
         *(client.text(path) for path in ("/v1/models", "/metrics", "/version", "/props"))
     )
-    reachable = models is not None or metrics is not None or await client.reachable()
+    why = None if models is not None or metrics is not None else await client.unreachable()
     counters = None if metrics is None else parse_metrics(metrics)
     listed = [entry for entry in _list(_object(models).get("data")) if isinstance(entry, dict)]
     engine = "unknown" if counters is None else counters.engine
@@ -62,7 +64,8 @@ async def probe(client: ServerClient) -> ServerFacts:
     stated = _object(version).get("version")
     return ServerFacts(
         url=client.url,
-        reachable=reachable,
+        reachable=why is None,
+        why=why or "",
         engine=engine,
         version=stated if isinstance(stated, str) else None,
         models=tuple(str(entry["id"]) for entry in listed if "id" in entry),

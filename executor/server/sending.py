@@ -9,6 +9,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,7 +112,7 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._report()
-        return None
+        return dispatch.refused
 
     def counters_read(self, k: int, running: int | None, waiting: int | None) -> None:
         """Pass a reading of a server's counters to the dispatch."""
@@ -192,7 +193,7 @@ class Sender:
             while True:
                 await asyncio.sleep(self._wait(attempts))
                 attempts += 1
-                if await self._clients[k].reachable():
+                if await self._clients[k].unreachable() is None:
                     break
         finally:
             if told is not None:
@@ -211,10 +212,12 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     received: list[signal.Signals] = []
+    begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
     async def cancellable() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+        begun.append((loop, task))
 
         def stop(number: signal.Signals) -> None:
             received.append(number)
@@ -226,7 +229,7 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        result = asyncio.run(cancellable())
+        result = _run_anywhere(cancellable, begun)
     except asyncio.CancelledError:
         _handle(handlers, received)
         raise
@@ -236,6 +239,27 @@ def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
                 signal.signal(number, handler)
     _handle(handlers, received)
     return result
+
+
+def _run_anywhere(
+    work: Callable[[], Coroutine[Any, Any, T]],
+    begun: Sequence[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]],
+) -> T:
+    """Run a coroutine, in a thread of its own if this one runs an event loop, as a notebook does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1, "batchbound-servers") as pool:
+        running = pool.submit(asyncio.run, work())
+        try:
+            return running.result()
+        except BaseException:
+            # An interrupt reaches this thread alone; the other one ends its requests first.
+            for loop, task in begun:
+                if not running.done():
+                    loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 def _handle(handlers: Mapping[signal.Signals, Any], received: Sequence[signal.Signals]) -> None:

@@ -66,6 +66,8 @@ class ServerJob:
     kind: Kind of each request, shape (requests,). Longer kinds go first as soon as completions show that it
         saves iterations. None keeps the order.
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
+    headers: Headers of each request beside our own.
+    ca: File of certificates to trust; None for those of the system.
     """
 
     requests: Sequence[ServerRequest]
@@ -80,6 +82,8 @@ class ServerJob:
     planned: IntArray | None = None
     kind: IntArray | None = None
     deadline: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca: str | None = None
 
     @property
     def flying(self) -> int:
@@ -119,6 +123,8 @@ class ServerJob:
             model=model,
             default_model=default,
             largest=self.params.largest_replies,
+            headers=self.headers,
+            ca=self.ca,
         )
 
     async def _run(
@@ -151,9 +157,9 @@ class ServerJob:
 
         async with contextlib.AsyncExitStack() as stack:
             clients = []
-            for fact in facts:
+            for url, fact in zip(self.urls, facts, strict=True):
                 default = fact.models[0] if fact.models else None
-                client = self._client(fact.url, default, self.model)
+                client = self._client(url, default, self.model)
                 stack.push_async_callback(client.close)
                 clients.append(client)
             rng, patience = random.Random(self.seed), self.params.patience
