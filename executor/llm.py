@@ -19,13 +19,13 @@ from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
-from ..data.workload import Turns, Workload, numbered
+from ..data.workload import Workload, numbered
 from ..heuristics.loop import Execution
 from ..heuristics.queues.queue_policy import QueuedPolicy
 from ..heuristics.registry import policy_named
 from ..heuristics.unknown_lengths.lengths import Known, Observed
 from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
-from ..models.bounds.makespan import best_bound, turns_bound
+from ..models.bounds.conversations import turns_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import Tier, choose_tier
 from .models.endings import Ending
@@ -38,7 +38,7 @@ from .models.wrapped import unwrapped
 from .partial import Partial, Until
 from .reports.report import report
 from .step_report import one_batch_seconds
-from .turns import Conversations, NextTurn, most_steps
+from .turns import Conversations, NextTurn, Served, most_steps
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
@@ -145,7 +145,7 @@ class LLM:
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
-        self._ran: tuple[Problem, Trace, Turns | None] | None = None
+        self._ran: Served | None = None
         self._calls = 0
         self._unfinished: tuple[Partial, ...] = ()
         self._hidden_policy = policy
@@ -350,10 +350,10 @@ class LLM:
         """
         if self._ran is None:
             raise RuntimeError("the last call of generate has not been exhausted: iterate to its end first")
-        problem, trace, turns = self._ran
-        served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
-        bound = best_bound(served) if turns is None else turns_bound(served, turns)
-        return report(problem, trace, None, None, run_bound=bound, turns=turns)
+        ran = self._ran
+        served = replace(ran.problem, workload=ran.problem.workload.with_output_tokens(ran.trace.tokens))
+        bound = turns_bound(served, ran.paths, ran.turns)
+        return report(ran.problem, ran.trace, None, None, run_bound=bound, turns=ran.turns)
 
     def one_batch_seconds(self) -> float | None:
         """Estimate the last call's seconds as one padded batch.
@@ -363,8 +363,7 @@ class LLM:
         """
         if self._ran is None:
             return None
-        problem, trace, _ = self._ran
-        return one_batch_seconds(problem, trace)
+        return one_batch_seconds(self._ran.problem, self._ran.trace)
 
     def _check_again(self) -> None:
         forward = vars(unwrapped(self.model)).get("forward")
@@ -424,7 +423,7 @@ class LLM:
                 yield call.completion(index, tokens, text, reason, told, given)
         left = [index for index, over in enumerate(done) if not over]
         trace = None if left else execution.trace(np.arange(len(problem)))
-        self._ran = None if trace is None else turns.of_turns(problem, trace)
+        self._ran = None if trace is None else turns.served(problem, trace, call.prompts)
         self._remember(call, trace)
         self._unfinished = tuple(
             call.unfinished(

@@ -40,6 +40,20 @@ class _Turn:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """Finished turns of a call.
+
+    paths: Tokens of each turn that the model was fed: its prompt and its completion without the last token.
+    turns: Order of the turns; None if no tool returned.
+    """
+
+    problem: Problem
+    trace: Trace
+    paths: list[tuple[int, ...]]
+    turns: Turns | None = None
+
+
 class Conversations:
     """Turns of the completions of one call.
 
@@ -125,10 +139,11 @@ class Conversations:
             run.resume(request, len(tokens) + 1)
         return over
 
-    def of_turns(self, problem: Problem, trace: Trace) -> tuple[Problem, Trace, Turns | None]:
-        """Return problem and trace with a request for each turn."""
+    def served(self, problem: Problem, trace: Trace, prompts: Sequence[tuple[int, ...]]) -> Served:
+        """Return the finished call with a request for each turn."""
         if not self.given:
-            return problem, trace, None
+            paths = [self._path(prompt, at) for at, prompt in enumerate(prompts)]
+            return Served(problem, trace, paths)
         rows = self._ended
         request = np.array([turn.request for turn in rows])
         workload = problem.workload
@@ -163,7 +178,11 @@ class Conversations:
             finished=finished,
             tokens=tokens,
         )
-        return replace(problem, workload=turns), told, Turns(np.array(after), pause)
+        paths = [self._path(prompts[turn.request], turn.request, turn.before + turn.tokens) for turn in rows]
+        return Served(replace(problem, workload=turns), told, paths, Turns(np.array(after), pause))
+
+    def _path(self, prompt: tuple[int, ...], request: int, tokens: int | None = None) -> tuple[int, ...]:
+        return (*prompt, *self._engine.answers[request][:tokens][:-1])
 
     def _keep(self, request: int, tokens: int) -> None:
         """Record the turn that has just ended."""

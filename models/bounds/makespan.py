@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from ...data.arrays import FloatArray
 from ...data.bound import Bound
 from ...data.problem import Problem
-from ...data.workload import Turns
 from .argument import Known
 from .difference_set import with_differences
 from .least_counts import Counts, least_counts
@@ -55,34 +51,3 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_st
 def best_bound(problem: Problem) -> Bound:
     """Return the strongest valid bound that needs no search."""
     return with_differences(Known.of(problem, least_counts(problem))).pruned().bound()
-
-
-def turns_bound(problem: Problem, turns: Turns) -> Bound:
-    """Bound a job of turns by its longest conversation and without turns."""
-    apart, alone = best_bound(problem), longest_conversation(problem, turns)
-    return max(apart, alone, key=lambda bound: bound.seconds)
-
-
-def longest_conversation(problem: Problem, turns: Turns) -> Bound:
-    """Return the seconds of the longest conversation on its own engine.
-
-    Each turn has a prefill stage of at least its own tokens. Its decode steps follow one another, with at
-    least its own KV cache. Between turns lie the pauses.
-    """
-    cost, steps = problem.cost, problem.decode_steps
-    held = steps * problem.kv_at_start + steps * (steps - 1) // 2
-    alone: FloatArray = cost.prefill_seconds(problem.own_tokens)
-    alone = alone + steps * cost.decode_seconds(1) + cost.decode_per_kv_token * held
-    end = np.zeros(len(problem))
-    arrival = problem.workload.arrival
-    for turn, before in enumerate(turns.after.tolist()):
-        begin = arrival[turn] if before < 0 else max(arrival[turn], end[before]) + turns.pause[turn]
-        end[turn] = begin + alone[turn]
-    last = int(end.argmax())
-    chain = [last]
-    while turns.after[chain[-1]] >= 0:
-        chain.append(int(turns.after[chain[-1]]))
-    waited = float(turns.pause[chain].sum())
-    terms = {"turns": float(end[last]) - waited, "tools": waited}
-    certificate = {"kind": "longest conversation", "turns": chain[::-1]}
-    return Bound(float(end[last]), "longest conversation", terms, certificate)

@@ -104,7 +104,7 @@ def test_a_prompt_is_computed_once_for_its_group(tier: str) -> None:
         answers(apart, prompts, lengths, **options)
         assert apart.report().prompt_tokens == 8 * once
         assert engine._ran is not None
-        stages = engine._ran[1].stages
+        stages = engine._ran.trace.stages
         assert sum(stage.tokens for stage in stages if stage.kind == "prefill") == once + 6 * 7
         assert (engine.report().run_gap or 0.0) >= -1e-9
 
@@ -120,7 +120,7 @@ def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_ho
         engine = LLM(model, ByteTokenizer(), slots=8, kv_tokens=most)
         answers(engine, prompts, lengths, expected_tokens=lengths)
         assert engine._ran is not None
-        computed.append(sum(stage.tokens for stage in engine._ran[1].stages if stage.kind == "prefill"))
+        computed.append(sum(stage.tokens for stage in engine._ran.trace.stages if stage.kind == "prefill"))
     assert computed[0] == once + 12 * 7 < computed[1], "where room is scarce a quarter of it is for prompts"
     assert computed[2] == computed[0], "and all that the slots leave"
 

@@ -301,7 +301,8 @@ def test_a_slow_tool_leaves_its_slot_to_others(weights: Any, tokenizer: Any, tmp
 
     slow.__name__ = "look"
     _, engine = trained(weights, tokenizer, tmp_path, ours=True, tools=[slow], top_k=1, max_steps=1)
-    _, trace, turns = engine._ran  # type: ignore[misc]  # the last call is finished
+    assert engine._ran is not None
+    trace, turns = engine._ran.trace, engine._ran.turns
     assert turns is not None
     before, after = trace.finished[turns.after[~turns.first]], trace.queued[~turns.first]
     assert (after - before >= 1.0).all()

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.executor.llm import LLM
+from batchbound.executor.partial import Until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +89,8 @@ def test_others_are_served_while_a_tool_works(llm: LLM, pool: ThreadPoolExecutor
     next_turn = answered_once(llm, pool, of=1, waits=True)
     order = [one.index for one in llm.converse(next_turn, PROMPTS, max_tokens=60)]
     assert order[0] != 1
-    _, trace, turns = llm._ran  # type: ignore[misc]  # the call is finished
+    assert llm._ran is not None
+    trace, turns = llm._ran.trace, llm._ran.turns
     assert turns is not None
     before = int(turns.after.max())
     begin, end = trace.finished[before], trace.finished[before] + turns.pause.max()
@@ -97,6 +99,36 @@ def test_others_are_served_while_a_tool_works(llm: LLM, pool: ThreadPoolExecutor
     assert "waiting for tools" in report.slot_seconds
     assert report.run_gap is not None
     assert report.run_gap >= 0
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_equal_turns_and_continued_completions_end_at_no_less_than_the_bound(
+    llm: LLM, continued: bool
+) -> None:
+    # The engine computes equal prompts of one stage once, also of next turns and continued completions.
+    engine = LLM(llm.model, llm.tokenizer, slots=10)
+    prompt = "Spell 4096, and mind that this text is long so that a second turn costs something."
+    if continued:
+        most = [3] + [30] * 7
+        list(engine.generate([prompt] * 8, max_tokens=most, ignore_eos=True, until=Until(finished=1)))
+        list(engine.generate([*engine.unfinished, prompt, prompt], max_tokens=30))
+    else:
+        begun = set[int]()
+
+        def next_turn(position: int, tokens: tuple[int, ...]) -> Future[Any] | None:
+            tool: Future[Any] = Future()
+            tool.set_result([32, 32, 32] if position not in begun else [])
+            begun.add(position)
+            return tool
+
+        list(engine.converse(next_turn, [prompt] * 8, max_tokens=60))
+    assert engine._ran is not None
+    stages = [stage for stage in engine._ran.trace.stages if stage.kind == "prefill"]
+    contexts = sum(len(path) for path in engine._ran.paths)
+    assert sum(stage.tokens for stage in stages) < contexts / 3
+    gap = engine.report().run_gap
+    assert gap is not None
+    assert 0 <= gap < 0.1
 
 
 def test_a_completion_is_over_if_its_tool_gives_nothing_or_all_that_was_left(
