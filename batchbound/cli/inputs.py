@@ -23,6 +23,7 @@ from ..data.predictor import prompt_text
 from ..data.prefix_cache import distinct_tokens, usual_prefix_cache
 from ..data.problem import MOST_SLOTS, MOST_STEPS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
+from ..data.prompts.table import holds_texts
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, read_workload
 from ..data.readers.tables import LengthColumns
@@ -170,6 +171,13 @@ def add_columns(group: Group) -> None:
         needs=["--prompt-column"],
         help="leave out a conversation's last message if it is the assistant's",
     )
+    group.add_argument(
+        "--raw",
+        action="store_true",
+        needs=["--prompt-column"],
+        help="send texts as they are; by default a text is a user's message, which the model's chat template"
+        " writes, and on a server goes to the chat endpoint",
+    )
 
 
 def add_length_columns(group: Group) -> None:
@@ -190,24 +198,37 @@ def length_columns_of(args: argparse.Namespace) -> LengthColumns | None:
     return None if given == LengthColumns() else given
 
 
-def columns_of(args: argparse.Namespace) -> PromptColumns | None:
-    """Return the named columns of a table of prompts, or None."""
+def columns_of(args: argparse.Namespace, tokenizer: str | None = None) -> PromptColumns | None:
+    """Return the named columns of a table of prompts, or None.
+
+    Texts are messages unless --raw is given, or the ``tokenizer`` has no chat template.
+    """
     if args.prompt_column is None:
         return None
-    return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant)
+    from ..executor.models.tokenizers import has_chat_template
+
+    named = args.prompt_column, args.id_column, args.max_tokens_column, args.drop_last_assistant
+    return PromptColumns(*named, chat=not args.raw and (tokenizer is None or has_chat_template(tokenizer)))
+
+
+def say_texts(path: str, columns: PromptColumns | None, how: str) -> None:
+    """Note that texts of a table are sent as messages; ``how`` names what writes them."""
+    if columns is not None and columns.chat and holds_texts(path, columns):
+        note(f"each text is sent as a user's message, {how}; --raw sends texts as they are")
 
 
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     """Return the problem of the options of :func:`add_problem`."""
     tokenizer = args.tokenizer or args.model or "bytes"
-    counter = _Counter(tokenizer, args.workload)
+    counter, columns = _Counter(tokenizer, args.workload), columns_of(args, tokenizer)
+    say_texts(args.workload, columns, f"by the chat template of {tokenizer}")
     job = read_workload(
         args.workload,
         lengths=args.lengths,
         count_tokens=counter,
         drop_unanswered=args.drop_unanswered,
         longest=args.longest_completion,
-        columns=columns_of(args),
+        columns=columns,
         length_columns=length_columns_of(args),
         positions=args.max_position or _positions(args.model),
     )

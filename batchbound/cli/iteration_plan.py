@@ -176,7 +176,7 @@ def _read(args: argparse.Namespace) -> ReadJob:
         tokenizer,
         lengths=args.lengths,
         longest=args.longest_completion,
-        columns=columns_of(args),
+        columns=columns_of(args, name),
         drop_unanswered=args.drop_unanswered,
         prefix_caching=not args.no_prefix_caching,
     )
@@ -270,7 +270,11 @@ def _provenance(args: argparse.Namespace, read: ReadJob) -> Provenance:
     if tokenizer and Path(tokenizer).is_dir():
         tokenizer = relative_path(tokenizer, folder)
     path = relative_path(read.source, folder).removeprefix("./")
-    return Provenance(lengths, cost, PromptSource(path, read.digest, tokenizer, columns_of(args)))
+    return Provenance(
+        lengths,
+        cost,
+        PromptSource(path, read.digest, tokenizer, columns_of(args, args.tokenizer or args.model)),
+    )
 
 
 def _paid(plan: IterationPlan, price: float | None) -> dict[str, object]:

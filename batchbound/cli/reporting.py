@@ -10,6 +10,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
+from ..data.readers.completions import BatchCompletion, ended_at_once, read_completions
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import calibration_of
@@ -41,6 +42,19 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
     different = calibrated.differences(trace.engine)
     if different:
         note(f"the plan's cost model is of another machine or model: {'; '.join(different)}")
+
+
+def note_empty(completions: Sequence[BatchCompletion], *, raw: bool) -> None:
+    """Note that most completions are empty, and why they may be."""
+    empty = ended_at_once(completions)
+    if 2 * empty <= len(completions):
+        return
+    why = (
+        "texts were sent as they are; without --raw each is a user's message"
+        if raw
+        else "see its chat template"
+    )
+    note(f"{empty:,} of {len(completions):,} completions are empty: the model ended them at once; {why}")
 
 
 def run_line(report: Report) -> str:
@@ -81,7 +95,9 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def show_server(result: ServerResult, args: argparse.Namespace) -> bool:
     """Print a server run's figures; return whether its bound is wrong."""
-    output = args.output
+    output, run = args.output, result.run
+    if 2 * int((run.completion_tokens <= run.choices).sum()) > len(run):
+        note_empty(read_completions(output), raw=args.raw)
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):

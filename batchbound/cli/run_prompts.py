@@ -48,6 +48,7 @@ PLANNING = (
     "id_column",
     "max_tokens_column",
     "drop_last_assistant",
+    "raw",
 )
 """Options of ``run`` that plan prompts; a plan fixes them."""
 
@@ -224,7 +225,7 @@ def _check_same_job(path: Path, args: argparse.Namespace) -> None:
         "--lengths": lengths is not None
         and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
-        "--prompt-column": columns_of(args) != planned.columns,
+        "--prompt-column": columns_of(args, args.tokenizer or args.model) != planned.columns,
         "--model" if args.tokenizer is None else "--tokenizer": not counts_alike(
             _seen_from(planned.tokenizer, path.parent), args.tokenizer or args.model
         ),

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import get_args
 
 from ..run_job.batch_to_send import Order, ServerOptions
-from .inputs import columns_of, positive, seconds
+from .inputs import columns_of, positive, say_texts, seconds
 from .parser import Parser
 
 _OF_SERVERS = (
@@ -15,7 +15,15 @@ _OF_SERVERS = (
     *("timeout", "attempts", "outage", "deadline", "body", "header", "ca"),
 )
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
-_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column", "drop_last_assistant")
+_PLANNING = (
+    "slots",
+    "lengths",
+    "prompt_column",
+    "id_column",
+    "max_tokens_column",
+    "drop_last_assistant",
+    "raw",
+)
 
 ON_SERVERS = (*_OF_SERVERS, *_SHARED, *_PLANNING)
 """Options of ``run`` for servers; the others are for our own engine."""
@@ -111,4 +119,6 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     named = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if field.name in args}
     given = {name: value for name, value in named.items() if value is not None}
     given["header"] = tuple(given.get("header", ()))
-    return ServerOptions(tuple(args.server), columns=columns_of(args), **given)
+    columns = columns_of(args)
+    say_texts(args.plan, columns, "to the chat endpoint")
+    return ServerOptions(tuple(args.server), columns=columns, **given)

@@ -192,6 +192,7 @@ def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, .
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
+    from ..executor.models.source import load_config
     from ..executor.models.tokenizers import counts_alike
 
     if options.tokenizer:
@@ -204,6 +205,7 @@ def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOp
         what = "the folder of the plan's tokenizer is missing"
         raise InputError(what, file=counted, hint="Give it with --tokenizer, or plan again.")
     if not counts_alike(counted, source.model):
+        load_config(source.model)  # a model that cannot be loaded is the first thing to correct
         units = "bytes" if planned == "bytes" else f"tokens of {counted}"
         what = f"counts its prompts in {units}, and {source.model} has a tokenizer of its own"
         hint = f"Plan again with --model {source.model}, or insist with --tokenizer {counted}."

@@ -71,6 +71,8 @@ def run_on_servers(
     }
     if options.defaults:
         identity["body"] = options.defaults
+    if options.columns is not None and not options.columns.chat:
+        identity["raw"] = True
     finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
     if finished is not None:
         return finished

@@ -47,12 +47,14 @@ class PromptColumns:
     id: Column of request names; numbered in order if left out.
     max_tokens: Most tokens of each completion; by default a column named as in the batch format.
     drop_last_assistant: True to leave out a conversation's last message if it is the assistant's.
+    chat: True to read a text as a user's message of a conversation, False to complete it as it is.
     """
 
     prompt: str
     id: str | None = None
     max_tokens: str | None = None
     drop_last_assistant: bool = False
+    chat: bool = False
 
     def names(self) -> Iterator[str]:
         """Yield the columns that are read."""

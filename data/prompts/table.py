@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,13 @@ def batch_entries(
         raise InputError("there is no row", file=path, hint="Give a table with prompts.")
 
 
+def holds_texts(path: str | os.PathLike[str], columns: PromptColumns) -> bool:
+    """Return whether the first row of a table holds a text, not a conversation."""
+    _, entry = next(batch_entries(path, replace(columns, chat=False)))
+    body = entry["body"]
+    return isinstance(body, dict) and isinstance(body.get("prompt"), str)
+
+
 def _has_header(path: str | os.PathLike[str]) -> bool:
     return is_header(first_bytes(path, _LONGEST_HEADER).partition(b"\n")[0])
 
@@ -157,7 +164,7 @@ class _Row:
                 what = "begins as a conversation written as text, and cannot be parsed"
                 raise self.error(column, what, "Write it as JSON, or keep it as a list.") from None
         if isinstance(value, str) and value:
-            return {"prompt": value}
+            return {"messages": [{"role": "user", "content": value}]} if columns.chat else {"prompt": value}
         if not isinstance(value, list) or not value:
             what = "the prompt is missing" if value in (None, "", []) else f"{shown(value)} is not a prompt"
             raise self.error(column, what, hint)

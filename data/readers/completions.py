@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..files.arrow import reading_arrow, require_arrow
-from ..files.disk import InputError, atomic_write
+from ..files.disk import InputError, atomic_write, shown
 from ..files.jsonl import json_lines
 from ..files.kinds import is_of_kind
 from ..files.sources import local_file
@@ -235,6 +235,14 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
     return tuple(BatchCompletion(**row) for row in rows)
 
 
+def ended_at_once(completions: Sequence[BatchCompletion]) -> int:
+    """Return how many completions ended without any text."""
+    return sum(
+        one.error is None and one.finish_reason == "stop" and not one.completion and one.details is None
+        for one in completions
+    )
+
+
 def is_output(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is batch output or a trace."""
     if not is_table(path):
@@ -309,7 +317,7 @@ def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple
             where = f"line {number}, field 'custom_id'"
             hint = "Remove one of the two lines."
             raise InputError(f"{name!r} is completed a second time", file=path, where=where, hint=hint)
-        body = _succeeded(line)
+        body = _succeeded(line, number, path)
         if body is None:
             continue
         seen.add(name)
@@ -325,7 +333,9 @@ def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple
         yield from ((f"line {number}", *each) for each in _completions_of(name, tokens, choices, apart=apart))
 
 
-def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _succeeded(
+    line: Mapping[str, Any], number: int, path: str | os.PathLike[str]
+) -> Mapping[str, Any] | None:
     if line.get("error") is not None:
         return None
     result = line.get("result")
@@ -335,7 +345,14 @@ def _succeeded(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     response = line.get("response")
     if not isinstance(response, dict) or response.get("status_code", 200) != 200:
         return None
-    return response if "usageMetadata" in response else response.get("body") or {}
+    if "usageMetadata" in response:
+        return response
+    body = response.get("body") or {}
+    if not isinstance(body, dict):
+        what = f"{shown(body)} is not a completion, though its status is 200"
+        where = f"line {number}, field 'response.body'"
+        raise InputError(what, file=path, where=where, hint="Remove the line, or run the request again.")
+    return body
 
 
 def _usage(body: Mapping[str, Any]) -> tuple[str, Any]:

@@ -114,6 +114,11 @@ class HubTokenizer:
         """True for a tokenizer of the Rust library."""
         return bool(getattr(self._tokenizer, "is_fast", False))
 
+    @property
+    def has_template(self) -> bool:
+        """True if a chat template writes conversations."""
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, text: str) -> list[int]:
         """Return a prompt's tokens, with special tokens around it."""
         ids = [int(token) for token in self._tokenizer(text)["input_ids"]]
@@ -295,6 +300,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ModelLoadError(
             spec, first_line(error), hint if path.is_dir() else f"check the name and the network, {hint}"
         ) from error
+
+
+def has_chat_template(spec: str) -> bool:
+    """Return whether a tokenizer writes conversations by a template of its own."""
+    return isinstance(tokenizer := load_tokenizer(spec), HubTokenizer) and tokenizer.has_template
 
 
 def counts_alike(one: str, other: str) -> bool:

@@ -136,3 +136,11 @@ def test_a_table_of_something_else_is_no_output_of_a_run(tmp_path: Path) -> None
     (tmp_path / "a.parquet").write_text("PAR1")
     with pytest.raises(InputError, match="not a readable Parquet file"):
         read_completions(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("body", ["Bad gateway", ["a", "b"]])
+def test_a_body_that_is_no_object_is_refused_by_its_line(tmp_path: Path, body: object) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "response": {"status_code": 200, "body": body}}) + "\n")
+    with pytest.raises(InputError, match=r"line 1, field 'response.body': .* is not a completion, though"):
+        read_answer_lengths(path)

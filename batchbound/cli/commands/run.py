@@ -30,7 +30,7 @@ from ..model import add_model, model_options, silence
 from ..output import note, typed_again, warn
 from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
-from ..reporting import print_report, run_line, show_server, warn_of_other_machine
+from ..reporting import note_empty, print_report, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import PLANNING, add_planning, has_prompts, lengths_repeat, plan_of_prompts, policy_of
 from ..server_options import ON_SERVERS, add_server, server_options
@@ -333,6 +333,10 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
         if result.plan.configuration is not None and args.policy is None:
             say_reached(result.plan.configuration, report.reached, traces[0])
     served = report.requests > 0 and not result.finished_before
+    if served:
+        source = result.plan.provenance.prompts
+        raw = source is not None and source.columns is not None and not source.columns.chat
+        note_empty(result.completions, raw=raw)
     gain = _gain(result, args, repeats=rerun is not None) if served else None
     if args.json:
         say(json.dumps({**report.to_json(), "gain": None if gain is None else plain(gain)}))
