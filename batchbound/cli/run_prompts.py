@@ -96,9 +96,12 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
     It is next to the completions, so that the same command resumes an interrupted run. Raises
     KeyboardInterrupt, without a plan, if planning is interrupted.
     """
-    path = plan_beside(args.output)
-    if path.exists() and (not args.overwrite or _resumes(path, args)):
-        _check_same_job(path, args)
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import finished_in
+
+    path, kept = plan_beside(args.output), finished_in(journal_path(args.output))
+    if path.exists() and (kept or not args.overwrite):
+        _check_same_job(path, args, kept)
         note(f"{path}: following the plan of an earlier run; --overwrite plans again")
         return path
     refuse_outputs(
@@ -120,7 +123,7 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
         plan = _searched_plan(inputs.problem, provenance, args)
     if path.exists() and not args.overwrite:
         # The same command runs twice, and the other one has already written a plan.
-        _check_same_job(path, args)
+        _check_same_job(path, args, kept)
         note(f"{path}: following the plan of another run of this command")
         return path
     plan.save(path)
@@ -155,18 +158,6 @@ def _samples_unasked(args: argparse.Namespace) -> bool:
         return "temperature" in declared_sampling(model_options(args).shape())
     except ValueError:
         return False  # the run will report the error
-
-
-def _resumes(path: Path, args: argparse.Namespace) -> bool:
-    from ..executor.jobs.job import journal_path
-
-    if not journal_path(args.output).exists():
-        return False
-    try:
-        _check_same_job(path, args)
-    except InputError:
-        return False
-    return True
 
 
 def _unknown(provenance: Provenance) -> bool:
@@ -210,10 +201,16 @@ def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> 
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 
-def _check_same_job(path: Path, args: argparse.Namespace) -> None:
+def _check_same_job(path: Path, args: argparse.Namespace, kept: int) -> None:
+    """Raise InputError if a plan is of another job; ``kept`` completions wait in its journal."""
     from ..executor.models.tokenizers import counts_alike
 
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
+    if kept:
+        hint = (
+            f"Name another --output: {args.output}.journal holds {kept:,} finished completions of the earlier"
+            " run, which its own command continues. Delete that file to give them up."
+        )
     planned = plan.provenance.prompts
     if planned is None or prompts_digest(args.plan) != planned.sha256:
         raise InputError(f"is no plan of {args.plan} as it is now", file=path, hint=hint)

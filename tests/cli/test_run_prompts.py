@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from batchbound.cli import main, run_prompts
 from batchbound.cost_cache import CostCache
+from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
 from batchbound.data.trace import Trace
 from batchbound.executor.jobs.journal import Journal
@@ -157,15 +158,7 @@ def test_an_interrupted_second_run_goes_on_by_the_same_command(
     assert run(prompts, "--slots", "2") == 0
     first = prompts.with_name("answers.jsonl").read_bytes()
     with monkeypatch.context() as patch:
-        append, seen = Journal.append, list[str]()
-
-        def interrupted(journal: Journal, name: str, answer: Any) -> None:
-            append(journal, name, answer)
-            seen.append(name)
-            if len(seen) == 2:
-                raise KeyboardInterrupt
-
-        patch.setattr(Journal, "append", interrupted)
+        interrupted_after(2, patch)
         assert run(prompts, "--slots", "2", "--overwrite") == 130
     before = plan_of(prompts).read_bytes()
     assert run(prompts, "--slots", "2", "--overwrite") == 0
@@ -377,3 +370,59 @@ def test_lengths_that_need_not_hold_are_named_expected(
     assert "expected, by constant" in said
     assert "bound, if they hold" in said
     assert "proven" not in said
+
+
+def interrupted_after(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Interrupt a run once some completions are in its journal."""
+    append, seen = Journal.append, list[str]()
+
+    def interrupted(journal: Journal, name: str, answer: Any) -> None:
+        append(journal, name, answer)
+        seen.append(name)
+        if len(seen) == count:
+            raise KeyboardInterrupt
+
+    patch.setattr(Journal, "append", interrupted)
+
+
+@pytest.mark.parametrize(
+    "other", ["--slots 3", "--slots 2 --dtype float64", "--slots 2 --longest-completion 2"]
+)
+def test_no_other_job_replaces_the_plan_of_an_interrupted_run(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    words = ["--slots", "2"]
+    assert run(prompts, *words) == 0
+    whole = prompts.with_name("answers.jsonl").read_bytes()
+    prompts.with_name("answers.jsonl").unlink()
+    prompts.with_name("trace.jsonl").unlink()
+    with monkeypatch.context() as patch:
+        interrupted_after(2, patch)
+        assert run(prompts, *words) == 130
+    kept = {path.name: path.read_bytes() for path in prompts.parent.iterdir()}
+    for overwrite in ([], ["--overwrite"]):
+        capsys.readouterr()
+        assert run(prompts, *other.split(), *overwrite) == 2
+        error = capsys.readouterr().err
+        assert "--overwrite" not in error.splitlines()[-1]  # it would be refused
+        assert {path.name: path.read_bytes() for path in prompts.parent.iterdir()} == kept
+    assert run(prompts, *words) == 0
+    assert "continuing after 2 finished completions" in capsys.readouterr().err
+    assert prompts.with_name("answers.jsonl").read_bytes() == whole
+
+
+def test_a_start_that_fails_leaves_no_plan(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise InputError("there is no such device", hint="Name another.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelOptions, "load", refused)
+        assert run(prompts, "--slots", "2") == 2
+    assert [path.name for path in prompts.parent.iterdir()] == ["prompts.jsonl"]
+    # A plan that stood there before is there again.
+    assert run(prompts, "--slots", "2") == 0
+    before = plan_of(prompts).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelOptions, "load", refused)
+        assert run(prompts, "--slots", "3", "--overwrite") == 2
+    assert plan_of(prompts).read_bytes() == before

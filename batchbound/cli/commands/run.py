@@ -7,19 +7,19 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cost_cache import CostCache, costs_of
-from ...data.files.disk import InputError, WriteError
+from ...data.files.disk import InputError, WriteError, atomic_write
 from ...data.files.record import plain
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...gain import Gain, gain_and_plan
 from ...gain_screen import gain_lines
 from ...heuristics.registry import POLICIES
-from ...run_job.earlier import next_plan, trace_of_plan
+from ...run_job.earlier import next_plan, plan_beside, trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
@@ -225,7 +225,9 @@ def _on_model(args: argparse.Namespace, running: list[Journal]) -> tuple[int, in
         hint = "Name a model with --model, or a server with --server."
         raise InputError("there is no model or server to run the requests on", hint=hint)
     rerun: str | None = None
+    made = _Made()
     if has_prompts(args):
+        made = _Made.of(plan_beside(args.output))
         args.plan, prompts = str(plan_of_prompts(args)), args.plan
         plan = Plan.load(args.plan)
         if args.policy is None and args.replicas in (None, 1):
@@ -245,18 +247,45 @@ def _on_model(args: argparse.Namespace, running: list[Journal]) -> tuple[int, in
         with _watched(plan, journal, _stall_seconds(args)) as on_stage:
             yield on_stage
 
-    result = run_plan(
-        args.plan,
-        model_options(args),
-        _options(args),
-        output=args.output,
-        trace=args.trace,
-        overwrite=args.overwrite,
-        watching=watching,
-        remark=note,
-    )
+    try:
+        result = run_plan(
+            args.plan,
+            model_options(args),
+            _options(args),
+            output=args.output,
+            trace=args.trace,
+            overwrite=args.overwrite,
+            watching=watching,
+            remark=note,
+        )
+    except Exception:
+        if not running:
+            made.take_back()
+        raise
     _show(result, args, rerun)
     return result.failed, len(result.completions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Plan that a command may have written, and what stood there before it."""
+
+    path: Path | None = None
+    before: bytes | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> _Made:
+        return cls(path, path.read_bytes() if path.is_file() else None)
+
+    def take_back(self) -> None:
+        """Restore the file, as no run of its plan has begun."""
+        if self.path is None:
+            return
+        if self.before is None:
+            self.path.unlink(missing_ok=True)
+        elif self.path.read_bytes() != self.before:
+            with atomic_write(self.path, binary=True) as stream:
+                stream.write(self.before)
 
 
 def _records(prompts: str, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
