@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import gantt, plan, predict, profile, run
+    from .api import gantt, plan, run
     from .auditing import Audit, audit
     from .comparing.runner import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
+    from .predicting import predict
+    from .profiling import profile
     from .run_job.batch_to_send import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult
@@ -132,8 +134,8 @@ _HOMES = {
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
-    "predict": ".api",
-    "profile": ".api",
+    "predict": ".predicting",
+    "profile": ".profiling",
     "run": ".api",
     "search": ".searching",
     "simulate": ".heuristics.simulate",

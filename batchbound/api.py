@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from .data.costs.calibration import CalibratedCost
 from .data.costs.cost import CostModel
 from .data.files.disk import InputError
 from .data.plan import Plan, holds_requests
@@ -29,7 +28,6 @@ from .solvers.result import Limits, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .executor.predictors.predictor import TrainedPredictor
 
 Paths = str | os.PathLike[str]
 
@@ -168,45 +166,6 @@ def plan(
     return made
 
 
-def profile(model: str, *, output: Paths = "cost.json", **more: Any) -> CalibratedCost:
-    """Measure a model's costs on this machine, as ``batchbound profile`` does.
-
-    Parameters
-    ----------
-    model
-        Hub name, directory or ``tiny:FAMILY``.
-    output
-        File of the costs.
-    more
-        Other options of ``batchbound profile`` by name (``slots``, ``threads``, ...).
-    """
-    args = _options("profile", ["--model", model, "-o", os.fspath(output)], more)
-    _quietly(args.run, args)
-    return CalibratedCost.load(output)
-
-
-def predict(
-    prompts: Paths, completions: Paths, *, output: Paths = "predictor", **more: Any
-) -> TrainedPredictor:
-    """Train a predictor of completion lengths, as ``batchbound predict train`` does.
-
-    Parameters
-    ----------
-    prompts, completions
-        Batch file, and output file of its completions.
-    output
-        Folder of the predictor.
-    more
-        Other options of ``batchbound predict train`` by name.
-    """
-    from .executor.predictors.predictor import TrainedPredictor
-
-    words = ["train", os.fspath(prompts), os.fspath(completions), "-o", os.fspath(output)]
-    args = _options("predict", words, more)
-    _quietly(args.run, args)
-    return TrainedPredictor.load(output)
-
-
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
     """Draw a plan or a run below first come, first served.
 
@@ -279,7 +238,7 @@ def _options(command: str, words: Sequence[str], given: dict[str, Any]) -> argpa
             raise InputError(f"{command}() has no option {name!r}", hint=f"Choose from {known}.")
         if value is not None:
             setattr(args, name, value)
-    args.run = getattr(args, "run", module.run)
+    args.carry_out = getattr(args, "carry_out", module.run)
     return args
 
 

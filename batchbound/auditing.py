@@ -30,7 +30,6 @@ from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
 from .data.files.shown import Shown
 from .data.iterations import UNLIMITED, EngineLimits, Sequences
-from .data.problem import limit_of
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
@@ -48,8 +47,11 @@ from .executor.reports.run_assumptions import kinds_under
 from .heuristics.iterations.fitted_audit import estimate_seconds, simulated_orders
 from .heuristics.iterations.iteration_fit import LARGEST_ERROR, IterationFit, PricedRun, TimedJob, fit_log
 from .heuristics.iterations.seconds_audit import MODEL, audit_seconds
+from .listening import note
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.iterations.layer_cost import LayerCost
+from .options.judging import AuditOptions
+from .options.option import takes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,121 +110,104 @@ class Audit(Shown):
         save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """File of a run, and the limits that its caller stated."""
-
-    path: Path
-    slots: int | None
-    batched_tokens: int | None
-    kv_tokens: int | None
-    block_tokens: int | None
-
-    def __post_init__(self) -> None:
-        for name in ("slots", "batched_tokens", "kv_tokens", "block_tokens"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, None if value is None else limit_of(name, value, 1))
-            except ValueError as error:
-                raise InputError(str(error), hint="Correct it, or leave it out.") from None
-
-    def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
-        """Return the server's limits; raise InputError if they are impossible."""
-        if self.block_tokens is not None and kv_tokens is None:
-            what = "--block-tokens has no effect without a KV capacity"
-            raise InputError(what, file=self.path, hint="Add --kv-tokens, or leave it out.")
-        try:
-            return EngineLimits(sequences, batched, kv_tokens, block)
-        except ValueError as error:
-            hint = "Correct --kv-tokens or --block-tokens."
-            raise InputError(str(error), file=self.path, hint=hint) from None
-
-    def stated(self, silent: str) -> EngineLimits:
-        if self.slots is None:
-            raise InputError(f"{silent} not say the slots", file=self.path, hint="Add --slots N.")
-        return self.limits(
-            self.slots, self.batched_tokens or _BUDGET, self.kv_tokens, self.block_tokens or 16
-        )
-
-    def proven(self, limits: EngineLimits) -> EngineLimits:
-        """Return the limits that the bound relies on; others are infinite."""
-        return replace(
-            limits,
-            batched_tokens=UNLIMITED if self.batched_tokens is None else limits.batched_tokens,
-            block_tokens=1 if self.block_tokens is None else limits.block_tokens,
-        )
-
-
-def audit(
-    run: str | os.PathLike[str],
-    *,
-    slots: int | None = None,
-    batched_tokens: int | None = None,
-    kv_tokens: int | None = None,
-    block_tokens: int | None = None,
-    iterations: tuple[int, int] | None = None,
-    profile: str | os.PathLike[str] | None = None,
-) -> Audit:
+@takes(AuditOptions)
+def audit(options: AuditOptions) -> Audit:
     """Bound a server run's iterations, and split its loss by cause.
 
-    Without a ``profile``, seconds are estimates, with their error, from a linear cost fitted to the run.
-
-    Parameters
-    ----------
-    run
-        A trace of a run on servers; vLLM's output with ``--enable-logging-iteration-details``; the folder of
-        a measured vLLM run; a CSV of ``id, prompt_tokens, completion_tokens, start, first, last``; the output
-        of an OpenAI batch with vLLM's request metrics; or a table of the lengths of completions.
-    slots, batched_tokens, kv_tokens, block_tokens
-        Limits of the server: running requests, tokens per iteration, KV capacity in tokens, tokens per block;
-        by default those of the run.
-    iterations
-        First and last iteration of a job, counted from 0, if the log has several; all by default.
-    profile
-        Layer profile of the device of a measured vLLM run; adds the bound and the losses in seconds.
+    It takes the options of ``batchbound audit`` as keywords. Without a ``profile``, seconds are estimates,
+    with their error, from a linear cost fitted to the run.
 
     Raises
     ------
     InputError
-        If the run cannot be read, or an argument has no effect on a run of its kind.
+        If the run cannot be read, or an option has no effect on a run of its kind.
     """
-    path = Path(run)
-    refuse_other_kinds(path, "no run of a server", {"batchbound_server_run"})
-    asked = _Asked(path, slots, batched_tokens, kv_tokens, block_tokens)
-    if path.is_dir():
-        if iterations is not None:
-            raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
-        return _measured(asked, profile)
-    if profile is not None:
-        raise InputError("--profile is for a measured vLLM run", file=path, hint="Leave it out.")
-    text = read_text(path)
+    options.check_outputs("html", "save_cost")
+    audited = _audited(options)
+    if options.html is not None:
+        audited.save_html(options.html, Path(options.run).name)
+        note(f"wrote {options.html}: open it in a browser")
+    if options.save_cost is not None:
+        if audited.rates is None:
+            hint = "Leave out --save-cost" + (" or --profile." if options.profile else ".")
+            raise InputError("no cost of an iteration was fitted", file=options.run, hint=hint)
+        audited.rates.save(options.save_cost)
+        cost = options.save_cost
+        note(f"wrote {cost}: plan with `batchbound plan FILE --for ENGINE --cost {cost}`")
+    return audited
+
+
+def _audited(options: AuditOptions) -> Audit:
+    refuse_other_kinds(options.run, "no run of a server", {"batchbound_server_run"})
+    if Path(options.run).is_dir():
+        if options.iterations is not None:
+            raise _only_for("--iterations", "a log of iterations", options)
+        return _measured(options)
+    if options.profile is not None:
+        raise _only_for("--profile", "a measured vLLM run", options)
+    text = read_text(options.run)
     if is_iteration_log(text):
-        return _log(asked, iterations)
-    if iterations is not None:
-        raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
+        return _log(options)
+    if options.iterations is not None:
+        raise _only_for("--iterations", "a log of iterations", options)
     if "batchbound_server_run" in text.partition("\n")[0]:
-        return _server_run(asked)
+        return _server_run(options)
     if is_timed(text):
-        return _timed(asked)
-    return _lengths(asked)
+        return _timed(options)
+    return _lengths(options)
 
 
-def _server_run(asked: _Asked) -> Audit:
-    ran = ServerRun.load(asked.path)
+def _only_for(option: str, kind: str, options: AuditOptions) -> InputError:
+    return InputError(f"{option} is for {kind}", file=options.run, hint="Leave it out.")
+
+
+def _limits(
+    options: AuditOptions, sequences: int, batched: int, kv_tokens: int | None, block: int
+) -> EngineLimits:
+    """Return the server's limits; raise InputError if they are impossible."""
+    if options.block_tokens is not None and kv_tokens is None:
+        what = "--block-tokens has no effect without a KV capacity"
+        raise InputError(what, file=options.run, hint="Add --kv-tokens, or leave it out.")
+    try:
+        return EngineLimits(sequences, batched, kv_tokens, block)
+    except ValueError as error:
+        hint = "Correct --kv-tokens or --block-tokens."
+        raise InputError(str(error), file=options.run, hint=hint) from None
+
+
+def _stated(options: AuditOptions, silent: str) -> EngineLimits:
+    if options.slots is None:
+        raise InputError(f"{silent} not say the slots", file=options.run, hint="Add --slots N.")
+    budget, block = options.batched_tokens or _BUDGET, options.block_tokens or 16
+    return _limits(options, options.slots, budget, options.kv_tokens, block)
+
+
+def _proven(options: AuditOptions, limits: EngineLimits) -> EngineLimits:
+    """Return the limits that the bound relies on; others are infinite."""
+    return replace(
+        limits,
+        batched_tokens=UNLIMITED if options.batched_tokens is None else limits.batched_tokens,
+        block_tokens=1 if options.block_tokens is None else limits.block_tokens,
+    )
+
+
+def _server_run(options: AuditOptions) -> Audit:
+    ran = ServerRun.load(options.run)
     count, engines = len(ran.servers), sum(server.engines or 1 for server in ran.servers)
     room = [server.kv_tokens for server in ran.servers if server.kv_tokens is not None]
     blocks = {server.block_tokens for server in ran.servers} - {None}
-    limits = asked.limits(
-        (asked.slots or ran.slots) * count,
-        (asked.batched_tokens or _BUDGET) * engines,
-        asked.kv_tokens or (sum(room) if len(room) == count else None),
-        asked.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
+    limits = _limits(
+        options,
+        (options.slots or ran.slots) * count,
+        (options.batched_tokens or _BUDGET) * engines,
+        options.kv_tokens or (sum(room) if len(room) == count else None),
+        options.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
     )
     try:
-        known_budget, known_kv = asked.batched_tokens is not None, asked.kv_tokens is not None
+        known_budget, known_kv = options.batched_tokens is not None, options.kv_tokens is not None
         found = audit_iterations(ran, limits, budget_known=known_budget, kv_stated=known_kv)
     except ValueError as error:
-        raise InputError(str(error), file=asked.path, hint="Nothing can be audited.") from None
+        raise InputError(str(error), file=options.run, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
     tables, lost, remarks = _counted(found)
     if engines > 1:
@@ -331,19 +316,17 @@ def _rates(fit: IterationFit) -> IterationRates | None:
     return IterationRates(**rates, source="fitted to a run", error=fit.error) if any(rates.values()) else None
 
 
-def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
-    for option in ("batched_tokens", "kv_tokens", "block_tokens"):
-        if getattr(asked, option) is not None:
-            what = f"--{option.replace('_', '-')} has no effect on a log of iterations"
-            raise InputError(what, file=asked.path, hint="Leave it out.")
-    log = read_iteration_log(asked.path, iterations)
-    sequences = asked.slots or log.sequences
+def _log(options: AuditOptions) -> Audit:
+    stated = ("batched_tokens", "kv_tokens", "block_tokens")
+    options.refuse(stated, "on a log of iterations", file=options.run)
+    log = read_iteration_log(options.run, options.iterations)
+    sequences = options.slots or log.sequences
     if sequences is None:
-        raise InputError("does not say max_num_seqs", file=asked.path, hint="Add --slots N.")
+        raise InputError("does not say max_num_seqs", file=options.run, hint="Add --slots N.")
     try:
         found = audit_log(log, int(sequences))
     except ValueError as error:
-        raise InputError(str(error), file=asked.path, hint="Correct --slots.") from None
+        raise InputError(str(error), file=options.run, hint="Correct --slots.") from None
     fit = fit_log(log)
     tables: dict[str, Mapping[str, object]] = {
         f"iterations ({found.sequences} slots)": {"counted": found.counted, **found.parts},
@@ -358,21 +341,21 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
     return Audit(tables, assumptions, losses=(parts,), runs=(ran,), rates=rates)
 
 
-def _timed(asked: _Asked) -> Audit:
-    ran = read_timed_requests(asked.path)
-    limits = asked.stated("times of requests do")
-    sequences, proven = Sequences(ran.prompt, ran.output), asked.proven(limits)
+def _timed(options: AuditOptions) -> Audit:
+    ran = read_timed_requests(options.run)
+    limits = _stated(options, "times of requests do")
+    sequences, proven = Sequences(ran.prompt, ran.output), _proven(options, limits)
     job = TimedJob(sequences, np.arange(len(sequences)), ran.start, ran.last, ran.first)
     audit = _by_order(sequences, limits, proven, _unseen(proven))
     timed = _with_seconds(audit.tables, job, limits, proven)
     return replace(timed, assumptions=(*audit.assumptions, *timed.assumptions), claims=audit.claims)
 
 
-def _lengths(asked: _Asked) -> Audit:
-    work = read_lengths(asked.path)
-    limits = asked.stated("a table of lengths does")
+def _lengths(options: AuditOptions) -> Audit:
+    work = read_lengths(options.run)
+    limits = _stated(options, "a table of lengths does")
     sequences = Sequences(work.input_tokens, work.output_tokens)
-    proven = asked.proven(limits)
+    proven = _proven(options, limits)
     audit = _by_order(sequences, limits, proven, _unseen(proven))
     return replace(audit, runs=_simulated(simulated_orders(sequences, limits, orders_of(sequences))))
 
@@ -381,13 +364,14 @@ def _unseen(limits: EngineLimits) -> tuple[Assumption, ...]:
     return stated_limits(limits, Assumption(DISTINCT, "assumed"))
 
 
-def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
-    ran = read_vllm_run(asked.path)
-    limits = asked.limits(
-        asked.slots or ran.sequences,
-        asked.batched_tokens or ran.batched_tokens,
-        asked.kv_tokens or ran.kv_capacity,
-        asked.block_tokens or ran.block_tokens,
+def _measured(options: AuditOptions) -> Audit:
+    ran = read_vllm_run(options.run)
+    limits = _limits(
+        options,
+        options.slots or ran.sequences,
+        options.batched_tokens or ran.batched_tokens,
+        options.kv_tokens or ran.kv_capacity,
+        options.block_tokens or ran.block_tokens,
     )
     assumed = []
     if limits.kv_tokens is None:
@@ -397,7 +381,7 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
         known.append(Assumption(DISTINCT, "assumed"))
     else:
         known.append(Assumption(COLD_CACHE, "checked", "the run's options keep no prompts"))
-    if asked.kv_tokens is None:
+    if options.kv_tokens is None:
         known += [Assumption(name, "assumed") for name in (WHOLE_CONTEXT, NO_EVICTION)]
     claims = stated_limits(limits, *known)
     work = ran.workload
@@ -406,8 +390,8 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     audit = _by_order(sequences, limits, limits, claims)
     assumed.extend(audit.assumptions)
     tables = audit.tables
-    if profile is not None:
-        found = _in_seconds(ran, limits, profile, claims)
+    if options.profile is not None:
+        found = _in_seconds(ran, limits, options.profile, claims)
         spans = _running("the run", ran.first_token, ran.finished)
         remarks = (*assumed, *found.assumptions)
         tables = {**tables, **found.tables}

@@ -26,12 +26,12 @@ from cpu_clock import limit_cpu_seconds
 from engine_peers import SHAPES, job_of
 from gsm8k import write_prompts
 
-from batchbound.cli.commands.profile import measure
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.replay_and_repair import Replay
+from batchbound.profiling import measure
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -312,3 +313,25 @@ def test_the_five_folders_are_reached_through_the_package() -> None:
         link = ROOT / "batchbound" / folder
         assert link.is_symlink()
         assert link.resolve() == ROOT / folder
+
+
+CONVERTED = {"audit", "bound", "export", "predict", "profile", "validate", "verify"}
+"""Commands that hold options, one call of a library function and one of a screen."""
+
+
+@pytest.mark.parametrize("command", sorted(CONVERTED))
+def test_a_command_imports_options_a_function_and_a_screen(command: str) -> None:
+    rooms = {
+        arrow.target.split(".")[0] for arrow in _arrows() if arrow.source == f"cli.commands.{command}"
+    } - {"options", "screen"}
+    assert len(rooms) <= 1
+
+
+def test_argparse_is_imported_below_the_command_line_alone() -> None:
+    wrong = [
+        name
+        for name, file in MODULES.items()
+        if name.split(".")[0] not in ("cli",)
+        and re.search(r"^\s*(import|from) argparse", file.read_text("utf-8"), re.M)
+    ]
+    assert wrong == ["api"]

@@ -67,8 +67,8 @@ def test_a_finished_run_is_audited(tmp_path: Path) -> None:
     assert figures["simulated, longest first"] == 4
     assert found.assumptions == ("assuming: one token a sequence and iteration",)
     for given, what in (
-        ({"slots": 0}, "slots is 0; it must be at least 1"),
-        ({"kv_tokens": 1.5}, "kv_tokens is 1.5"),
+        ({"slots": 0}, "slots: 0 is not at least 1"),
+        ({"kv_tokens": 1.5}, "kv_tokens: 1.5 is not a whole number"),
     ):
         with pytest.raises(InputError, match=what):
             batchbound.audit(path, **given)

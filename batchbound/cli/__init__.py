@@ -6,12 +6,15 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 
+from ..options.option import Record
+from ..screen.terminal import INTERRUPTED as INTERRUPTED
+from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
 from .completion import PrintCompletion
 from .interrupts import heeding
-from .parser import Parser
+from .parser import Parser, record_of
 from .streams import output_lost, prepare_streams, say
 
 EVERYDAY = {
@@ -56,12 +59,6 @@ EXAMPLES = {
 }
 """Example of each command, shown at the end of its help."""
 
-WRONG_BOUND = 3
-"""Exit status of a run that beats its bound with all assumptions checked: a defect."""
-
-INTERRUPTED = 130
-"""Exit status of an interrupted command (Ctrl-C), as in shells."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
@@ -104,7 +101,7 @@ def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]
     keep_typed(words)
     try:
         command.refuse_without_effect(args)
-        status: int = args.run(args)
+        status: int = args.carry_out(args)
         sys.stdout.flush()
     except WriteError as error:
         return _failed(str(error), 1)
@@ -154,8 +151,15 @@ def _parser(*chosen: str) -> Parser:
         )
         if name in chosen:
             module = importlib.import_module(f".commands.{name}", __package__)
-            module.configure(command)
-            command.set_defaults(run=module.run)
+            if hasattr(module, "TASKS"):
+                tasks = command.add_subparsers(dest="task", metavar="TASK", required=True)
+                for task, (summary, record, run) in module.TASKS.items():
+                    _set_options(tasks.add_parser(task, help=summary), record, run)
+            elif hasattr(module, "OPTIONS"):
+                _set_options(command, module.OPTIONS, module.run)
+            else:
+                module.configure(command)
+                command.set_defaults(carry_out=module.run)
             said = command.add_mutually_exclusive_group()
             said.add_argument(
                 "--quiet", action="store_true", help="print no progress and no remarks on stderr"
@@ -166,9 +170,17 @@ def _parser(*chosen: str) -> Parser:
     return parser
 
 
-def _set_voice(args: argparse.Namespace) -> None:
-    from .output import be_quiet
+def _set_options(parser: Parser, record: type[Record], run: Callable[[Record], int]) -> None:
+    """Let a parser read a record of options, which a function then takes."""
+    parser.add_options(record)
+    parser.set_defaults(carry_out=lambda args: run(record_of(record, args)))
 
+
+def _set_voice(args: argparse.Namespace) -> None:
+    from ..listening import LISTENER
+    from .output import Voice, be_quiet
+
+    LISTENER.set(Voice(silent=args.quiet))
     if args.quiet:
         be_quiet()
     if args.verbose:

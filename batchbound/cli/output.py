@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from ..data.plan import EXPECTED_LENGTHS, Plan
 from ..executor.reports.tables import clock_text
+from ..listening import Listener
 from ..models.padding import padding_tokens
+from ..screen.terminal import be_quiet as be_quiet
+from ..screen.terminal import fail as fail
+from ..screen.terminal import is_quiet as is_quiet
+from ..screen.terminal import keep_typed as keep_typed
+from ..screen.terminal import note as note
+from ..screen.terminal import typed_again as typed_again
+from ..screen.terminal import warn as warn
 from .streams import say
 
 _LABELS = {
@@ -59,46 +65,28 @@ _OF_LENGTHS = (
 )
 """Keys of a summary that need known lengths."""
 
-_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
-_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
+class Voice(Listener):
+    """Listener that prints remarks and progress on stderr."""
 
-def keep_typed(words: Sequence[str]) -> None:
-    """Keep the words of the command, to propose the next one."""
-    _TYPED.set(tuple(words))
+    def __init__(self, *, silent: bool) -> None:
+        self.silent = silent
 
+    def note(self, text: str) -> None:
+        """Print a remark, unless --quiet is given."""
+        note(text)
 
-def typed_again(option: str) -> str:
-    """Return the typed command with one more option, quoted."""
-    words = [word for word in _TYPED.get() if word != option]
-    return shlex.join(["batchbound", *words, option])
+    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Show the present work and its seconds, if it takes long."""
+        from .progress import working
 
+        return working(text)
 
-def be_quiet() -> None:
-    """Print only errors from now on."""
-    _QUIET.set(True)
+    def progress(self, total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
+        """Show the number of units done."""
+        from .progress import progress
 
-
-def is_quiet() -> bool:
-    """Return whether only errors are printed."""
-    return _QUIET.get()
-
-
-def note(message: str) -> None:
-    """Print a remark on stderr, unless --quiet is given."""
-    if not is_quiet():
-        warn(message)
-
-
-def warn(message: str) -> None:
-    """Print a message on stderr, even with --quiet."""
-    say(f"batchbound: {message}", sys.stderr)
-
-
-def fail(message: str) -> int:
-    """Print an error on stderr, and return exit status 1."""
-    warn(message)
-    return 1
+        return progress(total, unit)
 
 
 def seconds_basis(cost_source: Mapping[str, object]) -> str:

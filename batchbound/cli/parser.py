@@ -12,9 +12,11 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Any, NoReturn
 
+from ..options.option import Field, Options, Record, fields_of
 from .streams import escaped
 
 
@@ -121,6 +123,14 @@ class Parser(_Declaring, argparse.ArgumentParser):
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
         self.add_argument("-h", "--help", action=_Help, everyday=True)
+
+    def add_options(self, record: type[Options]) -> None:
+        """Add the options of a record, in the groups of its classes."""
+        groups: dict[str, _Declaring] = {"": self}
+        for field in fields_of(record):
+            if field.title not in groups:
+                groups[field.title] = self.add_argument_group(field.title, field.about or None)
+            _add(groups[field.title], field)
 
     def names_since(self, first: int = 0, *, but: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the options from ``first`` on, without some names."""
@@ -283,6 +293,51 @@ class _StoreOnce(argparse._StoreAction):
         if option_string is not None and isinstance(parser, Parser):
             parser.take(self.dest, option_string)
         super().__call__(parser, namespace, values, option_string)
+
+
+def _add(container: _Declaring, field: Field) -> None:
+    """Add an option of a record, with its former names."""
+    option, required = field.option, field.default is MISSING
+    how: dict[str, Any] = {"help": option.help, "everyday": option.everyday}
+    if field.kind is bool:
+        how["action"] = "store_true"
+    else:
+        how |= {"type": partial(_value, field), "metavar": option.metavar}
+        if field.choices and field.kind is str:
+            how["choices"] = field.choices
+        if option.words == "append":
+            how["action"] = "append"
+        elif option.words is not None:
+            how |= {"nargs": option.words, "action": None if option.positional else "extend"}
+    if option.positional:
+        optional: dict[str, Any] = {} if required or "nargs" in how else {"nargs": "?"}
+        container.add_argument(field.name, default=None if required else field.default, **how, **optional)
+        return
+    names = [name for name in (option.short, field.flag) if name is not None]
+    default = None if required or field.several or field.kind is Mapping else field.default
+    container.add_argument(*names, dest=field.name, default=default, required=required, **how)
+    for older in option.older:
+        container.add_argument(
+            older, dest=field.name, **{**how, "help": argparse.SUPPRESS, "everyday": False}
+        )
+
+
+def _value(field: Field, text: str) -> Any:
+    try:
+        return field.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def record_of(record: type[Record], args: argparse.Namespace) -> Record:
+    """Return the record of what was typed; raise InputError if an option has no effect."""
+    values = {}
+    for field in fields_of(record):
+        value = getattr(args, field.name)
+        if field.several or field.kind is Mapping:
+            value = field.default if value is None else tuple(value)
+        values[field.name] = dict(value) if field.kind is Mapping else value
+    return record(**values)
 
 
 def _is_half(word: str) -> bool:

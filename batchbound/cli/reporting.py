@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
@@ -124,19 +124,3 @@ def show_server(result: ServerResult, args: argparse.Namespace) -> bool:
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)
     return wrong
-
-
-def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:
-    """Print tables of figures on stdout."""
-    for title, table in tables.items():
-        say(title)
-        for name, value in table.items():
-            say(f"  {name:46s} {_figure(value)}")
-
-
-def _figure(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "unknown" if value is None else str(value)
-    if isinstance(value, int):
-        return f"{value:12,d}"
-    return f"{value:12,.4g}" if abs(value) < 1 else f"{value:12,.2f}"

@@ -23,11 +23,12 @@ from ...judging import calibration_of
 from ...judging import report as report_of
 from ...run_job.earlier import trace_of_plan
 from ...run_job.outputs import run_trace, shared_plan_path, trace_paths
+from ...screen.audit import show_tables
 from ..inputs import check_outputs, refuse_given
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
 from ..parser import Parser
-from ..reporting import print_report, print_tables
+from ..reporting import print_report
 from ..streams import say
 
 MOST_PANELS = 32
@@ -209,5 +210,5 @@ def _report_iterations(args: argparse.Namespace) -> int:
     say(f"{args.plan}: planned")
     show_iterations(iteration_summary(plan))
     say(f"{trace}: run")
-    print_tables(found.tables)
+    show_tables(found.tables)
     return 0

@@ -1,0 +1,187 @@
+"""Verify plans, bound and export problems, and validate the simulator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from .data.bound import Bound
+from .data.costs.link import FREE_LINK, Link
+from .data.files.disk import InputError
+from .data.files.outputs import refuse_outputs
+from .data.iteration_plan import IterationPlan, load_plan
+from .data.plan import Plan
+from .data.problem import Problem
+from .data.readers.measured_run import read_vllm_run
+from .data.readers.profile_readers import read_profile
+from .data.schedule import Violation
+from .data.trace import Trace
+from .executor.profiling.validate import Validation, validate_run, validate_trace
+from .heuristics.iterations.replay import mismatches
+from .inputs import read_cost, read_inputs
+from .judging import verify
+from .listening import note
+from .models.bounds.difference_set import difference_set_bound
+from .models.bounds.makespan import paper_bound, trivial_bound
+from .models.bounds.packing.partition import solve_partition
+from .models.bounds.prove import proven_bound
+from .models.formulations.full_model import UnsupportedProblemError
+from .models.formulations.linear_files import write_mps
+from .models.formulations.linear_model import LinearModel
+from .models.formulations.named import MODELS
+from .options.bound import BoundOptions, ExportOptions
+from .options.judging import ValidateOptions, VerifyOptions
+from .options.link import LINK
+from .options.option import takes
+
+BIT_FACTS = {
+    "run": "plan, model or sampling",
+    "dtype": "number format",
+    "threads": "threads",
+    "torch": "torch",
+    "product_rows": "rows of a product",
+    "processor": "processor",
+}
+"""Facts of a trace that determine a run's bits, with users' names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A plan, and its violation, or None."""
+
+    plan: Plan | IterationPlan
+    violation: Violation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Digests of two runs, and the facts in which the runs differ.
+
+    differing: Keys of :data:`BIT_FACTS`, with the values of both runs.
+    """
+
+    digests: tuple[object, object]
+    differing: dict[str, tuple[object, object]]
+
+    @property
+    def same(self) -> bool:
+        """Whether the runs agree bit by bit."""
+        return self.digests[0] == self.digests[1]
+
+
+@takes(VerifyOptions)
+def verify_file(options: VerifyOptions) -> Verified | Compared:
+    """Verify a file's plan without its solver, or compare two runs."""
+    if options.same_as is not None:
+        return _compared(options.plan, options.same_as)
+    plan = load_plan(options.plan)
+    unproven = isinstance(plan, Plan) and plan.claim is None
+    return Verified(plan, None if unproven else verify(plan))
+
+
+def _compared(*paths: str | os.PathLike[str]) -> Compared:
+    engines = [Trace.load(path).engine for path in paths]
+    for path, engine in zip(paths, engines, strict=True):
+        if "digest" not in engine:
+            raise InputError("names no digest", file=path, hint="Run again with --repeatable.")
+    one, other = engines
+    differing = {
+        name: (one.get(name), other.get(name)) for name in BIT_FACTS if one.get(name) != other.get(name)
+    }
+    # The fact "run" covers all others.
+    others = {name: both for name, both in differing.items() if name != "run"}
+    return Compared((one["digest"], other["digest"]), others or differing)
+
+
+@takes(BoundOptions)
+def bounds(options: BoundOptions) -> tuple[Bound, ...]:
+    """Return the bounds of a file's requests, the strongest first.
+
+    The last is the hybrid paper's formula, which is not valid in general.
+    """
+    problem = read_inputs(options, options.workload, keep_arrivals=False).problem
+    valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
+    by_source = {bound.source: bound for bound in valid}
+    return (*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem))
+
+
+def _printed(problem: Problem) -> Bound:
+    """Return the paper's formula for stages of the greatest length."""
+    prompts = problem.prompt_tokens
+    tokens = problem.prefill_token_cap or max(1, int(prompts.sum()) * problem.slots // len(prompts))
+    packing = solve_partition(problem.decode_steps, problem.slots)
+    return paper_bound(problem, [(tokens, problem.cost.prefill_seconds(tokens))], packing.makespan)
+
+
+@takes(ExportOptions)
+def export(options: ExportOptions) -> LinearModel:
+    """Write the linear model of a file's requests as MPS."""
+    if Path(options.output).suffix != ".mps":
+        raise InputError("a linear model is written as MPS", file=options.output, hint="Name a .mps file.")
+    refuse_outputs([options.output], options.overwrite, options.read_files())
+    problem = read_inputs(options, options.workload, keep_arrivals=False).problem
+    try:
+        # PuLP's reader ignores the constant of an objective.
+        model = MODELS[options.formulation](problem).with_offset_as_column()
+    except UnsupportedProblemError as error:
+        hint = "Export another formulation, or fewer requests or slots, or drop that option."
+        raise InputError(str(error), where=f"--formulation {options.formulation}", hint=hint) from None
+    write_mps(model, options.output)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The simulator's error against a run.
+
+    warnings: Ways in which the profile and the run differ.
+    link: Link of the model's devices; None on one device.
+    free: The simulation with a link that takes no time, or None.
+    """
+
+    validation: Validation
+    warnings: tuple[str, ...] = ()
+    link: Link | None = None
+    free: Validation | None = None
+
+
+@takes(ValidateOptions)
+def validate(options: ValidateOptions) -> Validated:
+    """Simulate a measured run, and return the simulator's error."""
+    run = options.run
+    if Path(run).is_dir():
+        if options.profile is None:
+            hint = "Give the layer profile of the run's device as --profile."
+            raise InputError("the run is a vLLM run and needs a layer profile", file=run, hint=hint)
+        if options.cost is not None:
+            raise InputError("is for a trace, not for a vLLM run", where="--cost", hint="Leave it out.")
+        return _replayed(options, options.profile)
+    if options.profile is not None:
+        raise InputError("is for a vLLM run, not for a trace", where="--profile", hint="Leave it out.")
+    trace = Trace.load(run)
+    if options.cost is None:
+        hint = "Give a file of `batchbound profile` as --cost."
+        raise InputError("the trace needs a cost model", file=run, hint=hint)
+    options.refuse(LINK, "on one device")
+    if not (trace.finished > 0).all() or not len(trace):
+        hint = "Give the trace of a run that served its requests."
+        raise InputError("the trace has no request, or one that never finished", file=run, hint=hint)
+    return Validated(validate_trace(trace, read_cost(options.cost)[0]))
+
+
+def _replayed(options: ValidateOptions, profile_path: str | os.PathLike[str]) -> Validated:
+    measured = read_vllm_run(options.run)
+    shared = measured.tensor_parallel * measured.data_parallel if measured.expert_parallel else 1
+    profile = read_profile(profile_path, expert_parallel=shared)
+    several = profile.tensor_parallel * measured.data_parallel > 1
+    link = options.link_of(profile.device) if several else None
+    if measured.kv_capacity is None:
+        note("the run does not state its KV capacity: it is taken as unlimited")
+    warnings = mismatches(measured, profile)
+    if link is None:
+        options.refuse(LINK, "on one device")
+        note("no link: the model is on one device")
+        return Validated(validate_run(measured, profile, None), (*warnings, *profile.warnings))
+    found, free = (validate_run(measured, profile, each) for each in (link, FREE_LINK))
+    return Validated(found, tuple(warnings), link, free)

@@ -1,0 +1,90 @@
+"""Options of the tasks of ``batchbound predict``."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from .numbers import Seed
+from .option import Option, Options, PathText, Rule
+
+PREDICTOR = Option("folder that `predict train` wrote", positional=True, metavar="DIR")
+PAIRS = Option(
+    "pairs of an OpenAI batch file and the output file of its completions",
+    positional=True,
+    metavar="PROMPTS COMPLETIONS",
+    words="+",
+)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Options):
+    """Past completions, and the predictor to train on them."""
+
+    RULES = (
+        Rule(("encoder",), when=lambda options: options.method != "encoder", where="with --method {method}"),
+    )
+
+    files: Annotated[tuple[PathText, ...], PAIRS]
+    _: KW_ONLY
+    output: Annotated[PathText, Option("folder of the predictor", metavar="DIR", short="-o", writes=True)]
+    overwrite: Annotated[bool, Option("replace the predictor if it exists")] = False
+    method: Annotated[
+        str,
+        Option(
+            "method: constant; group-mean over earlier completions of the same prompt; quantile regression"
+            " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
+            choices=("constant", "group-mean", "quantile", "encoder"),
+        ),
+    ] = "quantile"
+    encoder: Annotated[
+        str | None,
+        Option("hub name or folder to fine-tune (default: distilbert-base-uncased)", metavar="NAME"),
+    ] = None
+    seed: Annotated[Seed, Option("seed of training (default %(default)s)")] = 0
+
+    @property
+    def errors(self) -> Path:
+        """File of the predictor's errors."""
+        return Path(self.output) / "errors.csv"
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Options):
+    """A predictor, and completions to test it on."""
+
+    predictor: Annotated[PathText, PREDICTOR]
+    files: Annotated[tuple[PathText, ...], PAIRS]
+
+
+@dataclass(frozen=True)
+class RefreshOptions(Options):
+    """A predictor, and new completions to train it on."""
+
+    predictor: Annotated[
+        PathText,
+        Option("folder that `predict train` wrote; replaced", positional=True, metavar="DIR", writes=True),
+    ]
+    files: Annotated[tuple[PathText, ...], PAIRS]
+    _: KW_ONLY
+    seed: Annotated[Seed, Option("seed of training (default %(default)s)")] = 0
+
+
+@dataclass(frozen=True)
+class ApplyOptions(Options):
+    """A predictor, prompts, and the file of their predicted lengths."""
+
+    predictor: Annotated[PathText, PREDICTOR]
+    prompts: Annotated[PathText, Option("OpenAI batch file", positional=True, metavar="PROMPTS")]
+    _: KW_ONLY
+    output: Annotated[
+        PathText,
+        Option(
+            "file of lengths, for `plan --lengths completions:FILE` (default %(default)s)",
+            metavar="FILE",
+            short="-o",
+            writes=True,
+        ),
+    ] = "lengths.jsonl"
+    overwrite: Annotated[bool, Option("replace the output if it exists")] = False

@@ -1,0 +1,1 @@
+"""What the command line prints: a module for each screen, and one for figures and tables."""

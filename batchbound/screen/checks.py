@@ -1,0 +1,154 @@
+"""Screens of ``verify``, ``bound``, ``export`` and ``validate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ..checking import BIT_FACTS, Compared, Validated, Verified
+from ..data.bound import Bound
+from ..data.claims.assumptions import assumed_line
+from ..data.costs.link import Link
+from ..data.files.record import plain
+from ..data.iteration_plan import IterationPlan
+from ..data.plan import Plan
+from ..executor.profiling.validate import Validation
+from ..models.formulations.linear_model import LinearModel
+from ..options.bound import BoundOptions, ExportOptions
+from ..options.judging import ValidateOptions, VerifyOptions
+from .streams import say
+from .terminal import fail, note
+
+
+def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
+    """Print what holds of a plan, or of two runs."""
+    if isinstance(verified, Compared):
+        return _show_compared(verified, as_json=options.json)
+    plan, violation = verified.plan, verified.violation
+    if isinstance(plan, Plan) and plan.claim is None:
+        return fail(f"{options.plan}: the schedule breaks no rule; there is no bound to verify")
+    if violation is not None:
+        what = "bound" if isinstance(plan, Plan) and plan.followed is None else "plan"
+        return fail(f"{options.plan}: the {what} does not hold: {violation}")
+    if options.json:
+        say(json.dumps({"verified": True, **_claims(plan)}))
+    elif isinstance(plan, IterationPlan):
+        _show_iterations(plan)
+    else:
+        _show_plan(plan)
+    return 0
+
+
+def _claims(plan: Plan | IterationPlan) -> dict[str, object]:
+    if isinstance(plan, Plan):
+        assert plan.claim is not None
+        claims: dict[str, object] = {"bound_source": plan.claim.source, "makespan_s": plan.seconds}
+        claims |= {"bound_s": plan.claim.seconds, "gap": plan.gap}
+        claims |= {} if plan.bound_of is None else {"bound_of": plan.bound_of}
+        condition = plan.provenance.condition
+        return claims | ({"bound_if": condition} if condition else {})
+    claims = {"iterations": plan.iterations, "gap": plan.gap, "bound_iterations": plan.bound.iterations}
+    claims["bound_source"] = plan.bound.source
+    claims["assumptions"] = [asdict(assumption) for assumption in plan.relied_on]
+    if plan.least_seconds is not None:
+        claims |= {"makespan_s": plan.seconds, "bound_s": plan.least_seconds.seconds}
+        claims["seconds_gap"] = plan.seconds_gap
+    return claims
+
+
+def _show_plan(plan: Plan) -> None:
+    bound, condition, followed = plan.claim, plan.provenance.condition, plan.followed
+    assert bound is not None
+    if plan.repeats:
+        say(plan.repeats)
+    say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
+    if followed is not None:
+        counts = f"{followed.decode_steps:,} decode steps and {followed.evictions:,} evictions"
+        say(f"the policy {followed.policy}, simulated again, takes {followed.seconds:.6f} s, {counts}")
+    which = (plan.bound_of or "every schedule").removeprefix("every ").removesuffix(", evicting or not")
+    held = f", if {condition}" if condition else ""
+    say(f"no {which} takes less than {bound.seconds:.6f} s{held}: {bound.source}")
+    say("no gap: the bound is zero" if plan.gap is None else f"gap {plan.gap:.4%}")
+
+
+def _show_iterations(plan: IterationPlan) -> None:
+    taken = "is too large to simulate" if plan.iterations is None else f"takes {plan.iterations:,} iterations"
+    say(f"the order holds each completion once and, simulated again, {taken}")
+    assuming = assumed_line(plan.relied_on)
+    if assuming is not None:
+        say(assuming)
+    say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
+    if plan.gap is not None:
+        say(f"gap {plan.gap:.4%}")
+    if plan.least_seconds is not None:
+        least = f"{plan.least_seconds.seconds:.6f} s"
+        say(f"no order takes less than {least} at the plan's prices of an iteration")
+    if plan.seconds_gap is not None:
+        say(f"gap {plan.seconds_gap:.4%}")
+    if plan.profile is not None:
+        say("only a sample of iterations checks that those prices are at most the profile's")
+
+
+def _show_compared(compared: Compared, *, as_json: bool) -> int:
+    if as_json:
+        digests, differing = list(compared.digests), list(compared.differing)
+        say(json.dumps({"same": compared.same, "digests": digests, "differing": differing}))
+    elif compared.same:
+        say(f"the same tokens and log-probabilities, bit by bit: digest {compared.digests[0]}")
+    if compared.same:
+        return 0
+    facts = "; ".join(
+        f"{BIT_FACTS[name]}: {one} and {other}" for name, (one, other) in compared.differing.items()
+    )
+    return fail(f"tokens or log-probabilities differ ({facts or 'the traces agree in every other fact'})")
+
+
+def show_bounds(bounds: Sequence[Bound], options: BoundOptions) -> int:
+    """Print bounds with their terms."""
+    if options.json:
+        say(json.dumps([plain(bound) for bound in bounds]))
+        return 0
+    for bound in bounds:
+        doubt = "" if bound.valid else " (NOT a valid bound in general: for comparison only)"
+        say(f"{bound.seconds:14.6f} s  {bound.source}{doubt}")
+        for name, seconds in bound.terms.items():
+            say(f"{seconds:14.6f} s    {name}")
+    return 0
+
+
+def show_model(model: LinearModel, options: ExportOptions) -> int:
+    """Print the size of a written model."""
+    rows, columns = model.matrix.shape
+    whole, unit = int(model.integer.sum()), "decode steps" if options.formulation == "packing" else "seconds"
+    say(f"{options.output}: {rows:,} rows, {columns:,} columns, {whole:,} of them whole; minimise, in {unit}")
+    return 0
+
+
+def show_validated(validated: Validated, options: ValidateOptions) -> int:
+    """Print the simulator's errors against a run."""
+    validation, free = validated.validation, validated.free
+    if validated.link is not None and free is not None:
+        note_link(validated.link)
+        took, without = (each.metrics["makespan_s"].simulated for each in (validation, free))
+        note(f"{1 - without / took:.1%} of the simulated time depends on the link ({took - without:,.3f} s)")
+    if options.json:
+        say(json.dumps({"warnings": list(validated.warnings)} | validation.to_json()))
+    else:
+        warnings = (f"WARNING: {warning}" for warning in validated.warnings)
+        say("\n".join([*warnings, _table(validation)]))
+    return 0
+
+
+def note_link(link: Link) -> None:
+    """Note the link on stderr."""
+    note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
+
+
+def _table(validation: Validation) -> str:
+    lines = [f"  {'':14s} {'measured':>10s} {'simulated':>10s} {'error':>8s}"]
+    for name, metric in validation.metrics.items():
+        figures = f"{metric.measured:10.4g} {metric.simulated:10.4g} {metric.error:+8.1%}"
+        lines.append(f"  {name:14s} {figures}")
+    lines.append(f"  {'order of completion':25s} {validation.order_correlation:10.4f} (Spearman)")
+    return "\n".join(lines)

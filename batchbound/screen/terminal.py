@@ -1,0 +1,57 @@
+"""Remarks and errors on stderr, and the command that was typed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from .streams import say
+
+WRONG_BOUND = 3
+"""Exit status of a run that beats its bound with all assumptions checked: a defect."""
+
+INTERRUPTED = 130
+"""Exit status of an interrupted command (Ctrl-C), as in shells."""
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
+
+
+def keep_typed(words: Sequence[str]) -> None:
+    """Keep the words of the command, to propose the next one."""
+    _TYPED.set(tuple(words))
+
+
+def typed_again(option: str) -> str:
+    """Return the typed command with one more option, quoted."""
+    words = [word for word in _TYPED.get() if word != option]
+    return shlex.join(["batchbound", *words, option])
+
+
+def be_quiet() -> None:
+    """Print only errors from now on."""
+    _QUIET.set(True)
+
+
+def is_quiet() -> bool:
+    """Return whether only errors are printed."""
+    return _QUIET.get()
+
+
+def note(message: str) -> None:
+    """Print a remark on stderr, unless --quiet is given."""
+    if not is_quiet():
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Print a message on stderr, even with --quiet."""
+    say(f"batchbound: {message}", sys.stderr)
+
+
+def fail(message: str) -> int:
+    """Print an error on stderr, and return exit status 1."""
+    warn(message)
+    return 1
