@@ -6,13 +6,13 @@ import argparse
 from dataclasses import fields
 from typing import get_args
 
-from ..run_job.batch_to_send import Order, ServerOptions
+from ..run_job.batch_to_send import RETRIED, Order, ServerOptions
 from .inputs import columns_of, positive, say_texts, seconds
 from .parser import Parser
 
 _OF_SERVERS = (
     *("server", "in_flight", "order", "batched_tokens", "kv_tokens"),
-    *("timeout", "attempts", "outage", "deadline", "body", "header", "ca"),
+    *("timeout", "attempts", "outage", "deadline", "body", "header", "ca", "retry"),
 )
 _SHARED = ("plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed", "params")
 _PLANNING = (
@@ -100,6 +100,14 @@ def add_server(parser: Parser) -> None:
         help="JSON object of fields to add to request bodies that lack them",
     )
     group.add_argument(
+        "--retry",
+        needs=["--server"],
+        action="append",
+        choices=RETRIED,
+        help="rows of an earlier run to send again: failed, expired by --deadline, cut at max_tokens; may be"
+        " repeated (default: failed and expired)",
+    )
+    group.add_argument(
         "--header",
         needs=["--server"],
         action="append",
@@ -118,7 +126,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     """Return the options of a run on servers."""
     named = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if field.name in args}
     given = {name: value for name, value in named.items() if value is not None}
-    given["header"] = tuple(given.get("header", ()))
+    given |= {name: tuple(given[name]) for name in ("header", "retry") if name in given}
     columns = columns_of(args)
     say_texts(args.plan, columns, "to the chat endpoint")
     return ServerOptions(tuple(args.server), columns=columns, **given)

@@ -30,6 +30,9 @@ from .options import file_of, params_of
 
 Order = Literal["auto", "plan", "longest", "file"]
 
+RETRIED = ("failed", "expired", "cut")
+"""Endings of rows that a run can repeat."""
+
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 """Name of an HTTP header."""
 
@@ -76,6 +79,8 @@ class ServerOptions:
         Headers of each request, ``NAME=VALUE``, or ``@FILE`` with one in each line. They are never written.
     ca
         File of certificates to trust; by default those of the system and of ``SSL_CERT_FILE``.
+    retry
+        Endings of rows of an earlier run to send again: ``"failed"``, ``"expired"``, ``"cut"`` at the cap.
     seed
         Seed of shuffled orders and of the waits between attempts.
     params
@@ -104,6 +109,7 @@ class ServerOptions:
     body: str | None = None
     header: tuple[str, ...] = field(default=(), repr=False)
     ca: str | None = None
+    retry: tuple[str, ...] = ("failed", "expired")
     seed: int = 0
     params: RunParams | str | os.PathLike[str] | None = None
 
@@ -112,6 +118,8 @@ class ServerOptions:
             raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
         if self.order not in get_args(Order):
             raise ValueError(f"the order {self.order!r} is not one of {', '.join(get_args(Order))}")
+        if isinstance(self.retry, str) or not set(self.retry) <= set(RETRIED):
+            raise ValueError(f"retry is {self.retry!r}, not a tuple of {', '.join(RETRIED)}")
         if isinstance(self.header, str):
             raise ValueError("header is a text, not a tuple of NAME=VALUE")
         if self.ca is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +18,18 @@ from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan
 from ..data.iterations import EngineLimits
-from ..data.prompts.table import prompts_digest
-from ..data.readers.completions import is_parquet_name, read_completions, write_completions
+from ..data.readers.completions import is_parquet_name, output_lines, write_completions
 from ..data.readers.server_batch import prompt_groups
 from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
 from .batch_to_send import Batch, ServerOptions, read_batch, run_of
-from .outputs import is_whole, run_digest
+from .outputs import run_digest
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
     from ..executor.jobs.journal import Journal
+    from ..executor.server.kept_rows import KeptRows
     from ..executor.server.probe import ServerFacts
     from ..executor.server.server_job import ServerJob
     from ..heuristics.serving.release import Release
@@ -56,6 +56,7 @@ def run_on_servers(
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
+    from ..executor.server.kept_rows import kept_rows
     from ..executor.server.server_job import ServerJob, completed
 
     output, trace = outputs
@@ -64,29 +65,28 @@ def run_on_servers(
     _check_urls(options.urls)
     batch = read_batch(plan, options)
     read = [batch.path, plan, *options.files(), journal_path(output)]
-    identity: dict[str, object] = {
-        "batch": prompts_digest(batch.path),
-        "server": "OpenAI",
-        "model": options.model,
-    }
+    identity: dict[str, object] = {"server": "OpenAI", "model": options.model}
     if options.defaults:
         identity["body"] = options.defaults
     if options.columns is not None and not options.columns.chat:
         identity["raw"] = True
-    finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
-    if finished is not None:
-        return finished
+    continues = not overwrite and _continues(output, trace, run_digest(identity))
+    if continues:
+        kept = kept_rows(output_lines(output), batch.requests, options.retry, output)
+        if kept.done.all():
+            return _finished_before(batch, options, trace, len(kept.failed))
     batch = batch.with_earlier(options, trace, run_digest(identity))
     if batch.earlier:
         remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
     # Existing outputs may come from an earlier part of this run, as checked below.
-    refuse_outputs((*outputs, errors), overwrite or journal_path(output).exists(), read)
+    refuse_outputs((*outputs, errors), overwrite or continues or journal_path(output).exists(), read)
     job = ServerJob(
         batch.requests,
         range(len(batch.requests)),
         options.urls,
         1,
         model=options.model,
+        retry=options.retry,
         headers=options.sent_headers,
         ca=options.ca,
     )
@@ -113,12 +113,15 @@ def run_on_servers(
     release = _release(options, batch, limits, remark)
     kind = None if again else _kinds(options, batch, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None, kind)
+    if continues:
+        _restore(output, batch, kept, identity | served)
     with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
-        resumed = len(journal.finished)
-        left = sum(name not in journal.finished for name in batch.requests.names)
+        kept = job.kept(journal)
+        resumed = int(kept.done.sum())
+        left = len(kept.done) - resumed
         with nullcontext() if watching is None else watching(left, journal) as advance:
-            outcome = job.run(journal, facts, on_served=advance, remark=remark)
+            outcome = job.run(journal, facts, kept, on_served=advance, remark=remark)
             if outcome.stopped is None:
                 journal.end()
     if outcome.stopped is not None:
@@ -155,17 +158,32 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.errors.jsonl") if output.name else output
 
 
-def _finished_before(
-    batch: Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
-) -> ServerResult | None:
-    output, trace = outputs
-    if run_of(trace) != run or not is_whole(output, batch.requests.names):
-        return None
+def _continues(output: Path, trace: Path, run: str) -> bool:
+    """Return whether an output is of an earlier run with the same servers, model and options."""
+    from ..executor.jobs.job import journal_path
+
+    if journal_path(output).exists() or not output.is_file():
+        return False
+    return run_of(trace) == run
+
+
+def _restore(output: Path, batch: Batch, kept: KeptRows, identity: Mapping[str, object]) -> None:
+    """Write the journal of a finished run again, without the rows to send."""
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
+
+    lines = ((str(line["custom_id"]), line) for line in output_lines(output))
+    find = batch.requests.names.find
+    done = ((name, line) for name, line in lines if kept.done[find(name)])
+    Journal.restore(journal_path(output), identity, done)
+
+
+def _finished_before(batch: Batch, options: ServerOptions, trace: Path, failed: int) -> ServerResult:
+    """Return the result of a job without a row to send."""
     ran = ServerRun.load(trace)
     whole = any(one.name == WHOLE_CONTEXT and one.basis == "checked" for one in ran.assumptions)
     limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations, whole=whole)
     count, stated = len(batch.requests), options.batched_tokens is not None
-    failed = {one.custom_id for one in read_completions(output) if one.error is not None}
     return ServerResult(
         count,
         ran,
@@ -173,7 +191,7 @@ def _finished_before(
         stated,
         None,
         count - len(ran),
-        len(failed),
+        failed,
         finished_before=True,
         kv_stated=_kv_stated(options, batch),
     )

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,13 @@ def answer_line(
 
 def error_line(record: PromptRecord, code: str, message: str) -> dict[str, object]:
     """Return a failed request's output line."""
-    name = _name(record.custom_id)
+    return failed_line(record.custom_id, f"batch_req_{_name(record.custom_id)}", code, message)
+
+
+def failed_line(custom_id: str, line_id: str, code: str, message: str) -> dict[str, object]:
+    """Return the output line of a failed request with a line id of its own."""
     error = {"code": code, "message": message}
-    return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
+    return {"id": line_id, "custom_id": custom_id, "response": None, "error": error}
 
 
 def joined_line(lines: Sequence[dict[str, Any]], samples: int | None = None) -> dict[str, object]:
@@ -108,6 +113,25 @@ def dump_line(line: Mapping[str, object]) -> str:
     return text + "\n"
 
 
+EXPIRED = "batch_expired"
+"""Error code of a request that a deadline ended."""
+
+EXPIRED_MESSAGE = "This request could not be executed before the completion window expired."
+"""OpenAI's message for expired requests."""
+
+ENDINGS = ("whole", "cut", "failed", "expired")
+"""Endings of a request; ``cut`` at its cap."""
+
+
+def ending_of(line: Mapping[str, Any]) -> str:
+    """Return how the request of an output line ended, one of :data:`ENDINGS`."""
+    if _at(line, "response", "status_code") != 200:
+        return "expired" if _at(line, "error", "code") == EXPIRED else "failed"
+    choices = _at(line, "response", "body", "choices")
+    reasons = [_at(choice, "finish_reason") for choice in choices] if isinstance(choices, list) else []
+    return "cut" if "length" in reasons else "whole"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchCompletion:
     """One completion of a batch.
@@ -119,6 +143,7 @@ class BatchCompletion:
     created: End of the completion, in seconds since 1970.
     error: Error message of a failed request.
     details: Other fields of a choice (log-probabilities, tool calls) as JSON; None without any.
+    line_id: Id of the output line, the same for the same request and body.
     """
 
     custom_id: str
@@ -131,6 +156,7 @@ class BatchCompletion:
     created: int | None = None
     error: str | None = None
     details: str | None = None
+    line_id: str | None = None
 
 
 def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompletion]:
@@ -140,12 +166,14 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
     """
     for line in lines:
         name, body = str(line["custom_id"]), _at(line, "response", "body")
+        line_id = _text(line.get("id"))
         stated = _at(body, "choices")
         choices = [one for one in stated if isinstance(one, dict)] if isinstance(stated, list) else []
         if line.get("error") is not None or not choices:
             said = line.get("error") or _at(line, "response", "body", "error") or "no completion"
             text = _at(said, "message")
-            failed = BatchCompletion(name, error=text if isinstance(text, str) else json.dumps(said))
+            why = text if isinstance(text, str) else json.dumps(said)
+            failed = BatchCompletion(name, error=why, line_id=line_id)
         else:
             failed = None
         for place, choice in enumerate(choices):
@@ -164,9 +192,42 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
                 _text(_at(body, "model")),
                 _whole(_at(body, "created")),
                 details=json.dumps(rest) if rest else None,
+                line_id=line_id,
             )
         if failed is not None:
             yield failed
+
+
+def output_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of an output file; those of a table hold what it keeps of them."""
+    if is_parquet_name(path):
+        rows = read_completions(path)
+        yield from (_line_of(name, list(group)) for name, group in groupby(rows, lambda row: row.custom_id))
+        return
+    for number, line in json_lines(path):
+        if not isinstance(line.get("custom_id"), str):
+            where = f"line {number}, field 'custom_id'"
+            raise InputError("is missing", file=path, where=where, hint="Give the output of a run.")
+        yield line
+
+
+def _line_of(name: str, rows: Sequence[BatchCompletion]) -> dict[str, Any]:
+    """Return the output line of a request's rows in a table."""
+    line: dict[str, Any] = {"id": rows[0].line_id, "custom_id": name, "response": None, "error": None}
+    if rows[-1].error is not None:
+        code = EXPIRED if rows[-1].error == EXPIRED_MESSAGE else "failed"
+        line["error"] = {"code": code, "message": rows[-1].error}
+    done = [row for row in rows if row.error is None]
+    if done:
+        choices = [
+            {"index": row.index, "text": row.completion, "finish_reason": row.finish_reason}
+            | json.loads(row.details or "{}")
+            for row in done
+        ]
+        usage = {"prompt_tokens": done[0].prompt_tokens, "completion_tokens": done[0].completion_tokens}
+        body = {"model": done[0].model, "created": done[0].created, "choices": choices, "usage": usage}
+        line["response"] = {"status_code": 200, "request_id": "", "body": body}
+    return line
 
 
 _HINT = "Give the output file of an earlier run."
@@ -215,12 +276,7 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
 def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...]:
     """Read the completions that :func:`write_completions` wrote."""
     if not is_parquet_name(path):
-        lines = list(json_lines(path))
-        wrong = next((number for number, line in lines if not isinstance(line.get("custom_id"), str)), None)
-        if wrong is not None:
-            hint = "Give the output of a run."
-            raise InputError("is missing", file=path, where=f"line {wrong}, field 'custom_id'", hint=hint)
-        return tuple(batch_completions(line for _, line in lines))
+        return tuple(batch_completions(output_lines(path)))
     require_arrow()
     from pyarrow import parquet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import hashlib
 import json
 import os
 import tempfile
@@ -208,6 +209,12 @@ class ServerBatch(Sequence[ServerRequest]):
         flags, choices = self._flags[at], int(self.choices[at])
         url, body = self._endpoints[self._url[at]], self._text(2 * at + 1)
         return Sent(url, body, choices, flags & _LOGPROBS != 0, flags & _NAMED != 0)
+
+    def line_id(self, at: int) -> str:
+        """Return the id of a request's output line, which names its row and body."""
+        url = self._endpoints[self._url[at]]
+        head = f"{self.names[at]}\0{url}\0".encode("utf-8", "surrogatepass")
+        return f"batch_req_{hashlib.sha256(head + self._text(2 * at + 1)).hexdigest()[:24]}"
 
     def with_priority(self, at: int, priority: int) -> bytes:
         """Return a request's whole line with a priority in its body."""

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import time
 import zlib
@@ -20,6 +21,9 @@ from ...data.files.disk import InputError, unwritable
 from ...data.prompts.names import Names
 
 JOURNAL_VERSION = 2
+
+_RESTORED = 1024
+"""Completions to write at once when a journal is restored."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +50,7 @@ class Journal:
     sync_seconds: Seconds between syncs; larger is faster and loses more at a power failure.
     finished: Completions by request.
     dropped: Numbers of damaged lines, from one; their completions are not in ``finished``.
-    ending: True if all requests were completed and the run had begun to write its other outputs.
+    ending: True if the run may replace its outputs: it had begun to write them, or continues them.
     """
 
     def __init__(
@@ -69,6 +73,31 @@ class Journal:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        run: Mapping[str, object],
+        entries: Iterable[tuple[str, Mapping[str, object]]],
+    ) -> None:
+        """Write the journal of a finished run again, to continue the run.
+
+        It appears whole or not at all. ``entries`` are the names and completions to keep.
+        """
+        begun = Path(f"{os.fspath(path)}.begun")
+        begun.unlink(missing_ok=True)
+        journal = cls(begun, run, math.inf)
+        try:
+            journal.end()
+            waiting = iter(entries)
+            while batch := list(itertools.islice(waiting, _RESTORED)):
+                journal.append_all(batch)
+            journal._sync()
+            begun.replace(path)
+        finally:
+            journal._stream.close()
+            begun.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import hashlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.prompts.names import Names
+from ...data.readers.completions import EXPIRED, EXPIRED_MESSAGE, failed_line
 from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
@@ -27,6 +27,7 @@ from ..jobs.params import RunParams
 from ..models.faults import Alert
 from .client import ServerClient
 from .dispatch import Dispatch, Served
+from .kept_rows import KeptRows, kept_rows
 from .probe import ServerFacts, Watch, probe
 from .reordering import ByKinds, ByPrompts, Reordering
 from .reply import Kind, Reply
@@ -66,6 +67,7 @@ class ServerJob:
     kind: Kind of each request, shape (requests,). Longer kinds go first as soon as completions show that it
         saves iterations. None keeps the order.
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
+    retry: Endings of rows of an earlier part to send again, such as ``failed``.
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
     """
@@ -82,6 +84,7 @@ class ServerJob:
     planned: IntArray | None = None
     kind: IntArray | None = None
     deadline: float | None = None
+    retry: Sequence[str] = ()
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
 
@@ -105,16 +108,25 @@ class ServerJob:
 
         return run_until_stopped(ask())
 
+    def kept(self, journal: Journal) -> KeptRows:
+        """Return the rows that the journal finishes."""
+        lines = journal.finished.lines(journal.finished)
+        # Completions cut at their cap were sent again before they came into this journal.
+        retry = [ending for ending in self.retry if ending != "cut"]
+        return kept_rows(lines, ServerBatch.of(self.requests), retry, journal.path)
+
     def run(
         self,
         journal: Journal,
         facts: Sequence[ServerFacts],
+        kept: KeptRows | None = None,
         *,
         on_served: Callable[[int], None] | None = None,
         remark: Callable[[str], None] = lambda _: None,
     ) -> ServerOutcome:
-        """Send every request without an outcome in the journal."""
-        return run_until_stopped(self._run(journal, facts, on_served, _Remarks(facts, remark)))
+        """Send every request that the journal does not finish."""
+        kept = self.kept(journal) if kept is None else kept
+        return run_until_stopped(self._run(journal, facts, kept, on_served, _Remarks(facts, remark)))
 
     def _client(self, url: str, default: str | None = None, model: str | None = None) -> ServerClient:
         return ServerClient(
@@ -131,21 +143,21 @@ class ServerJob:
         self,
         journal: Journal,
         facts: Sequence[ServerFacts],
+        kept: KeptRows,
         on_served: Callable[[int], None] | None,
         remarks: _Remarks,
     ) -> ServerOutcome:
         batch = ServerBatch.of(self.requests)
-        done = np.fromiter((name in journal.finished for name in batch.names), np.bool_, len(batch))
         reordering = self._reordering(batch, journal)
         order = np.asarray(self.order if reordering is None else reordering.given, dtype=np.int64)
-        left = order[~done[order]]
+        left = order[~kept.done[order]]
         served = _Log(batch)
-        earlier = [completed(line) for line in journal.finished.lines(journal.finished)]
+        failed = set(kept.failed)
 
         def keep(found: Sequence[Served]) -> None:
-            named = [(batch.names[one.request], one) for one in found]
-            journal.append_all([(name, output_line(name, one.reply)) for name, one in named])
+            journal.append_all([(batch.names[one.request], _line_of(batch, one)) for one in found])
             for one in found:
+                (failed.discard if one.reply.kind is Kind.ANSWERED else failed.add)(batch.names[one.request])
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
                 served.add(one, usage)
                 if reordering is not None:
@@ -169,7 +181,7 @@ class ServerJob:
                 self.flying,
                 self.params,
                 rng,
-                proven=any(earlier),
+                proven=len(journal.finished) > len(kept.failed),
                 slots=self.slots if self.in_flight is None else None,
                 on_wait=remarks.waits,
             )
@@ -203,12 +215,12 @@ class ServerJob:
             )
         ]
         if sender.expired:
-            for name in (batch.names[i] for i in left.tolist()):
-                if name not in journal.finished:
-                    journal.append(name, _error_line(name, "batch_expired", _EXPIRED))
-                    earlier.append(False)
-        ran = served.record(self, counts, dispatch)
-        return ServerOutcome(ran, earlier.count(False) + int(ran.failed.sum()), stopped)
+            for position in left.tolist():
+                if (name := batch.names[position]) not in journal.finished:
+                    line = failed_line(name, batch.line_id(position), EXPIRED, EXPIRED_MESSAGE)
+                    journal.append(name, line)
+                    failed.add(name)
+        return ServerOutcome(served.record(self, counts, dispatch), len(failed), stopped)
 
     def _reordering(self, batch: ServerBatch, journal: Journal) -> Reordering | None:
         if self.planned is not None:
@@ -315,22 +327,14 @@ class _Remarks:
         self.remark(Alert(f"{url}: unreachable since {since}, tried {outage.attempts} times; {end}"))
 
 
-def output_line(custom_id: str, reply: Reply) -> dict[str, object]:
-    """Return a request's line in OpenAI's batch output format."""
+def _line_of(batch: ServerBatch, served: Served) -> dict[str, object]:
+    """Return an outcome's line in OpenAI's batch output format."""
+    name, line_id = batch.names[served.request], batch.line_id(served.request)
+    reply = served.reply
     if reply.status is not None and reply.body is not None:
         response = {"status_code": reply.status, "request_id": reply.request_id, "body": dict(reply.body)}
-        return {**_named_line(custom_id), "response": response, "error": None}
-    return _error_line(custom_id, reply.kind.value.replace(" ", "_"), reply.message)
-
-
-def _error_line(custom_id: str, code: str, message: str) -> dict[str, object]:
-    error = {"code": code, "message": message}
-    return {**_named_line(custom_id), "response": None, "error": error}
-
-
-def _named_line(custom_id: str) -> dict[str, object]:
-    name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
-    return {"id": f"batch_req_{name}", "custom_id": custom_id}
+        return {"id": line_id, "custom_id": name, "response": response, "error": None}
+    return failed_line(name, line_id, reply.kind.value.replace(" ", "_"), reply.message)
 
 
 def completed(line: Mapping[str, Any]) -> bool:
@@ -338,9 +342,6 @@ def completed(line: Mapping[str, Any]) -> bool:
     response = line.get("response")
     return isinstance(response, Mapping) and response.get("status_code") == 200
 
-
-_EXPIRED = "This request could not be executed before the completion window expired."
-"""OpenAI's message for expired requests."""
 
 _COUNTED = (("prompt", "input"), ("completion", "output"))
 """Names of prompt and completion tokens, in two APIs."""

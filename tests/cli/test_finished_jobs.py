@@ -1,0 +1,134 @@
+"""A finished job on servers goes on with failed, expired, cut and added rows, never with finished ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer
+from server_batches import run_words, write_batch
+
+from batchbound.cli import main
+from batchbound.data.readers.completions import BatchCompletion, read_completions
+from batchbound.data.readers.server_batch import read_server_batch
+from batchbound.executor.jobs.journal import Journal
+from batchbound.executor.jobs.params import Patience
+from batchbound.run_job.on_servers import _continues
+
+FORMATS = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait milliseconds where a user would wait seconds."""
+    waits = Patience.wait
+    monkeypatch.setattr(Patience, "wait", lambda *given: waits(*given) / 50)
+
+
+def words_of(batch: Path, server: FakeServer, suffix: str = ".jsonl", *more: str) -> list[str]:
+    return run_words(batch, server, "--slots", "4", "-o", str(batch.with_name(f"answers{suffix}")), *more)
+
+
+def rows_of(batch: Path, suffix: str = ".jsonl") -> dict[str, BatchCompletion]:
+    rows = read_completions(batch.with_name(f"answers{suffix}"))
+    assert len({row.custom_id for row in rows}) == len(rows)
+    return {row.custom_id: row for row in rows}
+
+
+@FORMATS
+def test_the_same_command_sends_failed_rows_again_and_only_these(tmp_path: Path, suffix: str) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 8)
+    with FakeServer(4, faults={"r2": [400], "r5": [400, 400]}) as server:
+        words = words_of(batch, server, suffix)
+        assert main(words) == 1
+        first = rows_of(batch, suffix)
+        assert main(words) == 1
+        assert [name for name, row in rows_of(batch, suffix).items() if row.error] == ["r5"]
+        assert main(words) == 0
+        assert main(words) == 0
+        assert [server.attempts[f"r{k}"] for k in range(8)] == [1, 1, 2, 1, 1, 3, 1, 1]
+    last = rows_of(batch, suffix)
+    assert list(last) == [f"r{k}" for k in range(8)]
+    assert all(last[name] == row for name, row in first.items() if row.error is None)
+    assert not (tmp_path / "answers.errors.jsonl").exists()
+    assert not list(tmp_path.glob("*.journal*"))
+
+
+@FORMATS
+def test_rows_that_expired_are_sent_by_the_same_command(tmp_path: Path, suffix: str) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4, faults={"r1": ["hang"], "r4": [400, 400]}) as server:
+        assert main(words_of(batch, server, suffix, "--deadline", "1")) == 1
+        assert main(words_of(batch, server, suffix, "--retry", "expired")) == 1
+        assert [server.attempts[f"r{k}"] for k in range(6)] == [1, 2, 1, 1, 1, 1]
+        assert [name for name, row in rows_of(batch, suffix).items() if row.error] == ["r4"]
+
+
+@FORMATS
+def test_rows_that_were_added_are_served(tmp_path: Path, suffix: str) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4) as server:
+        assert main(words_of(batch, server, suffix)) == 0
+        lines = write_batch(tmp_path / "more.jsonl", [2] * 7).read_text().splitlines()
+        # A row in front, others behind; reformatted rows are the same rows.
+        formatted = [json.dumps(json.loads(line), indent=None, separators=(",", ":")) for line in lines]
+        batch.write_text("\n".join([formatted[6], *formatted[:6]]) + "\n")
+        assert main(words_of(batch, server, suffix)) == 0
+        assert set(server.attempts.values()) == {1}
+    assert list(rows_of(batch, suffix)) == ["r6", *(f"r{k}" for k in range(6))]
+
+
+def test_a_row_with_another_body_is_named_and_nothing_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4) as server:
+        words = words_of(batch, server)
+        assert main(words) == 0
+        before = (tmp_path / "answers.jsonl").read_bytes()
+        write_batch(batch, [2, 3, 2, 5])
+        assert main(words) == 2
+        assert "row 'r1' and 1 others had another body" in " ".join(capsys.readouterr().err.split())
+        write_batch(batch, [2] * 3)
+        assert main(words) == 2
+        assert "holds row 'r3', which the requests lack" in " ".join(capsys.readouterr().err.split())
+        assert sum(server.attempts.values()) == 4
+    assert (tmp_path / "answers.jsonl").read_bytes() == before
+
+
+def test_completions_cut_at_their_cap_are_sent_again_if_asked_for(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4) as server:
+        assert main(words_of(batch, server)) == 0
+        assert main(words_of(batch, server, ".jsonl", "--retry", "cut")) == 0
+        assert set(server.attempts.values()) == {2}
+
+
+def test_an_interrupted_retry_goes_on(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4, faults={"r1": [400], "r4": [400]}) as server:
+        words = words_of(batch, server)
+        assert main(words) == 1
+        kept = [line for line in map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())]
+        kept = [line for line in kept if (line["response"] or {}).get("status_code") == 200]
+        journal = tmp_path / "answers.jsonl.journal"
+        Journal.restore(
+            journal, {"server": "OpenAI", "model": None}, ((line["custom_id"], line) for line in kept)
+        )
+        assert not _continues(tmp_path / "answers.jsonl", tmp_path / "trace.jsonl", "x")
+        assert main(words) == 0
+        assert [server.attempts[f"r{k}"] for k in range(6)] == [1, 2, 1, 1, 2, 1]
+
+
+def test_a_journal_with_a_row_that_the_requests_lack_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 3)
+    line_id = read_server_batch(batch).line_id(2)
+    with Journal(tmp_path / "answers.jsonl.journal", {"server": "OpenAI", "model": None}) as journal:
+        journal.append("r2", {"id": line_id, "custom_id": "r2", "response": {"status_code": 200}})
+    write_batch(batch, [2] * 2)
+    with FakeServer(2) as server:
+        assert main(words_of(batch, server)) == 2
+    assert "holds row 'r2', which the requests lack" in " ".join(capsys.readouterr().err.split())
