@@ -65,11 +65,7 @@ def run_on_servers(
     _check_urls(options.urls)
     batch = read_batch(plan, options)
     read = [batch.path, plan, *options.files(), journal_path(output)]
-    identity: dict[str, object] = {"server": "OpenAI", "model": options.model}
-    if options.defaults:
-        identity["body"] = options.defaults
-    if options.columns is not None and not options.columns.chat:
-        identity["raw"] = True
+    identity = _identity(options)
     continues = not overwrite and _continues(output, trace, run_digest(identity))
     if continues:
         kept = kept_rows(output_lines(output), batch.requests, options.retry, output)
@@ -150,6 +146,16 @@ def run_on_servers(
         lengths_known=batch.had_lengths(options),
         repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
     )
+
+
+def _identity(options: ServerOptions) -> dict[str, object]:
+    """Return what all completions depend on; rows are known by id and body."""
+    identity: dict[str, object] = {"server": "OpenAI", "model": options.model}
+    if options.defaults:
+        identity["body"] = options.defaults
+    if options.columns is not None and not options.columns.chat:
+        identity["raw"] = True
+    return identity
 
 
 def errors_path(output: Path) -> Path:
