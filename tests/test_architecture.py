@@ -59,6 +59,7 @@ ROOMS = {
         "models",
         "heuristics",
         "heuristics.fleet",
+        "heuristics.prefixes",
         "solvers.search",
         "solvers.search.stages",
         "solvers.exact",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...data.arrays import IntArray
+from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import EngineLimits
 from .vllm_cache import BlockTree, VllmCache
 
@@ -15,10 +16,13 @@ from .vllm_cache import BlockTree, VllmCache
 class CachedRun:
     """Work of a simulated run.
 
+    The fields are what seconds are priced by, as in :class:`~.iteration_minorant.Work`.
+
     iterations: Iterations until the last token.
     prompt_tokens: Tokens computed in chunks, with those computed again.
     decodes: Tokens computed one at a time.
     kv_tokens: Tokens held by the decoding sequences in each iteration, the new one included, summed.
+    drawn: Tokens of all completions.
     preemptions: Preemptions for lack of KV cache.
     """
 
@@ -26,7 +30,13 @@ class CachedRun:
     prompt_tokens: int
     decodes: int
     kv_tokens: int
+    drawn: int
     preemptions: int
+
+    def seconds(self, rates: IterationRates) -> float:
+        """Return the seconds at some rates; pairs of tokens are left out, as no fit has them."""
+        work = ("iterations", "prompt_tokens", "decodes", "kv_tokens", "drawn")
+        return float(sum(getattr(rates, name) * getattr(self, name) for name in work))
 
 
 class TreeEngine:
@@ -69,7 +79,14 @@ class TreeEngine:
         """Return the work of all requests; raise ValueError if one alone exceeds the memory."""
         while self._done < len(self._prompt):
             self._iterate()
-        return CachedRun(self._t, self._prompt_tokens, self._decodes, self._kv_tokens, self._preemptions)
+        return CachedRun(
+            self._t,
+            self._prompt_tokens,
+            self._decodes,
+            self._kv_tokens,
+            sum(self._output),
+            self._preemptions,
+        )
 
     def _iterate(self) -> None:
         """Run an iteration and its repetitions."""

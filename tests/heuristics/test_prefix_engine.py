@@ -97,7 +97,12 @@ def test_drawn_jobs_take_what_the_block_simulator_counts(first: int) -> None:
         judge = BlockSimulator(prompts, output, slots, budget, blocks, block).run(order)
         preempted += judge.preemptions > 0
         assert run == CachedRun(
-            judge.iterations, judge.prompt_tokens, judge.decodes, judge.kv_tokens, judge.preemptions
+            judge.iterations,
+            judge.prompt_tokens,
+            judge.decodes,
+            judge.kv_tokens,
+            sum(output),
+            judge.preemptions,
         ), f"seed {seed}"
     assert preempted > 50
 
