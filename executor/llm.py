@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import index as as_integer
+from secrets import randbits
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -57,24 +58,29 @@ class Completion:
     index: Position of its prompt.
     prompt_ids, completion_ids: Tokens of prompt and completion, with the final end-of-sequence token.
     text: Text of the completion, without special tokens.
-    finish_reason: ``stop`` for an end-of-sequence token, ``length`` at ``max_tokens``.
+    finish_reason: ``stop`` for an end-of-sequence token, ``length`` at ``max_tokens``, ``error`` for a prompt
+        that ``on_error="skip"`` left out.
     log_probabilities: Log-probability of each token; None unless requested.
     likeliest: Likeliest tokens at each position with their log-probabilities; None unless requested.
     sample: Number among its prompt's completions, from 0.
     versions: Pairs (number of the call, tokens drawn in it), in order; each call uses its own weights.
     given: Index ranges of tokens that a tool returned; their log-probabilities are 0.
+    seed: Seed of its sampling; None for greedy decoding. Prompts in the same order with this seed repeat it.
+    error: Reason why the prompt was left out, or None.
     """
 
     index: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "error"]
     log_probabilities: tuple[float, ...] | None = None
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     sample: int = 0
     versions: tuple[tuple[int, int], ...] = ()
     given: tuple[range, ...] = ()
+    seed: int | None = None
+    error: str | None = None
 
 
 class LLM:
@@ -229,6 +235,7 @@ class LLM:
         sampling
             Choice of tokens and end of completions, for all prompts or for each. By default the model's
             ``generation_config``, as in transformers' ``generate``, with ``fields`` in place of its values.
+            Without a seed each call draws one, which its completions name.
         max_tokens
             Most tokens of a completion, for all prompts or for each.
         expected_tokens
@@ -245,7 +252,8 @@ class LLM:
             Condition for an early end; :attr:`unfinished` then holds the other completions.
         **fields
             Fields of :class:`~.sampling.Sampling` in place of ``sampling``:
-            ``temperature=0.7, stop=("END",)``.
+            ``temperature=0.7, stop=("END",)``. With ``on_error="skip"``, an impossible prompt, for example
+            one too long for the model, ends at once with its ``error``; others are completed.
 
         Raises
         ------
@@ -260,9 +268,12 @@ class LLM:
         """
         if until is not None and not isinstance(until, Until):
             raise TypeError(f"until is {shown(until)}: give Until")
+        on_error = fields.pop("on_error", "raise")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error is {shown(on_error)}: give raise or skip")
         stated = expected_tokens is not None
         asked = sampling, fields, log_probabilities
-        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
+        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {}, on_error)
         return self._generate(call, stated, on_token, until, None)
 
     def converse(
@@ -309,6 +320,7 @@ class LLM:
         max_tokens: int | Sequence[int],
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> _Call:
         self._check_again()
         self._calls += 1
@@ -319,17 +331,23 @@ class LLM:
         declared = declared_sampling(self.model) if sampling is None else {}
         asked = sampling_per_prompt(sampling, fields, declared, len(prompts), log_probabilities)
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
-        asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
-        vocabulary = vocabulary_of(self.model)
-        asked = ended_by_tokens(asked, self.tokenizer, vocabulary)
-        tokens = self.encoded(prompts, chat_options)
-        _check_prompts(tokens, vocabulary)
-        most = _most_tokens(max_tokens, len(tokens))
+        asked = [left.sampling if left else own for left, own in zip(begun, asked, strict=True)]
+        asked = ended_by_tokens(_seeded(asked), self.tokenizer, vocabulary_of(self.model))
+        most = _most_tokens(max_tokens, len(prompts))
         for index, left in enumerate(begun):
             most[index] = left.max_tokens if left else most[index]
-        expected = most if expected_tokens is None else _expected(expected_tokens)
-        self._check_lengths(tokens, most, expected)
-        at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
+        expected = most if expected_tokens is None else _expected(expected_tokens, most)
+        tokens, faults = list[tuple[int, ...]](), dict[int, str]()
+        for index, prompt in enumerate(prompts):
+            try:
+                tokens.append(self._tokens(index, prompt, int(most[index]), chat_options))
+            except InputError as error:
+                if on_error == "raise":
+                    raise
+                tokens.append(())
+                faults[index] = str(error)
+        times = [0 if index in faults else one.n for index, one in enumerate(asked)]
+        at = np.repeat(np.arange(len(tokens)), times)
         return _Call(
             prompts=[tokens[i] for i in at],
             asked=[asked[i] for i in at],
@@ -338,6 +356,7 @@ class LLM:
             position=at,
             partial=[begun[i] for i in at],
             version=self._calls,
+            faults=faults,
         )
 
     def report(self) -> Report:
@@ -380,6 +399,8 @@ class LLM:
         next_turn: NextTurn | None,
     ) -> Iterator[Completion]:
         self._unfinished, self._ran = (), None
+        for index, error in call.faults.items():
+            yield Completion(index, (), (), "", "error", error=error)
         if not call.prompts:
             return
         problem = self._problem(call)
@@ -476,21 +497,28 @@ class LLM:
             kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """Return each prompt's token ids.
-
-        Raises
-        ------
-        InputError
-            If a prompt has another type, or the chat template refuses it.
-        """
-        found = []
-        for index, prompt in enumerate(prompts):
-            try:
-                found.append(self._encoded(prompt, options))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
-        return found
+    def _tokens(self, index: int, prompt: Prompt, most: int, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return a prompt's token ids, or raise InputError if it cannot be served."""
+        try:
+            tokens = self._encoded(prompt, options)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
+        if not tokens:
+            raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
+        vocabulary = vocabulary_of(self.model)
+        if not (min(tokens) >= 0 and max(tokens) < vocabulary):
+            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+            raise InputError(
+                f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
+                hint="Encode the prompts with the model's own tokenizer.",
+            )
+        limit = position_limit(unwrapped(self.model).config)
+        if limit is not None and len(tokens) + most > limit:
+            raise InputError(
+                f"prompt {index} may take {len(tokens) + most} tokens, the model has {limit} positions",
+                hint="Lower max_tokens, shorten the prompt, or leave it out with on_error='skip'.",
+            )
+        return tokens
 
     def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, Partial):
@@ -509,29 +537,6 @@ class LLM:
             raise TypeError("true and false are not token ids")
         return tuple(map(as_integer, parts))
 
-    def _check_lengths(
-        self,
-        prompts: list[tuple[int, ...]],
-        most: IntArray,
-        expected: np.ndarray[Any, np.dtype[Any]],
-    ) -> None:
-        limit = position_limit(unwrapped(self.model).config)
-        if len(expected) != len(prompts):
-            raise ValueError(f"{len(expected)} expected lengths were given for {len(prompts)} prompts")
-        for index, (prompt, tokens, likely) in enumerate(
-            zip(prompts, most.tolist(), expected.tolist(), strict=True)
-        ):
-            if not 1 <= likely <= tokens:
-                raise ValueError(
-                    f"prompt {index}: expected {likely:g} tokens of at most {tokens}; both must be positive,"
-                    " and the first no larger"
-                )
-            if limit is not None and len(prompt) + tokens > limit:
-                raise InputError(
-                    f"prompt {index} may take {len(prompt) + tokens} tokens, the model has {limit} positions",
-                    hint="Lower max_tokens or shorten the prompt.",
-                )
-
 
 _PROMPT = "Give a text, a list of token ids or a list of messages."
 
@@ -546,29 +551,37 @@ def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
         raise ValueError(
             f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
         )
+    if most.size and most.min() < 1:
+        raise ValueError(f"max_tokens is {shown(given)}; it must be positive")
     return np.full(prompts, most, dtype=np.int64)
 
 
-def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _expected(given: Sequence[int], most: IntArray) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         found = np.atleast_1d(np.asarray(given, dtype=np.float64))
     except (TypeError, ValueError):
         found = np.empty((0, 0))
     if found.ndim != 1:
         raise ValueError(f"expected_tokens is {shown(given)}; it must hold a number for each prompt")
+    if len(found) != len(most):
+        raise ValueError(f"{len(found)} expected lengths were given for {len(most)} prompts")
+    for index, (likely, tokens) in enumerate(zip(found.tolist(), most.tolist(), strict=True)):
+        if not 1 <= likely <= tokens:
+            raise ValueError(
+                f"prompt {index}: expected {likely:g} tokens of at most {tokens}; it must be positive, and no"
+                " larger"
+            )
     return found
 
 
-def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
-    for index, tokens in enumerate(prompts):
-        if not tokens:
-            raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
-        if not (min(tokens) >= 0 and max(tokens) < vocabulary):
-            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-            raise InputError(
-                f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
-                hint="Encode the prompts with the model's own tokenizer.",
-            )
+def _seeded(asked: list[Sampling]) -> list[Sampling]:
+    """Return sampling with a new seed where none is stated."""
+    seed = randbits(53)
+    seeded = {
+        one: one if one.greedy or one.seed is not None else replace(one, seed=seed)
+        for one in dict.fromkeys(asked)
+    }
+    return [seeded[one] for one in asked]
 
 
 def sampling_per_prompt(
@@ -604,6 +617,7 @@ class _Call:
     position: Position of the prompt.
     partial: Unfinished part of an earlier call, or None.
     version: Number of the call, which names the weights of its tokens.
+    faults: Reason why a prompt is left out, by its position.
     """
 
     prompts: list[tuple[int, ...]]
@@ -613,6 +627,7 @@ class _Call:
     position: IntArray
     partial: list[Partial | None]
     version: int
+    faults: dict[int, str]
 
     def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """Return a completion's callback, from that of its prompt."""
@@ -671,6 +686,7 @@ class _Call:
             self.sample(index),
             self.versions(index, tokens),
             given,
+            None if self.asked[index].greedy else self.asked[index].seed,
         )
 
     def told(

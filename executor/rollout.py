@@ -101,7 +101,7 @@ def rollout_function(
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
         settings = RolloutSettings.of(trainer, max_tokens, sampling)
         refuse_other_model(trainer, engine)
-        seed = seed_of_call(settings.sampling.seed, settings.process, settings.step, next(calls))
+        seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(calls))
         kept = (
             None
             if history is None

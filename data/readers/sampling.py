@@ -77,7 +77,8 @@ class Sampling:
     frequency_penalty: The same for each occurrence in the completion.
     logit_bias: Numbers to add to the logits, by token.
     bad_words: Forbidden texts, encoded as in vLLM with and without a leading space.
-    seed: Seed of the random streams, in combination with the request.
+    seed: Seed of the random streams, in combination with the request. Without one, ``run`` takes 0, and each
+        call of :meth:`LLM.generate` draws one.
     stop: Texts that end a completion.
     include_stop_str_in_output: Keep the text that ended a completion in it.
     stop_token_ids: Tokens that end a completion besides the model's own end tokens.
@@ -99,7 +100,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[str, ...] = ()
-    seed: int = 0
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -205,8 +206,10 @@ def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[t
 
 
 _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("n", "top_k", "seed", "min_tokens"), (_whole, "be a whole number")),
-    "logprobs": (lambda value: None if value is None else _whole(value), "be a whole number"),
+    **dict.fromkeys(("n", "top_k", "min_tokens"), (_whole, "be a whole number")),
+    **dict.fromkeys(
+        ("logprobs", "seed"), (lambda value: None if value is None else _whole(value), "be a whole number")
+    ),
     **dict.fromkeys(
         (
             "temperature",

@@ -142,7 +142,7 @@ def sampler_of(sampling: Sampling) -> Sampler:
         temperature=sampling.temperature,
         top_k=max(0, sampling.top_k),
         top_p=sampling.top_p,
-        seed=sampling.seed,
+        seed=sampling.seed or 0,
         min_p=sampling.min_p,
     )
 

@@ -120,11 +120,15 @@ class HubTokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Return a prompt's tokens, with special tokens around it."""
+        """Return a prompt's tokens, with special tokens around it.
+
+        A text that begins with the start token, as chat templates write it, gets no second one.
+        """
         ids = [int(token) for token in self._tokenizer(text)["input_ids"]]
-        if ids:
-            return ids
         start = self._tokenizer.bos_token_id
+        if ids:
+            twice = start is not None and ids[:2] == [start, start]
+            return ids[1:] if twice and text.startswith(self._tokenizer.bos_token) else ids
         return [start if start is not None else (self.eos_ids or (0,))[0]]
 
     def tokens_of(self, text: str) -> list[int]:

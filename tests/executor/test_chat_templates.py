@@ -126,3 +126,16 @@ def test_a_model_without_a_template_refuses_its_options(tmp_path: Path) -> None:
     assert ignored_fields([record(tmp_path, TURNS[:1])], ByteTokenizer()) == [
         "the chat template of 'bytes' ignores name of user messages, first stated in line 1"
     ]
+
+
+def test_a_text_that_holds_its_template_gets_no_second_start_token(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<s>": 0, "h": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    own = HubTokenizer("own", PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+    assert own.encode("h h") == [0, 1, 1]
+    assert own.encode("<s>h h") == [0, 1, 1]
+    assert own.encode("<s><s>h") == [0, 0, 1]

@@ -243,3 +243,34 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all("12 answers" in line and "above the proven bound" in line for line in lines)
+
+
+def test_calls_without_a_seed_draw_different_samples_and_name_their_seed(engine: LLM) -> None:
+    def draw(**seed: int) -> list[Completion]:
+        return in_order(engine.generate(["a"], temperature=4.0, n=4, max_tokens=12, **seed))
+
+    first, second = draw(), draw()
+    assert {one.completion_ids for one in first}.isdisjoint(one.completion_ids for one in second)
+    seed = first[0].seed
+    assert seed is not None
+    assert {one.seed for one in first} == {seed}
+    ids = {(one.sample, one.completion_ids) for one in first}
+    assert ids == {(one.sample, one.completion_ids) for one in draw(seed=seed)}
+    assert [one.seed for one in engine.generate(["a"], max_tokens=2)] == [None]
+
+
+def test_a_prompt_that_is_too_long_is_left_out_if_asked(engine: LLM) -> None:
+    long = [7] * 100_000
+    with pytest.raises(InputError, match="prompt 1 may take"):
+        engine.generate(["a", long, "bb bb"], max_tokens=5)
+    found = {
+        one.index: one for one in engine.generate(["a", long, "bb bb", []], max_tokens=5, on_error="skip")
+    }
+    plain = {one.index: one for one in engine.generate(["a", "bb bb"], max_tokens=5)}
+    assert found[0].completion_ids == plain[0].completion_ids
+    assert found[2].completion_ids == plain[1].completion_ids
+    assert [found[k].finish_reason for k in (1, 3)] == ["error", "error"]
+    assert "100005 tokens" in str(found[1].error)
+    assert "prompt 3 is empty" in str(found[3].error)
+    with pytest.raises(ValueError, match="on_error is 'ignore'"):
+        engine.generate(["a"], on_error="ignore")

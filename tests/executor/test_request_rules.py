@@ -260,7 +260,7 @@ def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
         ({"n": 0}, "n must be 1 or more"),
         ({"n": 2.0}, "n must be a whole number, got 2.0"),
         ({"logprobs": True}, "logprobs must be a whole number, got True"),
-        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
         ({"temperature": None}, "temperature must be a number, got None"),
         ({"stop": None}, "stop must hold texts, got None"),
         ({"bad_words": [5]}, r"bad_words must hold texts, got \[5\]"),
