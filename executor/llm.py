@@ -242,8 +242,9 @@ class LLM:
             Expected tokens of each completion, at most its ``max_tokens``; the longest are served first.
             Without it the engine's ``policy`` decides.
         log_probabilities
-            Return the log-probability of each token: ``raw`` (or True) for the model's own, ``processed``
-            after penalties, temperature and truncation. By default as in ``sampling``.
+            Return the log-probability of each token: ``raw`` (or True) for the model's own, ``temperature``
+            for the same after temperature, ``processed`` after penalties, temperature and truncation. By
+            default as in ``sampling``.
         chat_options
             Variables of the chat template, such as ``enable_thinking``.
         on_token

@@ -40,7 +40,7 @@ def rollout_function(
     engine: LLM,
     *,
     max_tokens: int | None = None,
-    logprobs: LogprobsMode = "processed",
+    logprobs: LogprobsMode = "temperature",
     expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
     history: str | os.PathLike[str] | None = None,
@@ -59,7 +59,8 @@ def rollout_function(
     max_tokens
         Most tokens of a completion; the trainer's ``max_completion_length`` by default.
     logprobs
-        ``processed``, after temperature and truncation, as TRL expects; or ``raw``, the model's own.
+        ``temperature``, over the whole vocabulary after temperature, as TRL compares with; ``processed``, of
+        the truncated distribution that tokens are drawn from; or ``raw``, the model's own.
     expected_tokens
         Function that predicts the length of each completion, for example from the previous step; the longest
         are served first. Without it the engine's ``policy`` decides by the lengths seen.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from ..workload import LONGEST
 MOST_LOGPROBS = 20
 """Most alternatives returned with a token, OpenAI's limit."""
 
-LogprobsMode = Literal["raw", "processed"]
-"""Log-probabilities of the model, or after processing the logits."""
+LogprobsMode = Literal["raw", "temperature", "processed"]
+"""Distribution of log-probabilities.
+
+``raw`` is the model's own, ``temperature`` the same after division by the temperature, as trainers compare,
+and ``processed`` the one that tokens are drawn from: after edits of logits, temperature and truncation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Sampling:
     min_tokens: Least tokens of a completion.
     ignore_eos: Treat the model's end tokens as ordinary tokens.
     logprobs: Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
-    logprobs_mode: Distribution of the log-probabilities, ``raw`` or ``processed``.
+    logprobs_mode: Distribution of the log-probabilities, a :data:`LogprobsMode`.
     structured_outputs: Structure of the text: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
         [TEXT, ...]}`` or ``{"json_object": True}``; needs ``batchbound[grammar]``.
     """
@@ -140,7 +144,8 @@ class Sampling:
         if structure is not None and (self.ignore_eos or self.min_tokens):
             other = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise ValueError(f"{structure.field} must end where its text does: leave out {other}")
-        self._within("logprobs_mode", self.logprobs_mode in ("raw", "processed"), "be raw or processed")
+        modes = get_args(LogprobsMode)
+        self._within("logprobs_mode", self.logprobs_mode in modes, f"be one of {', '.join(modes)}")
 
     @property
     def greedy(self) -> bool:

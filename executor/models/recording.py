@@ -64,12 +64,16 @@ class Recorder:
 
     modes: Recorded distribution, by a request's random stream.
     likeliest: Number of likeliest tokens to keep, too.
+    temperatures: Divisor of the logits in mode ``temperature``, by stream; 1 where it is missing.
     """
 
     modes: Mapping[int, LogprobsMode]
     likeliest: int = 0
+    temperatures: Mapping[int, float] = field(default_factory=dict)
     _ring: list[_Ring] = field(default_factory=list, init=False, repr=False)
-    _processed: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _shape: list[tuple[int, torch.device]] = field(default_factory=list, init=False, repr=False)
     _kept: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _read: dict[int, dict[int, TokenLogprob]] = field(default_factory=dict, init=False, repr=False)
@@ -85,13 +89,9 @@ class Recorder:
         """Record the chosen tokens; logits (rows, vocabulary), chosen (rows,)."""
         import torch
 
-        told = [self._scores(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
-        own = None
-        if len(told) > 1:
-            if streams.device not in self._processed:
-                processed = [stream for stream, mode in self.modes.items() if mode == "processed"]
-                self._processed[streams.device] = torch.tensor(processed, device=streams.device)
-            own = torch.isin(streams, self._processed[streams.device])
+        kinds = {mode == "processed" for mode in self.modes.values()}
+        told = [self._scores(kind, logits, weights, streams) for kind in sorted(kinds, reverse=True)]
+        own = self._of_rows(streams)[0] if len(told) > 1 else None
 
         def of_mode(found: list[torch.Tensor]) -> torch.Tensor:
             if own is None:
@@ -133,21 +133,39 @@ class Recorder:
             ring.active = False
             self._kept.extend(ring.taken())
 
-    @staticmethod
     def _scores(
-        mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
+        self, processed: bool, logits: torch.Tensor, weights: torch.Tensor, streams: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Return every token's score, and their normalisation."""
         import torch
 
-        if mode == "processed":
+        if processed:
             total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).log()
             return weights, lambda some: some.double().log() - total
         scores = computable(logits)
+        if self.temperatures:
+            scores = scores / self._of_rows(streams)[1][:, None].to(scores.dtype)
         most = scores.amax(dim=-1, keepdim=True)
         sums = (scores - most).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
         total = sums.log() + most
         return scores, lambda some: some.double() - total
+
+    def _of_rows(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return whether each row's mode is ``processed``, and its temperature, shape (rows,)."""
+        import torch
+
+        device = streams.device
+        if device not in self._on_device:
+            known = sorted(self.modes)
+            self._on_device[device] = (
+                torch.tensor(known, device=device),
+                torch.tensor([self.modes[stream] == "processed" for stream in known], device=device),
+                torch.tensor([self.temperatures.get(stream, 1.0) for stream in known], device=device),
+            )
+        own, processed, temperatures = self._on_device[device]
+        # Rows without a recorded request have some other stream; their entries are never read.
+        row = torch.searchsorted(own, streams).clamp_(max=len(own) - 1)
+        return processed[row], temperatures[row]
 
     def read(
         self, stream: int, tokens: int, first: int = 0, given: Sequence[range] = ()

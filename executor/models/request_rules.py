@@ -52,7 +52,13 @@ def rules_of(
     recorder = None
     if told:
         likeliest = max(one.logprobs or 0 for one in told.values())
-        recorder = Recorder({stream: one.logprobs_mode for stream, one in told.items()}, likeliest)
+        modes = {stream: one.logprobs_mode for stream, one in told.items()}
+        divisors = {
+            stream: one.temperature
+            for stream, one in told.items()
+            if one.logprobs_mode == "temperature" and one.temperature not in (0.0, 1.0)
+        }
+        recorder = Recorder(modes, likeliest, divisors)
     masks = None
     if structures:
         streams = {samplers[name].stream(name): tokens for name, tokens in begun.items()}

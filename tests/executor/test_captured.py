@@ -269,7 +269,9 @@ def test_requests_that_ask_for_different_sampling_share_captured_steps(llama: An
         assert served[i::3] == serve(RaggedBatch(llama, 2, 64, sampler=sampler), requests)[i::3]
 
 
-@pytest.mark.parametrize("modes", [("raw", "raw"), ("processed", "processed"), ("raw", "processed")])
+@pytest.mark.parametrize(
+    "modes", [("raw", "raw"), ("processed", "processed"), ("raw", "processed"), ("temperature", "processed")]
+)
 def test_log_probabilities_of_captured_steps_are_those_of_others(llama: Any, modes: tuple[Any, Any]) -> None:
     requests = draw_requests(7, seed=5)
     asked = [Sampler(temperature=0.9, top_p=0.95), Sampler(temperature=1.5, top_k=9, seed=2)]
@@ -283,7 +285,11 @@ def test_log_probabilities_of_captured_steps_are_those_of_others(llama: Any, mod
     for capture in (None, noting):
         samplers = {str(i): asked[i % 2] for i in range(len(requests))}
         streams = {name: sampler.stream(name) for name, sampler in samplers.items()}
-        recorder = Recorder({stream: modes[int(name) % 2] for name, stream in streams.items()}, likeliest=2)
+        recorder = Recorder(
+            {stream: modes[int(name) % 2] for name, stream in streams.items()},
+            likeliest=2,
+            temperatures={streams["0"]: 0.9} if "temperature" in modes else {},
+        )
         edit = Edit(Sampling(repetition_penalty=1.3), tuple(requests[0][0]), requests[0][1])
         mixed = MixedSampler(samplers, LogitEdits({streams["0"]: edit}), recorder)
         batch = RaggedBatch(llama, 3, 64, sampler=mixed, capture=capture)

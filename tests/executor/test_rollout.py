@@ -49,12 +49,15 @@ def forward(engine: LLM, prompt: list[int], completion: list[int]) -> Any:
         return engine.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
 
 
-def test_length_temperature_and_truncation_are_the_trainers(engine: LLM) -> None:
-    answer = rollout_function(engine)(PROMPTS, trainer_of(engine, top_k=5))
+@pytest.mark.parametrize("mode", ["temperature", "processed"])
+def test_length_temperature_and_truncation_are_the_trainers(engine: LLM, mode: Any) -> None:
+    answer = rollout_function(engine, logprobs=mode)(PROMPTS, trainer_of(engine, top_k=5))
     assert max(len(ids) for ids in answer["completion_ids"]) == 7
     for prompt, completion, told in zip(*answer.values(), strict=True):
         logits = forward(engine, prompt, completion) / 0.7
         kept = logits.masked_fill(logits < logits.topk(5).values[:, -1:], -torch.inf)
+        assert kept.gather(-1, torch.tensor(completion)[:, None]).isfinite().all()
+        kept = kept if mode == "processed" else logits
         expected = kept.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
         assert told == pytest.approx(expected.tolist(), abs=1e-9)
         assert all(value > -torch.inf for value in told)

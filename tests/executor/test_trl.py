@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,33 @@ def test_log_probabilities_are_those_of_trls_own_forward_pass(
         for ours, theirs in zip(answer["logprobs"], own, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
     assert seen[0][0]["completion_ids"] != seen[1][0]["completion_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [{"top_p": 0.9}, {"top_k": 5, "temperature": 0.7}])
+def test_truncation_drops_no_completion_as_off_policy(
+    model: Any, tokenizer: Any, tmp_path: Path, kept: dict[str, Any]
+) -> None:
+    # TRL compares log-probabilities of the whole vocabulary after temperature. With a threshold it leaves out
+    # completions whose difference from ours is larger. With weights unchanged there is none.
+    norms = []
+    for threshold in (None, 1e-3):
+        own, seen = trained(
+            copy.deepcopy(model),
+            tokenizer,
+            tmp_path,
+            bf16=False,
+            off_policy_mask_threshold=threshold,
+            logging_steps=1,
+            **kept,
+        )
+        for answer, theirs in seen:
+            for ours, values in zip(answer["logprobs"], theirs, strict=True):
+                assert ours == pytest.approx(values, abs=1e-4)
+        norms.append([entry["grad_norm"] for entry in own.state.log_history if "grad_norm" in entry])
+    assert len(norms[0]) == 3
+    assert any(norm > 0 for norm in norms[0])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 @pytest.mark.slow
