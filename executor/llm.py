@@ -500,10 +500,7 @@ class LLM:
 
     def _tokens(self, index: int, prompt: Prompt, most: int, options: Mapping[str, Any]) -> tuple[int, ...]:
         """Return a prompt's token ids, or raise InputError if it cannot be served."""
-        try:
-            tokens = self._encoded(prompt, options)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
+        tokens = self._named(index, prompt, options)
         if not tokens:
             raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
         vocabulary = vocabulary_of(self.model)
@@ -520,6 +517,22 @@ class LLM:
                 hint="Lower max_tokens, shorten the prompt, or leave it out with on_error='skip'.",
             )
         return tokens
+
+    def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        """Return each prompt's token ids.
+
+        Raises
+        ------
+        InputError
+            If a prompt has another type, or the chat template refuses it.
+        """
+        return [self._named(index, prompt, options) for index, prompt in enumerate(prompts)]
+
+    def _named(self, index: int, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
+        try:
+            return self._encoded(prompt, options)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
 
     def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, Partial):

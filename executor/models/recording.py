@@ -160,7 +160,11 @@ class Recorder:
             self._on_device[device] = (
                 torch.tensor(known, device=device),
                 torch.tensor([self.modes[stream] == "processed" for stream in known], device=device),
-                torch.tensor([self.temperatures.get(stream, 1.0) for stream in known], device=device),
+                torch.tensor(
+                    [self.temperatures.get(stream, 1.0) for stream in known],
+                    dtype=torch.float64,
+                    device=device,
+                ),
             )
         own, processed, temperatures = self._on_device[device]
         # Rows without a recorded request have some other stream; their entries are never read.

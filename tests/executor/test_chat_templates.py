@@ -129,13 +129,14 @@ def test_a_model_without_a_template_refuses_its_options(tmp_path: Path) -> None:
 
 
 def test_a_text_that_holds_its_template_gets_no_second_start_token(tmp_path: Path) -> None:
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
+    fast: Any = transformers.PreTrainedTokenizerFast
     words = Tokenizer(models.WordLevel({"<s>": 0, "h": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    own = HubTokenizer("own", PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+    own = HubTokenizer("own", fast(tokenizer_object=words, bos_token="<s>"))
     assert own.encode("h h") == [0, 1, 1]
     assert own.encode("<s>h h") == [0, 1, 1]
     assert own.encode("<s><s>h") == [0, 0, 1]

@@ -246,7 +246,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_calls_without_a_seed_draw_different_samples_and_name_their_seed(engine: LLM) -> None:
-    def draw(**seed: int) -> list[Completion]:
+    def draw(**seed: Any) -> list[Completion]:
         return in_order(engine.generate(["a"], temperature=4.0, n=4, max_tokens=12, **seed))
 
     first, second = draw(), draw()
