@@ -23,6 +23,8 @@ _PLANNING = (
     "max_tokens_column",
     "drop_last_assistant",
     "raw",
+    "longest_completion",
+    "temperature",
 )
 
 ON_SERVERS = (*_OF_SERVERS, *_SHARED, *_PLANNING)
@@ -104,8 +106,8 @@ def add_server(parser: Parser) -> None:
         needs=["--server"],
         action="append",
         choices=RETRIED,
-        help="rows of an earlier run to send again: failed, expired by --deadline, cut at max_tokens; may be"
-        " repeated (default: failed and expired)",
+        help="rows of an earlier run to send again: failed, expired by --deadline, cut at max_tokens (then"
+        " under the cap of --longest-completion); may be repeated (default: failed and expired)",
     )
     group.add_argument(
         "--header",

@@ -79,6 +79,10 @@ class ServerOptions:
         Headers of each request, ``NAME=VALUE``, or ``@FILE`` with one in each line. They are never written.
     ca
         File of certificates to trust; by default those of the system and of ``SSL_CERT_FILE``.
+    longest_completion
+        Cap in tokens of completions that have none; with ``retry`` of those cut, of each that is sent.
+    temperature
+        Sampling temperature of requests that state none.
     retry
         Endings of rows of an earlier run to send again: ``"failed"``, ``"expired"``, ``"cut"`` at the cap.
     seed
@@ -109,6 +113,8 @@ class ServerOptions:
     body: str | None = None
     header: tuple[str, ...] = field(default=(), repr=False)
     ca: str | None = None
+    longest_completion: int | None = None
+    temperature: float | None = None
     retry: tuple[str, ...] = ("failed", "expired")
     seed: int = 0
     params: RunParams | str | os.PathLike[str] | None = None
@@ -120,6 +126,9 @@ class ServerOptions:
             raise ValueError(f"the order {self.order!r} is not one of {', '.join(get_args(Order))}")
         if isinstance(self.retry, str) or not set(self.retry) <= set(RETRIED):
             raise ValueError(f"retry is {self.retry!r}, not a tuple of {', '.join(RETRIED)}")
+        if "cut" in self.retry and self.longest_completion is None:
+            hint = "Add --longest-completion N, a higher cap."
+            raise InputError("--retry cut would cut the same completions again", hint=hint)
         if isinstance(self.header, str):
             raise ValueError("header is a text, not a tuple of NAME=VALUE")
         if self.ca is not None:
@@ -128,7 +137,13 @@ class ServerOptions:
     @property
     def defaults(self) -> dict[str, object]:
         """Fields to add to request bodies that lack them."""
-        return {} if self.body is None else read_json_object(Path(self.body))
+        fields = {} if self.body is None else read_json_object(Path(self.body))
+        if self.temperature is None:
+            return fields
+        if "temperature" in fields:
+            hint = "Leave it out of one of the two."
+            raise InputError("--temperature and --body both state a temperature", file=self.body, hint=hint)
+        return {**fields, "temperature": self.temperature}
 
     @property
     def sent_headers(self) -> dict[str, str]:
@@ -267,7 +282,7 @@ def read_batch(path: Path, options: ServerOptions) -> Batch:
         if options.order == "plan":
             hint = "Plan first with `batchbound plan`, or choose another order."
             raise InputError("--order plan needs a plan", file=path, hint=hint)
-        requests = read_server_batch(path, options.columns, options.defaults)
+        requests = read_server_batch(path, options.columns, options.defaults, options.longest_completion)
         known = np.where(requests.stated > 0, requests.stated, requests.caps)
         unknown = int((known == 0).sum())
         if unknown and options.lengths is None and options.order in ("auto", "file"):
@@ -294,7 +309,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
         raise InputError("the plan is of lengths only", file=path, hint=hint)
     prompts = local_file(options.prompts or source.file(path.resolve().parent))
     refuse_changed(prompts, source)
-    requests = read_server_batch(prompts, source.columns, options.defaults)
+    requests = read_server_batch(prompts, source.columns, options.defaults, options.longest_completion)
     lengths_kind = str(plan.provenance.lengths.get("kind"))
     mixing = isinstance(plan, IterationPlan)
     names = completion_ids(requests) if mixing else list(requests.names)

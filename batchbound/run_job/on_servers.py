@@ -83,6 +83,7 @@ def run_on_servers(
         1,
         model=options.model,
         retry=options.retry,
+        cap=options.longest_completion if "cut" in options.retry else None,
         headers=options.sent_headers,
         ca=options.ca,
     )

@@ -118,8 +118,8 @@ class Sent(NamedTuple):
     named: bool
 
 
-_SEVERAL, _IDS, _LOGPROBS, _NAMED = 1, 2, 4, 8
-"""Flags of a request; ``_IDS`` marks a prompt of token ids."""
+_SEVERAL, _IDS, _LOGPROBS, _NAMED, _OPEN = 1, 2, 4, 8, 16
+"""Flags of a request; ``_IDS`` marks a prompt of token ids, ``_OPEN`` a completion without a cap."""
 
 
 class ServerBatch(Sequence[ServerRequest]):
@@ -140,8 +140,13 @@ class ServerBatch(Sequence[ServerRequest]):
         self,
         rows: Iterable[tuple[ServerRequest, Mapping[str, object]]],
         path: str | os.PathLike[str] | None = None,
+        longest: int | None = None,
     ) -> None:
-        """Store requests with their whole lines; ``path`` is their file in errors."""
+        """Store requests with their whole lines.
+
+        ``path`` is their file in errors; ``longest`` caps the completions that have no cap.
+        """
+        self._longest = longest
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self.names, self.models, self.repeats = Names(), set[object](), True
@@ -161,7 +166,7 @@ class ServerBatch(Sequence[ServerRequest]):
             self.models.add(named)
             kind.append(self._kinds.setdefault((request.url, named), len(self._kinds)))
             sent = request.sent
-            flags, *values = _measured(request, sent.choices)
+            flags, *values = _measured(request, sent.choices, longest)
             self._flags.append(flags | _LOGPROBS * sent.logprobs | _NAMED * sent.named)
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
@@ -204,10 +209,16 @@ class ServerBatch(Sequence[ServerRequest]):
         url, body = self._endpoints[self._url[at]], decoded(self._text(2 * at + 1))
         return ServerRequest(self.names[at], url, self._line[at], body, int(self.stated[at]) or None)
 
-    def sent(self, at: int) -> Sent:
-        """Return a request as it is sent, without decoding it."""
+    def sent(self, at: int, cap: int | None = None) -> Sent:
+        """Return a request as it is sent; ``cap`` replaces its own."""
         flags, choices = self._flags[at], int(self.choices[at])
         url, body = self._endpoints[self._url[at]], self._text(2 * at + 1)
+        if cap is not None and url not in _READING:
+            fields = {name: value for name, value in decoded(body).items() if name not in _CAPS}
+            body = encoded({**fields, _cap_name(url): cap})
+        elif flags & _OPEN and self._longest is not None:
+            comma = b"" if body == b"{}" else b","
+            body = b'%b%b"%b":%d}' % (body[:-1], comma, _cap_name(url).encode(), self._longest)
         return Sent(url, body, choices, flags & _LOGPROBS != 0, flags & _NAMED != 0)
 
     def line_id(self, at: int) -> str:
@@ -230,17 +241,23 @@ class ServerBatch(Sequence[ServerRequest]):
         return os.pread(self._file.fileno(), end - start, start)
 
 
-def _measured(request: ServerRequest, choices: int) -> tuple[int, ...]:
+def _cap_name(url: str) -> str:
+    return "max_output_tokens" if url == RESPONSES else "max_tokens"
+
+
+def _measured(request: ServerRequest, choices: int, longest: int | None) -> tuple[int, ...]:
     """Return a request's flags, choices, prompt tokens, cap, stated length, and its prompt's number."""
     says, prompts = request.says, request.prompts
     # A row without generated tokens takes the iterations of its prompt, as with one token.
-    least = 1 if request.url in _READING else 0
+    least = 1 if request.url in _READING or request.max_tokens == 0 else 0
     ids = _is_ids(says)
     # A text has the hash of its bytes.
     number = hash(says if isinstance(says, str) else (encoded(says, "sorted"),))
     tokens = min(map(_tokens_of, prompts)) if prompts else len(says) if ids else _tokens_of(says)
-    flags = _SEVERAL * bool(prompts) | _IDS * ids
-    return flags, choices, tokens, request.max_tokens or least, request.output_tokens or least, number
+    unbounded = request.max_tokens is None and not least
+    flags = _SEVERAL * bool(prompts) | _IDS * ids | _OPEN * unbounded
+    cap = request.max_tokens or (longest if unbounded else None) or least
+    return flags, choices, tokens, cap, request.output_tokens or least, number
 
 
 def _refuse_infinite(request: ServerRequest, path: str | os.PathLike[str] | None) -> None:
@@ -286,11 +303,12 @@ def read_server_batch(
     path: str | os.PathLike[str],
     columns: PromptColumns | None = None,
     defaults: Mapping[str, object] | None = None,
+    longest: int | None = None,
 ) -> ServerBatch:
     """Read a batch file or table, without checking bodies.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` decides. A body that lacks a
-    field has that of ``defaults``.
+    field has that of ``defaults``, and one without a cap is sent with ``longest``.
     """
 
     def rows() -> Iterator[tuple[ServerRequest, Mapping[str, object]]]:
@@ -299,7 +317,7 @@ def read_server_batch(
                 entry = {**entry, "body": {**defaults, **cast("Mapping[str, object]", entry["body"])}}
             yield _Line(path, number).request(entry), entry
 
-    return ServerBatch(rows(), path)
+    return ServerBatch(rows(), path, longest)
 
 
 def planned_lengths(
@@ -361,7 +379,8 @@ class _Line(BatchLine):
             hint = "Leave it out: a batch keeps whole completions."
             raise self.error("body.stream", "a streamed completion cannot be kept", hint)
         for field in ("n", *_CAPS):
-            if field in body:
+            # A row that scores its prompt generates nothing.
+            if field in body and (field == "n" or body[field] != 0 or body[field] is False):
                 self.whole(body[field], f"body.{field}")
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
         url = self.endpoint(entry.get("url"), body)

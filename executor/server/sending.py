@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...data.arrays import IntArray
-from ...data.readers.server_batch import ServerBatch
+from ...data.readers.server_batch import Sent
 from ..jobs.params import Patience
 from .client import ServerClient
 from .dispatch import Dispatch, Served
@@ -45,6 +45,7 @@ class Outage:
 class Sender:
     """Sender of the requests that a dispatch releases.
 
+    sent: Returns a request as it is sent.
     patience: Waits between attempts to reach an unreachable server.
     on_outage: Called while a server is unreachable, first after ``outage_told_seconds``.
     """
@@ -52,13 +53,13 @@ class Sender:
     def __init__(
         self,
         dispatch: Dispatch,
-        requests: ServerBatch,
+        sent: Callable[[int], Sent],
         clients: Sequence[ServerClient],
         patience: Patience,
         wait: Callable[[int], float],
         on_outage: Callable[[Outage], None] = lambda _: None,
     ) -> None:
-        self._dispatch, self._requests, self._clients = dispatch, requests, clients
+        self._dispatch, self._sent, self._clients = dispatch, sent, clients
         self._patience, self._wait, self._on_outage = patience, wait, on_outage
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_served: Callable[[Sequence[Served]], None] = lambda _: None
@@ -143,7 +144,7 @@ class Sender:
         loop, dispatch = asyncio.get_running_loop(), self._dispatch
         while True:
             sent = loop.time()
-            reply = await self._clients[k].send(self._requests.sent(request))
+            reply = await self._clients[k].send(self._sent(request))
             now = loop.time()
             served = dispatch.replied(request, k, sent, reply, now)
             if served and not self._served:

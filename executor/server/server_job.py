@@ -68,6 +68,7 @@ class ServerJob:
         saves iterations. None keeps the order.
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
     retry: Endings of rows of an earlier part to send again, such as ``failed``.
+    cap: Cap of each completion that is sent; None keeps the rows' own.
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
     """
@@ -85,6 +86,7 @@ class ServerJob:
     kind: IntArray | None = None
     deadline: float | None = None
     retry: Sequence[str] = ()
+    cap: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
 
@@ -189,7 +191,7 @@ class ServerJob:
                 dispatch.send_ahead()
             sender = Sender(
                 dispatch,
-                batch,
+                partial(batch.sent, cap=self.cap),
                 clients,
                 patience,
                 lambda failures: patience.wait(failures, rng),

@@ -97,12 +97,18 @@ def test_a_row_with_another_body_is_named_and_nothing_changes(
     assert (tmp_path / "answers.jsonl").read_bytes() == before
 
 
-def test_completions_cut_at_their_cap_are_sent_again_if_asked_for(tmp_path: Path) -> None:
+def test_completions_cut_at_their_cap_are_sent_again_under_a_higher_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
-    with FakeServer(4) as server:
-        assert main(words_of(batch, server)) == 0
-        assert main(words_of(batch, server, ".jsonl", "--retry", "cut")) == 0
-        assert set(server.attempts.values()) == {2}
+    with FakeServer(4, faults={"r1": [400]}) as server:
+        assert main(words_of(batch, server)) == 1
+        assert main(words_of(batch, server, ".jsonl", "--retry", "cut")) == 2
+        assert "Add --longest-completion N, a higher cap" in capsys.readouterr().err
+        assert main(words_of(batch, server, ".jsonl", "--retry", "cut", "--longest-completion", "9")) == 1
+        assert [server.attempts[f"r{k}"] for k in range(4)] == [2, 1, 2, 2]
+        assert [server.bodies[f"r{k}"]["max_tokens"] for k in range(4)] == [9, 2, 9, 9]
+    assert [row.completion_tokens for row in rows_of(batch).values()] == [9, None, 9, 9]
 
 
 def test_an_interrupted_retry_goes_on(tmp_path: Path) -> None:

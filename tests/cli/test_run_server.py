@@ -568,7 +568,7 @@ def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path:
     ("words", "message"),
     [
         (["--pinned"], "--pinned has no effect with --server"),
-        (["--temperature", "0.5"], "--temperature has no effect with --server"),
+        (["--top-p", "0.5"], "--top-p has no effect with --server"),
         (["--model", "other"], "does not serve 'other', only fake"),
         (["--order", "plan"], "--order plan needs a plan"),
         ([], "max_num_seqs of the server is unknown"),

@@ -103,3 +103,47 @@ def test_a_deadline_keeps_what_is_finished_and_marks_the_rest(tmp_path: Path) ->
     assert lines[1]["error"]["code"] == "batch_expired"
     failed = (tmp_path / "out.errors.jsonl").read_text().splitlines()
     assert [json.loads(line)["custom_id"] for line in failed] == ["late"]
+
+
+def test_a_cap_and_a_temperature_fill_the_bodies_that_lack_them(tmp_path: Path) -> None:
+    rows = [
+        {"custom_id": "bare", "body": {"model": "fake", "prompt": "bare"}},
+        {"custom_id": "own", "body": {"model": "fake", "prompt": "own", "max_tokens": 2, "temperature": 1.0}},
+        {"custom_id": "new", "body": {"model": "fake", "prompt": "new", "max_completion_tokens": 3}},
+    ]
+    batch = write(tmp_path / "in.jsonl", rows)
+    with FakeServer(4) as server:
+        status, lines = run(batch, server, "--longest-completion", "5", "--temperature", "0")
+    assert status == 0
+    assert [server.bodies[name].get("max_tokens") for name in ("bare", "own", "new")] == [5, 2, None]
+    assert [server.bodies[name]["temperature"] for name in ("bare", "own", "new")] == [0, 1.0, 0]
+    assert lines[0]["response"]["body"]["usage"]["completion_tokens"] == 5
+
+
+def test_a_table_is_sent_with_the_cap_and_the_temperature_of_the_command(tmp_path: Path) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text("id,question\na,how\nb,why\n")
+    with FakeServer(4) as server:
+        words = ["--prompt-column", "question", "--raw", "--longest-completion", "3", "--temperature", "0.5"]
+        status, lines = run(table, server, "--id-column", "id", *words)
+    assert status == 0
+    assert [line["custom_id"] for line in lines] == ["a", "b"]
+    assert {(body["max_tokens"], body["temperature"]) for body in server.bodies.values()} == {(3, 0.5)}
+
+
+def test_two_temperatures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = write(tmp_path / "in.jsonl", [{"custom_id": "a", "body": {"prompt": "a", "max_tokens": 1}}])
+    (tmp_path / "body.json").write_text('{"temperature": 0.5}')
+    words = ["run", str(batch), "--server", "http://127.0.0.1:1", "--temperature", "1"]
+    assert main([*words, "--body", str(tmp_path / "body.json")]) == 2
+    assert "--temperature and --body both state a temperature" in capsys.readouterr().err
+
+
+def test_rows_that_score_their_prompt_are_sent_and_take_an_iteration(tmp_path: Path) -> None:
+    body = {"model": "fake", "prompt": "scored", "max_tokens": 0, "echo": True}
+    batch = write(tmp_path / "in.jsonl", [{"custom_id": "a", "body": body}])
+    with FakeServer(4) as server:
+        status, lines = run(batch, server)
+    assert status == 0
+    assert server.bodies["scored"]["max_tokens"] == 0
+    assert lines[0]["response"]["body"]["choices"][0]["text"] == "scored"
