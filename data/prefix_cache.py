@@ -92,6 +92,8 @@ def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> i
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
     """Return the prompt tokens that each bin computes, shape (bins,)."""
+    if problem.tree is not None:
+        raise ValueError("what a stage computes of a prefix tree depends on what the engine keeps")
     tokens = np.bincount(bin_of, weights=problem.own_tokens, minlength=bins).astype(np.int64)
     prefix = problem.prefix_of
     shared = np.flatnonzero(prefix >= 0)

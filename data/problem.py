@@ -13,6 +13,7 @@ import numpy as np
 from .arrays import IntArray
 from .costs.cost import CostModel
 from .files.shown import Shown
+from .prefix_tree import PrefixTree
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -93,12 +94,16 @@ class Problem(Shown):
         Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity; see
         :class:`~batchbound.data.prefix_cache.PrefixCache`. With 0, each stage computes its shared prompts
         again.
+    tree
+        Beginnings that running requests hold once, in the KV capacity; None if each request holds its whole
+        prompt. A stage computes whole nodes, and a node stays in the cache at least while a request below it
+        runs. It takes the place of the workload's shared tokens and of ``prefix_cache``.
 
     Raises
     ------
     ValueError
-        If a limit is not a whole number of at least one (``prefix_cache``: zero), or there are more slots
-        than :data:`MOST_SLOTS`.
+        If a limit is not a whole number of at least one (``prefix_cache``: zero), there are more slots than
+        :data:`MOST_SLOTS`, or the tree is of other prompts.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -111,6 +116,7 @@ class Problem(Shown):
     max_position: int | None = None
     prefill_emits_first_token: bool = False
     prefix_cache: int = 0
+    tree: PrefixTree | None = None
     decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
     """Number of each request's shared prompt; -1 for none."""
@@ -135,11 +141,22 @@ class Problem(Shown):
         decode_steps = self.workload.output_tokens - int(self.prefill_emits_first_token)
         decode_steps.flags.writeable = False
         object.__setattr__(self, "decode_steps", decode_steps)
+        self._check_tree()
         self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
         self._refuse(total, "max_position", "prompt and completion take {} tokens")
         self._refuse(self.kv_peak, "kv_capacity", "its KV cache takes {} tokens at the end")
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
+
+    def _check_tree(self) -> None:
+        if self.tree is None:
+            return
+        if not np.array_equal(self.tree.prompt_tokens, self.workload.input_tokens):
+            raise ValueError("the prefix tree is of prompts with other lengths")
+        if self.prefix_cache or self.workload.shared_tokens.any():
+            raise ValueError(
+                "a prefix tree takes the place of shared_tokens and prefix_cache: leave them out"
+            )
 
     def _share(self) -> None:
         """Set the number and the tokens of each shared prompt."""
@@ -187,16 +204,27 @@ class Problem(Shown):
     @property
     def own_tokens(self) -> IntArray:
         """Unshared tokens of each prompt, at least one, shape (requests,)."""
+        if self.tree is not None:
+            return self.tree.own
         return self.workload.input_tokens - self.workload.shared_tokens
 
     @property
     def prompt_pieces(self) -> IntArray:
         """Tokens of the pieces that stages compute, shape (requests + shared prompts,).
 
-        Each piece is computed whole in one stage: a request's own tokens in its stage, a shared prompt in the
-        stage of one of its requests.
+        Each piece is computed whole in one stage: a request's own tokens in its stage, a shared prompt or a
+        node of the tree in the stage of one of its requests.
         """
-        return np.concatenate((self.own_tokens, self.prefix_tokens))
+        shared = self.prefix_tokens if self.tree is None else self.tree.tokens
+        return np.concatenate((self.own_tokens, shared))
+
+    @property
+    def holds_whole_prompts(self) -> bool:
+        """True if each running request holds all tokens of its prompt.
+
+        Arguments that count whole prompts against the KV capacity need it.
+        """
+        return self.tree is None
 
     @property
     def keeps_every_prefix(self) -> bool:

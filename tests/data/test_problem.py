@@ -9,7 +9,9 @@ import pytest
 from builders import problem_of
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.problem import MOST_SLOTS, ProblemError
+from batchbound.data.prefix_tree import PrefixTree
+from batchbound.data.problem import MOST_SLOTS, Problem, ProblemError
+from batchbound.data.workload import Workload
 
 
 def test_the_first_token_at_prefill_is_a_step_less_and_a_token_held_more() -> None:
@@ -91,3 +93,17 @@ def test_arrivals_can_be_left_out() -> None:
     assert problem.without_arrivals().workload.arrival.tolist() == [0.0, 0.0]
     there = problem_of([1], [1], 1)
     assert there.without_arrivals() is there
+
+
+def test_a_tree_takes_the_place_of_whole_prompts() -> None:
+    tree = PrefixTree([-1], [4], [0, 0, -1], [2, 1, 3])
+    workload = Workload.from_lengths([6, 5, 3], [2, 2, 2])
+    problem = Problem(workload, CostModel(1.0, 0.0, 1.0, 0.0), 2, tree=tree)
+    assert problem.own_tokens.tolist() == [2, 1, 3]
+    assert problem.prompt_pieces.tolist() == [2, 1, 3, 4]
+    assert not problem.holds_whole_prompts
+    assert Problem(workload, problem.cost, 2).holds_whole_prompts
+    with pytest.raises(ValueError, match="of prompts with other lengths"):
+        Problem(workload.select([0, 1]), problem.cost, 2, tree=tree)
+    with pytest.raises(ValueError, match="leave them out"):
+        Problem(workload, problem.cost, 2, prefix_cache=4, tree=tree)
