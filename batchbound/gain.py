@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from .data.bound import Bound
 from .data.costs.cost import CostModel
 from .data.fleet import Fleet
 from .data.plan import Maker, Plan
-from .data.problem import Problem
+from .data.problem import Problem, ProblemError
 from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
-from .executor.reports.report import model_seconds, served_part
+from .executor.reports.report import model_seconds, pace_of, served_part
 from .heuristics.simulate import simulate
 from .models.bounds.evicting import evicting_bound
 from .models.bounds.fleet import work_bound
@@ -57,16 +59,20 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A run and its alternatives for the same completions.
+    """A run and its alternatives for the same completions, under its own limits.
 
-    Simulated seconds are the cost model's, times ``clock``. Decode steps are exact.
+    Simulated seconds are the cost model's, times ``clock``. Decode steps and stages are exact.
 
     first_come: First come, first served, simulated with the actual lengths.
     this_run: The run itself.
-    known: A plan made with the actual lengths.
+    known: The best of these two and of a plan made with the actual lengths; None if not planned.
     least: Lower bound of all schedules of these completions, in seconds of the run's clock.
     clock: Measured seconds per second of the cost model.
-    evicts: True if the run evicted requests; the bound then allows evictions.
+    evicts: True if the bound allows evictions, as the run or first come, first served evicted requests.
+    capacity: KV capacity in tokens; None for no limit.
+    at_once: True if all requests are in progress at once, so that no order can help.
+    missed: Measured seconds of all stages over those of the cost model at the pace of the median stage,
+        minus one; None if unknown.
     """
 
     requests: int
@@ -77,6 +83,9 @@ class Gain:
     least: float
     clock: float
     evicts: bool = False
+    capacity: int | None = None
+    at_once: bool = False
+    missed: float | None = None
 
     @property
     def saved(self) -> float:
@@ -115,29 +124,36 @@ def gain_and_plan(
     if served is None or len(fleet.replicas) != 1:
         return None, None
     cost = cost or _own_cost(trace, fleet.replicas[0].cost)
-    problem = replace(served.problem(), cost=cost)
+    free = replace(served.problem(), cost=cost)
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
-    limited = _with_capacity(problem, fleet)
-    first = simulate(limited, params.policy)
-    this_run = Course.of(trace, trace.makespan)
-    result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
-    bound = _evicting(problem) if trace.evictions else result.bound
-    known, plan, schedule = None, None, result.schedule
-    if schedule is not None:
-        seconds = clock * schedule.makespan(problem)
-        known = Course(seconds, int(schedule.decode_steps.sum()), len(schedule.decode_steps))
-        maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
-        plan = Plan.of(problem, schedule, None, maker)
+    planned, problem = _limited(free, fleet)
+    # The engine keeps the KV cache of evicted requests on the host.
+    first = simulate(planned, params.policy, free.workload.output_tokens, swap=0.0)
+    evicts = trace.evictions + first.evictions > 0
+    courses = [Course.of(trace, trace.makespan), Course.of(first, clock * first.makespan)]
+    known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
+    if problem is not None:
+        result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
+        bound = _evicting(problem) if evicts else result.bound or bound
+        if result.schedule is not None:
+            schedule, seconds = result.schedule, clock * result.schedule.makespan(problem)
+            steps, stages = int(schedule.decode_steps.sum()), len(schedule.decode_steps)
+            known = min(Course(seconds, steps, stages), *courses, key=lambda course: course.seconds)
+            maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
+            plan = Plan.of(problem, schedule, None, maker)
     gain = Gain(
-        requests=len(problem),
-        slots=problem.slots,
-        first_come=Course.of(first, clock * first.makespan),
-        this_run=this_run,
+        requests=len(free),
+        slots=free.slots,
+        first_come=courses[1],
+        this_run=courses[0],
         known=known,
-        least=clock * ((bound.proven if bound else None) or 0.0),
+        least=clock * (bound.proven or 0.0),
         clock=clock,
-        evicts=trace.evictions > 0,
+        evicts=evicts,
+        capacity=planned.kv_capacity,
+        at_once=first.prefill_stages == 1 and len(free) <= free.slots,
+        missed=pace_of([(cost, trace)])[1],
     )
     return gain, plan
 
@@ -156,13 +172,18 @@ def _own_cost(trace: Trace, stated: CostModel) -> CostModel:
         return stated
 
 
-def _with_capacity(problem: Problem, fleet: Fleet) -> Problem:
-    """Return the problem with the replica's KV capacity.
+def _limited(problem: Problem, fleet: Fleet) -> tuple[Problem, Problem | None]:
+    """Return the problem under the replica's limits, as it was planned and as it came out.
 
-    A capacity that a completion outgrew is left out.
+    The second is None if a completion outgrew the KV capacity, so that no schedule holds it.
     """
-    capacity = fleet.replicas[0].kv_capacity
+    capacity, cap = fleet.replicas[0].kv_capacity, fleet.replicas[0].prefill_token_cap
     try:
-        return replace(problem, kv_capacity=capacity)
-    except ValueError:
-        return problem
+        limited = replace(problem, kv_capacity=capacity, prefill_token_cap=cap)
+    except ProblemError:
+        position = {name: k for k, name in enumerate(fleet.workload.ids.tolist())}
+        rows = [position[name] for name in problem.workload.ids.tolist()]
+        lengths = np.minimum(problem.workload.output_tokens, fleet.workload.output_tokens[rows])
+        workload = problem.workload.with_output_tokens(lengths)
+        return replace(problem, workload=workload, kv_capacity=capacity, prefill_token_cap=cap), None
+    return limited, limited

@@ -63,7 +63,8 @@ class Stage:
     def model_seconds(self, cost: CostModel, *, overheads: bool = True) -> float:
         """Return the seconds of the stage by a cost model."""
         if self.kind == "prefill":
-            return cost.prefill_seconds(self.tokens)
+            # A stage without tokens continues evicted requests from their KV cache.
+            return cost.prefill_seconds(self.tokens) if self.tokens else 0.0
         seconds = self.decode_steps * cost.decode_seconds(self.active)
         if not overheads:
             return seconds + cost.decode_per_kv_token * self.kv_tokens

@@ -12,7 +12,7 @@ from builders import UNIT, problem_of
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
-from batchbound.gain import Gain, gain_of
+from batchbound.gain import Gain, gain_and_plan, gain_of
 from batchbound.gain_screen import gain_lines
 from batchbound.heuristics.simulate import simulate
 
@@ -95,17 +95,17 @@ def test_the_end_screen_says_what_was_gained_what_is_possible_and_what_next() ->
     lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", "batchbound run p.jsonl --model M")
     assert lines == [
         "3 prompts, 2 at a time, tiny:speller",
-        "  first come, first served    7.00 s    simulated, same lengths",
-        "  this run                    7.00 s    no less time",
-        "  lengths known beforehand    6.00 s    14% less than this run, 20% fewer decode steps",
-        "  least possible              6.00 s    proven; this run is 17% above it",
+        "  first come, first served  5 steps  2 stages   7.00 s  simulated",
+        "  this run                  5        2          7.00 s  no gain",
+        "  lengths known beforehand  4        2          6.00 s  14% less than this run",
+        "  least possible                                6.00 s  proven; run 17% above",
         "  next time: batchbound run p.jsonl --model M",
     ]
 
 
 def test_the_end_screen_promises_nothing_of_lengths_that_do_not_repeat() -> None:
     lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", None)
-    assert lines[3].endswith("14% less than this run, if lengths repeat")
+    assert lines[3].endswith("14% less, if they repeat")
     assert len(lines) == 5
     assert gain_lines(gain(two_slots(), "lpt"), "M", "again")[3].endswith("no more to gain")
 
@@ -116,3 +116,60 @@ def test_a_long_command_is_wrapped_as_a_shell_reads_it() -> None:
     assert all(len(line) <= 80 for line in lines)
     typed = "\n".join(lines).removeprefix("  next time: ").replace("\\\n", "")
     assert shlex.split(typed) == shlex.split(command)
+
+
+def limited() -> Problem:
+    """Return four requests of which two fit the KV capacity when they are long."""
+    return problem_of([4, 4, 4, 4], [5, 3, 5, 3], 4, UNIT, kv_capacity=20, prefill_token_cap=8)
+
+
+def test_first_come_first_served_has_the_limits_of_the_run() -> None:
+    problem = limited()
+    trace = simulate(problem, "fcfs", swap=0.0)
+    assert trace.evictions
+    assert trace.prefill_stages > 2  # the token cap lets two prompts into a stage
+    found = gain_of(Fleet.of(problem, 1), trace, cost=problem.cost)
+    assert found is not None
+    assert found.first_come == found.this_run
+    assert found.evicts
+    lines = gain_lines(found, "M", None)
+    assert lines[2].endswith("no gain")
+    assert "  least possible with evictions or without, in 20 tokens of KV cache" in lines
+
+
+def test_a_plan_of_known_lengths_keeps_the_limits() -> None:
+    problem = limited()
+    found, plan = gain_and_plan(Fleet.of(problem, 1), simulate(problem, "lpt"), cost=problem.cost)
+    assert found is not None
+    assert plan is not None
+    assert plan.problem.kv_capacity == 20
+    assert plan.problem.prefill_token_cap == 8
+    assert plan.schedule.check(plan.problem) is None
+
+
+def test_nothing_is_planned_where_a_completion_outgrew_the_capacity() -> None:
+    problem = limited()
+    trace = simulate(problem, "fcfs", np.array([30, 3, 5, 3]), swap=0.0)
+    found = gain_of(Fleet.of(problem, 1), trace, cost=problem.cost)
+    assert found is not None
+    assert found.known is None
+    assert found.first_come == found.this_run
+    assert not any("lengths known" in line for line in gain_lines(found, "M", None))
+
+
+def test_prompts_that_fit_at_once_leave_no_order_to_choose() -> None:
+    found = gain(problem_of([1, 1, 1], [1, 2, 4], 5, UNIT), "fcfs")
+    lines = gain_lines(found, "M", "again")
+    assert lines[-1] == "  3 prompts fit into 5 slots at once: no order can help"
+    assert not any("known beforehand" in line for line in lines)
+
+
+def test_a_busy_machine_is_named() -> None:
+    assert not any("good to" in line for line in gain_lines(gain(two_slots(), "fcfs", 2.0), "M", None))
+    trace = simulate(two_slots(), "fcfs")
+    first, *later = trace.stages
+    odd = replace(trace, stages=(replace(first, end=first.end + 2.0), *later))
+    found = gain_of(Fleet.of(two_slots(), 1), odd, cost=UNIT)
+    assert found is not None
+    said = "  seconds are good to 29% on this machine; steps and stages are exact"
+    assert said in gain_lines(found, "M", None)

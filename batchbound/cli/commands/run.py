@@ -271,11 +271,11 @@ class _Made:
     """Plan that a command may have written, and what stood there before it."""
 
     path: Path | None = None
-    before: bytes | None = None
+    before: str | None = None
 
     @classmethod
     def of(cls, path: Path) -> _Made:
-        return cls(path, path.read_bytes() if path.is_file() else None)
+        return cls(path, path.read_text(encoding="utf-8") if path.is_file() else None)
 
     def take_back(self) -> None:
         """Restore the file, as no run of its plan has begun."""
@@ -283,8 +283,8 @@ class _Made:
             return
         if self.before is None:
             self.path.unlink(missing_ok=True)
-        elif self.path.read_bytes() != self.before:
-            with atomic_write(self.path, binary=True) as stream:
+        elif self.path.read_text(encoding="utf-8") != self.before:
+            with atomic_write(self.path) as stream:
                 stream.write(self.before)
 
 
