@@ -30,6 +30,7 @@ from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
 from .data.files.shown import Shown
 from .data.iterations import UNLIMITED, EngineLimits, Sequences
+from .data.readers.completions import Endings
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
@@ -210,6 +211,9 @@ def _server_run(options: AuditOptions) -> Audit:
         raise InputError(str(error), file=options.run, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
     tables, lost, remarks = _counted(found)
+    endings = Endings.of(ran.endings)
+    if endings is not None and endings.line is not None:
+        remarks = (*remarks, endings.line)
     if engines > 1:
         remarks = (*remarks, "no seconds: they are fitted to one engine, and there are several")
     elif found.broken or found.drafts != 0:

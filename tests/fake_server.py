@@ -70,7 +70,8 @@ class FakeServer:
         What to do with the attempts at a request, by its prompt, one after the other: a status, ``hang``,
         ``drop`` (the connection), ``garbage``, ``no gzip``, ``error`` (with status 200), ``no choices``,
         ``ignore n``, ``abort`` (a finish reason), ``choice 429`` (an error in a choice), ``body 429`` (in a
-        body of status 200), ``sign in`` (a web page), or a key of :data:`ODD`; beyond the list it is served.
+        body of status 200), ``sign in`` (a web page),
+        ``thinking`` (cut before its text began), or a key of :data:`ODD`; beyond the list it is served.
     die_after
         Completions after which the server loses all it holds and starts anew, again and again.
     on_completion
@@ -260,6 +261,8 @@ class FakeServer:
                 "completion_tokens": tokens * max(1, choices),
             },
         }
+        if fault == "thinking":
+            made[-1] |= {"text": "", "finish_reason": "length"}
         if fault == "abort" or str(fault).startswith("choice "):
             # The last completion of several is not whole.
             ended = (

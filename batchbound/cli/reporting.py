@@ -10,9 +10,10 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
-from ..data.readers.completions import BatchCompletion, ended_at_once, read_completions
+from ..data.readers.completions import BatchCompletion, Endings, ended_at_once, read_completions
 from ..data.report import Report
 from ..data.trace import Trace
+from ..gain_screen import command_lines
 from ..judging import calibration_of
 from ..run_job.earlier import ASSUMED
 from ..run_job.server_result import ServerResult
@@ -55,6 +56,18 @@ def note_empty(completions: Sequence[BatchCompletion], *, raw: bool) -> None:
         else "see its chat template"
     )
     note(f"{empty:,} of {len(completions):,} completions are empty: the model ended them at once; {why}")
+
+
+def say_cut_rows(result: ServerResult) -> None:
+    """Print how many completions of servers were cut, and the command that sends them under a higher cap."""
+    endings = Endings.of(result.run.endings)
+    if endings is None or endings.line is None:
+        return
+    say(endings.line)
+    cap = 2 * int((result.run.completion_tokens // result.run.choices).max(initial=1))
+    command = f"{typed_again('--retry')} cut --longest-completion {cap}"
+    for line in command_lines("  under a higher cap:", command):
+        say(line)
 
 
 def run_line(report: Report) -> str:
@@ -120,6 +133,7 @@ def show_server(result: ServerResult, args: argparse.Namespace) -> bool:
     )
     for line in lines + (detail_lines(figures) if args.verbose else []):
         say(line)
+    say_cut_rows(result)
     files, details = f"{output}, {args.trace}", f"details: batchbound audit {args.trace}"
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)

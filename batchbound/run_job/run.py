@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, cast, overload
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.plan import Plan
-from ..data.readers.completions import BatchCompletion, batch_completions, is_parquet_name, read_completions
+from ..data.readers.completions import (
+    BatchCompletion,
+    Endings,
+    batch_completions,
+    is_parquet_name,
+    read_completions,
+)
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import report
@@ -67,6 +73,13 @@ class RunResult:
     def failed(self) -> int:
         """Number of requests with an error as completion."""
         return sum(one.error is not None for one in self.completions)
+
+    @property
+    def endings(self) -> Endings:
+        """Count of the completions by their ending."""
+        endings = Endings()
+        endings.add(self.completions)
+        return endings
 
 
 @overload
@@ -182,10 +195,11 @@ def _run_on_model(
         with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
             outcome = serve(journal, on_stage=on_stage)
             journal.end()
-    repeated = _repeated(job, journal, options.tuned.product_rows)
+    completions, endings = tuple(batch_completions(job.lines(journal))), Endings()
+    endings.add(completions)
+    repeated = _repeated(job, journal, options.tuned.product_rows) | {"endings": endings.facts()}
     traces = tuple(replace(trace, engine={**trace.engine, **repeated}) for trace in outcome.traces)
     files.save(chosen, traces, path.parent, {"run": run_digest(identity), **repeated})
-    completions = tuple(batch_completions(job.lines(journal)))
     job.write_answers(journal, files.output)
     traces = traces or tuple(
         replace(Trace.empty(one.slots), engine=repeated) for one in chosen.fleet.replicas

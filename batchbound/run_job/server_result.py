@@ -68,7 +68,7 @@ class ServerResult:
         predicted = None if self.release is None else self.release.predicted
         if predicted is not None and not self.resumed:
             found["predicted_iterations"] = predicted.iterations
-        return found | {"resumed": self.resumed, "failed": self.failed}
+        return found | {"resumed": self.resumed, "failed": self.failed, "endings": dict(self.run.endings)}
 
     def _against_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
         run = self.run

@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -230,8 +230,54 @@ def _line_of(name: str, rows: Sequence[BatchCompletion]) -> dict[str, Any]:
     return line
 
 
+@dataclass(slots=True)
+class Endings:
+    """Count of completions by their ending.
+
+    reasons: Completions of each finish reason, as the engine names it.
+    empty: Completions cut at their cap before a text began, as of a model that still thinks.
+    """
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    empty: int = 0
+
+    @classmethod
+    def of(cls, facts: object) -> Endings | None:
+        """Return the endings that :meth:`facts` gave, or None."""
+        reasons, empty = _at(facts, "reasons"), _at(facts, "empty")
+        return cls(Counter(reasons), empty) if isinstance(reasons, dict) and type(empty) is int else None
+
+    def add(self, completions: Iterable[BatchCompletion]) -> None:
+        """Count completions; those with an error have no ending."""
+        for row in completions:
+            if row.error is None:
+                self.reasons[row.finish_reason or "unknown"] += 1
+                spoke = row.completion or "tool_calls" in (row.details or "")
+                self.empty += row.finish_reason == "length" and not spoke
+
+    def facts(self) -> dict[str, object]:
+        """Return the counts for a trace."""
+        return {"reasons": dict(self.reasons), "empty": self.empty}
+
+    @property
+    def cut(self) -> int:
+        """Number of completions that ended at their cap."""
+        return self.reasons["length"]
+
+    @property
+    def line(self) -> str | None:
+        """Sentence about cut completions, or None without any."""
+        if not self.cut:
+            return None
+        total, empty = self.reasons.total(), ""
+        if self.empty:
+            empty = f" ({self.empty:,} {'is' if self.empty == 1 else 'are'} empty: all spent on thinking)"
+        were = "was" if self.cut == 1 else "were"
+        return f"{self.cut:,} of {total:,} completions {were} cut at max_tokens{empty}"
+
+
 _HINT = "Give the output file of an earlier run."
-_COLUMNS = [field.name for field in fields(BatchCompletion)]
+_COLUMNS = [column.name for column in fields(BatchCompletion)]
 _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
 

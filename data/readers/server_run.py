@@ -78,6 +78,7 @@ class ServerRunHeader:
     requests: Count
     run: str | None = None
     assumptions: tuple[Assumption, ...] = ()
+    endings: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -121,6 +122,7 @@ class ServerRun:
     run: Name of the run from its requests and model; None if unknown.
     assumptions: Assumptions about the servers from the user or a model's config.
     lengths: Estimated tokens of the completions of requests with several, by request; no bound uses them.
+    endings: Endings of all completions of the job, of :class:`.Endings`; empty if unknown.
     """
 
     ids: Sequence[str]
@@ -140,6 +142,7 @@ class ServerRun:
     run: str | None = None
     assumptions: tuple[Assumption, ...] = ()
     lengths: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    endings: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -160,6 +163,7 @@ class ServerRun:
             len(self),
             self.run,
             self.assumptions,
+            self.endings,
         )
         # Views yield one number at a time; lists would hold an object for each.
         columns = [getattr(self, name).data for name in _COLUMNS]
@@ -204,6 +208,7 @@ class ServerRun:
             run=header.run,
             assumptions=header.assumptions,
             lengths=lengths,
+            endings=header.endings,
             **{name: np.asarray(column) for name, column in columns.items()},
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.files.disk import InputError, shown
-from ...data.readers.completions import ending_of
+from ...data.readers.completions import Endings, batch_completions, ending_of
 from ...data.readers.server_batch import ServerBatch
 
 
@@ -21,10 +21,12 @@ class KeptRows:
 
     done: True for rows that are not sent again, shape (requests,).
     failed: Names of all rows whose outcome is an error.
+    endings: Endings of the completions that are done.
     """
 
     done: npt.NDArray[np.bool_]
     failed: frozenset[str]
+    endings: Endings
 
 
 def kept_rows(
@@ -36,7 +38,7 @@ def kept_rows(
     file: File of the lines, for errors.
     """
     again, done, failed = frozenset(retry), np.zeros(len(batch), dtype=np.bool_), set[str]()
-    changed = list[str]()
+    changed, endings = list[str](), Endings()
     for line in lines:
         name, ending = str(line["custom_id"]), ending_of(line)
         place = batch.names.find(name)
@@ -50,9 +52,11 @@ def kept_rows(
         else:
             failed.discard(name)
         done[place] = ending not in again
+        if done[place]:
+            endings.add(batch_completions([line]))
     if changed:
         others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         message = f"row {shown(changed[0])}{others} had another body when it was finished"
         hint = "Give a changed row a new custom_id, name another output, or say --overwrite."
         raise InputError(message, file=file, hint=hint)
-    return KeptRows(done, frozenset(failed))
+    return KeptRows(done, frozenset(failed), endings)

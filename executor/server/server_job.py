@@ -16,7 +16,7 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.prompts.names import Names
-from ...data.readers.completions import EXPIRED, EXPIRED_MESSAGE, failed_line
+from ...data.readers.completions import EXPIRED, EXPIRED_MESSAGE, batch_completions, failed_line
 from ...data.readers.server_batch import ServerBatch, ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
@@ -157,7 +157,9 @@ class ServerJob:
         failed = set(kept.failed)
 
         def keep(found: Sequence[Served]) -> None:
-            journal.append_all([(batch.names[one.request], _line_of(batch, one)) for one in found])
+            lines = [(batch.names[one.request], _line_of(batch, one)) for one in found]
+            journal.append_all(lines)
+            kept.endings.add(batch_completions(line for _, line in lines))
             for one in found:
                 (failed.discard if one.reply.kind is Kind.ANSWERED else failed.add)(batch.names[one.request])
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
@@ -222,7 +224,8 @@ class ServerJob:
                     line = failed_line(name, batch.line_id(position), EXPIRED, EXPIRED_MESSAGE)
                     journal.append(name, line)
                     failed.add(name)
-        return ServerOutcome(served.record(self, counts, dispatch), len(failed), stopped)
+        ran = replace(served.record(self, counts, dispatch), endings=kept.endings.facts())
+        return ServerOutcome(ran, len(failed), stopped)
 
     def _reordering(self, batch: ServerBatch, journal: Journal) -> Reordering | None:
         if self.planned is not None:

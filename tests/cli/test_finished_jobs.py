@@ -138,3 +138,20 @@ def test_a_journal_with_a_row_that_the_requests_lack_is_refused(
     with FakeServer(2) as server:
         assert main(words_of(batch, server)) == 2
     assert "holds row 'r2', which the requests lack" in " ".join(capsys.readouterr().err.split())
+
+
+def test_completions_that_were_cut_are_counted_with_those_that_said_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4, faults={"r1": ["thinking"]}) as server:
+        words = [word for word in words_of(batch, server) if word != "--json"]
+        assert main(words) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        line = "4 of 4 completions were cut at max_tokens (1 is empty: all spent on thinking)"
+        assert line in said
+        assert "under a higher cap:" in said
+        assert "--retry cut --longest-completion 4" in said
+        assert main(["audit", str(tmp_path / "trace.jsonl"), "--slots", "4"]) == 0
+        assert line in " ".join(capsys.readouterr().err.split())
+        assert main([*words, "--retry", "cut", "--longest-completion", "4"]) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
+from batchbound.data.readers.completions import read_completions
 from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.processes.engine_spec import EngineSpec
@@ -201,3 +202,19 @@ def test_a_ray_that_does_not_start_stops_the_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(Exception("the node timed out")))
     with pytest.raises(RunStoppedError, match=r"^Ray does not start \(the node timed out\)"):
         RayFleet(EngineSpec("tiny:llama"), 2)
+
+
+def test_completions_that_were_cut_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bodies = [{"prompt": f"Spell {k}.", "max_tokens": 2} for k in range(3)]
+    rows = [json.dumps({"custom_id": f"q{k}", "body": body}) for k, body in enumerate(bodies)]
+    Path("prompts.jsonl").write_text("\n".join(rows))
+    assert main(["run", "prompts.jsonl", "--model", "tiny:speller", "--slots", "2", "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    cut = sum(row.finish_reason == "length" for row in read_completions("answers.jsonl"))
+    assert cut > 0
+    assert f"{cut} of 3 completions" in said
+    assert main(["report"]) == 0
+    assert f"{cut} of 3 completions" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from ...data.files.kinds import is_of_kind
 from ...data.files.outputs import can_be_made_again
 from ...data.iteration_plan import KIND, IterationPlan
 from ...data.plan import Plan
+from ...data.readers.completions import Endings
 from ...data.report import Report
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
@@ -99,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
     report = _judged(args.plan, plan, paths, traces)
     if paths and report.clock == "measured" and not args.json:
         _say_gain(plan, traces)
+    endings = Endings.of(traces[0].engine.get("endings"))
+    if endings is not None and endings.line is not None and not args.json:
+        say(endings.line)
     print_report(report, as_json=args.json)
     panels = [
         Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)

@@ -368,11 +368,22 @@ def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> Non
         note_empty(result.completions, raw=raw)
     gain = _gain(result, args, repeats=rerun is not None) if served else None
     if args.json:
-        say(json.dumps({**report.to_json(), "gain": None if gain is None else plain(gain)}))
+        say(
+            json.dumps(
+                {
+                    **report.to_json(),
+                    "gain": None if gain is None else plain(gain),
+                    "endings": result.endings.facts(),
+                }
+            )
+        )
     elif gain is not None:
         _show_gain(gain, result, args, rerun)
     elif served:
         _show_run(result, args)
+    cut = result.endings.line
+    if cut is not None and not args.json and served:
+        say(f"{cut}: a higher max_tokens lets them end")
     digest = traces[0].engine.get("digest")
     if digest is not None and not args.json:
         say(f"digest of tokens and log-probabilities: {digest}")
