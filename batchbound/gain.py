@@ -15,8 +15,8 @@ from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
 from .executor.reports.report import model_seconds, pace_of, served_part
 from .heuristics.simulate import simulate
-from .models.bounds.evicting import evicting_bound
 from .models.bounds.fleet import work_bound
+from .models.bounds.prove import evicting_bound
 from .solvers.result import Limits
 from .solvers.solve import solve
 

@@ -17,7 +17,7 @@ from ..data.schedule import Schedule
 from ..heuristics.loop import schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
-from ..models.bounds.evicting import evicting_bound
+from ..models.bounds.prove import evicting_bound
 from ..models.formulations.full_model import UnsupportedProblemError
 from ..models.formulations.linear_model import TOLERANCE, LinearModel
 from ..planning.fleet import make_fleet_plan

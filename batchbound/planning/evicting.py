@@ -8,7 +8,7 @@ from ..data.plan import FollowedPolicy, Plan
 from ..data.problem import Problem
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
-from ..models.bounds.evicting import evicting_bound
+from ..models.bounds.prove import evicting_bound
 from ..solvers.result import Status
 
 

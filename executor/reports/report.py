@@ -33,9 +33,9 @@ from ...data.workload import Turns, Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay_and_repair import Replay
 from ...heuristics.simulator import Simulator
-from ...models.bounds.evicting import evicting_bound
 from ...models.bounds.fleet import work_bound
 from ...models.bounds.makespan import best_bound
+from ...models.bounds.prove import evicting_bound
 from .bubbles import slot_seconds
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
-from ...data.bound import Bound
 from ...data.problem import Problem
 from ..deadline import Deadline
 from .least_counts import Counts, cost_terms, prefill_seconds
+from .packing.heuristics import longest_processing_time, machine_loads
+from .params import BoundParams
 
 LARGEST = 2**62
 """A number that 64 bits hold with room for a sum."""
-
-Part = Literal["decode_steps", "charges", "intervals", "growth"]
-"""Field of a certificate that holds the claims of an argument."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +30,7 @@ class Curve:
     claim: Data with which a checker repeats the proof, as JSON values.
     """
 
-    part: Part
+    part: str
     steps: IntArray
     claim: object
 
@@ -101,36 +100,61 @@ class Known:
                 known = fewer
         return known
 
-    def bound(self) -> Bound:
-        """Return the bound with its certificate."""
-        terms = cost_terms(self.problem, *self.cheapest)
-        claims: dict[Part, list[object]] = {}
-        for curve in self.curves:
-            claims.setdefault(curve.part, []).append(curve.claim)
-        certificate: dict[str, object] = {"kind": "trivial", "slots": self.counts.slots, **self.counts.claims}
-        for claim in claims.pop("decode_steps", []):
-            certificate["decode_steps"] = claim
-        source = "fewest stages and decode steps"
-        growth = claims.pop("growth", None)
-        if growth is not None:
-            (certificate["growth"],) = growth
-            certificate["kind"], source = "growth", "growing keys and values"
-        if claims:
-            certificate |= {"kind": "difference set", "charges": [], "intervals": []}
-            certificate.update({str(part): claim for part, claim in claims.items()})
-            source = "difference set"
-            source += " and intervals" if "intervals" in claims else ""
-            source += " and growth" if growth is not None else ""
-        return Bound(sum(terms.values()), source, terms, certificate)
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem to bound, its counts, and the seconds and parameters for further proofs."""
 
-class Argument(Protocol):
-    """Search for proofs of one kind, for one problem."""
+    problem: Problem
+    counts: Counts
+    seconds: float
+    params: BoundParams
+
+    @cached_property
+    def lengths(self) -> tuple[IntArray, IntArray]:
+        """Distinct positive decode steps, ascending, and the number of requests of each."""
+        decode_steps = self.problem.decode_steps
+        lengths, numbers = np.unique(decode_steps[decode_steps > 0], return_counts=True)
+        return lengths, numbers
+
+    @cached_property
+    def memory_binds(self) -> bool:
+        """True if the KV capacity needs more steps than the slots."""
+        if self.counts.claims["decode_steps"]["kind"] != "KV tokens over capacity":
+            return False
+        decode_steps, slots = self.problem.decode_steps, self.counts.slots
+        packed = longest_processing_time(decode_steps, slots)
+        loads = machine_loads(decode_steps, packed, slots)
+        return self.counts.decode_steps > self.params.memory_binds * int(loads.max())
 
     @property
-    def name(self) -> str:
-        """Field of :class:`~.params.BoundParams` that switches it off."""
+    def prices_lengths(self) -> bool:
+        """True if slots bind, and the checker of prices of lengths is fast enough."""
+        return not self.memory_binds and 0 < len(self.lengths[0]) <= self.params.most_lengths
 
+
+class Argument(ABC):
+    """Search for proofs of one kind, for one problem; a row of :data:`~.prove.ARGUMENTS`."""
+
+    name: ClassVar[str]
+    """Name by which :class:`~.params.BoundParams` leaves it out."""
+    part: ClassVar[str]
+    """Field of a certificate for its claims; the row of that part in ``checker.CHECKS`` checks it."""
+    kind: ClassVar[str]
+    """Kind of a certificate that it leads."""
+    source: ClassVar[str]
+    """Name of a bound whose certificate it leads; arguments after the first are named by their parts."""
+    lists_claims: ClassVar[bool] = True
+    """Whether the field holds a list of claims, not one."""
+    holds_under_evictions: ClassVar[bool] = False
+    """Whether it also holds for schedules that evict requests."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, task: Task) -> Self | None:
+        """Return the search for a problem, or None if it proves nothing there."""
+
+    @abstractmethod
     def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return a curve that may raise the bound, or None."""
 

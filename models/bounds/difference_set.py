@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
 from ...data.arrays import IntArray
-from ...data.bound import Bound
-from ...data.problem import Problem
 from ..deadline import Deadline
-from .argument import Curve, Known, exact
-from .least_counts import Counts, least_counts
+from .argument import Argument, Curve, Known, Task, exact
+from .least_counts import Counts
 
 
 def useful_differences(stages: int, longest: int, decode_steps: int) -> int:
@@ -107,7 +106,7 @@ class RoundUp:
         return max(0, self.relaxed(charge)[0] - charge * values)
 
 
-class DifferenceBound:
+class DifferenceBound(Argument):
     r"""Argument that few differences between start times waste slot time.
 
     A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
@@ -123,19 +122,21 @@ class DifferenceBound:
     capacity and empty slots only mean fewer differences or more waste, so the bound stays valid.
     """
 
-    name = "difference_set"
+    name, part = "difference_set", "charges"
+    kind = source = "difference set"
 
-    def __init__(self, problem: Problem, counts: Counts) -> None:
-        work = problem.decode_steps[problem.decode_steps > 0]
-        self.lengths, self.numbers = np.unique(work, return_counts=True)
-        self._counts, self._work, self._longest = counts, int(work.sum()), max(1, int(work.max(initial=0)))
-        self._round_up = RoundUp(self.lengths, self.numbers)
+    def __init__(self, lengths: IntArray, numbers: IntArray, counts: Counts) -> None:
+        self._counts, self._work, self._longest = counts, int(lengths @ numbers), int(lengths[-1])
+        self._round_up = RoundUp(lengths, numbers)
         self._curves: dict[int, Curve] = {}
+
+    @classmethod
+    def of(cls, task: Task) -> Self | None:
+        """Return the search if there are decode steps."""
+        return cls(*task.lengths, task.counts) if len(task.lengths[0]) else None
 
     def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the charge that proves most."""
-        if not len(self.lengths):
-            return None
         values = useful_differences(known.cheapest[0], self._longest, self._counts.decode_steps)
         if values not in self._curves:
             self._curves[values] = self._curve(known.stages, self._round_up.charge(values))
@@ -146,17 +147,4 @@ class DifferenceBound:
         values = _useful(stages, self._longest, self._counts.decode_steps)
         waste = self._round_up.relaxed(charge)[0] - charge * exact(values, charge * int(values.max()))
         steps = -(-(self._work + np.maximum(0, waste)) // self._counts.slots)
-        return Curve("charges", steps.astype(np.int64), charge)
-
-
-def difference_set_bound(problem: Problem) -> Bound:
-    """Return the bound of counts and differences of start times."""
-    return with_differences(Known.of(problem, least_counts(problem))).bound()
-
-
-def with_differences(known: Known) -> Known:
-    """Add the curve of the difference-set argument."""
-    argument = DifferenceBound(known.problem, known.counts)
-    while (curve := argument.prove(known, Deadline(np.inf))) is not None:
-        known = known.with_curves((*known.curves, curve))
-    return known
+        return Curve(self.part, steps.astype(np.int64), charge)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
-from .packing.lower_bounds import dual_feasible_bound, lifted_bound, mean_or_longest
+from .packing.lower_bounds import lifted_bound, mean_or_longest
 from .params import BoundParams
-from .stage_packing import PRICED_WORK, fewest_stages
+from .stage_packing import fewest_stages
 from .two_requests import two_requests
 
 ALL_ON = BoundParams()
+
+COUNTS = "trivial"
+"""Kind of a certificate of counts alone."""
+
+COUNTS_SOURCE = "fewest stages and decode steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     if problem.kv_capacity is not None:
         held = np.cumsum(np.sort(problem.prompt_tokens))
         slots = min(slots, int(np.searchsorted(held, problem.kv_capacity, side="right")))
-    stages, stage_claim = fewest_stages(problem, slots, priced=params.stage_packing)
+    stages, stage_claim = fewest_stages(problem, slots, priced=STAGE_PACKING not in params.off)
     steps, step_claim = max(_fewest_steps(problem, slots, params), key=lambda found: found[0])
     claims = {
         "stages": {"at_least": stages, **stage_claim},
@@ -52,29 +58,66 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     return Counts(slots, stages, steps, claims)
 
 
-def _fewest_steps(
-    problem: Problem, slots: int, params: BoundParams
-) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield each argument's least decode steps with the claim.
+StepCount = tuple[int, Mapping[str, object]]
+"""Least decode steps with the claim."""
+
+
+def _fewest_steps(problem: Problem, slots: int, params: BoundParams) -> Iterator[StepCount]:
+    """Yield each argument's least decode steps with the claim."""
+    for count in COUNTED:
+        if count.name not in params.off:
+            yield from count.steps(problem, slots)
+    bounded = mean_or_longest(problem.decode_steps, slots)
+    yield bounded.value, bounded.witness
+
+
+def _lifted(problem: Problem, slots: int) -> Iterator[StepCount]:
+    """Yield the largest share of requests that some slots hold.
 
     A slot works on one request at a time, so the steps are at least the makespan of packing the requests over
     the slots (the hybrid paper's (26)-(30)). Any bound on that makespan holds.
     """
-    bounded = (lifted_bound if params.lifting else mean_or_longest)(problem.decode_steps, slots)
+    bounded = lifted_bound(problem.decode_steps, slots)
     yield bounded.value, bounded.witness
-    if params.dual_feasible_functions and bounded.value * len(np.unique(problem.decode_steps)) <= PRICED_WORK:
-        refuted = dual_feasible_bound(
-            problem.decode_steps, slots, bounded.value, int(problem.decode_steps.sum())
-        )
-        if refuted is not None:
-            yield refuted.value, refuted.witness
-    if problem.kv_capacity is None:
-        return
-    if params.kv_tokens:
+
+
+def _kv_tokens(problem: Problem, slots: int) -> Iterator[StepCount]:
+    """Yield the steps in which the KV capacity lets all tokens be read."""
+    if problem.kv_capacity is not None:
         yield -(-problem.kv_token_steps // problem.kv_capacity), {"kind": "KV tokens over capacity"}
-    if params.two_requests:
+
+
+def _two_requests(problem: Problem, slots: int) -> Iterator[StepCount]:
+    """Yield the steps of two requests that the KV capacity keeps apart."""
+    if problem.kv_capacity is not None:
         steps, pair = two_requests(problem, problem.kv_capacity)
         yield steps, {"kind": "two requests", "requests": pair}
+
+
+def _no_steps(problem: Problem, slots: int) -> Iterator[StepCount]:
+    """Yield nothing: the argument counts stages."""
+    yield from ()
+
+
+class Counted(NamedTuple):
+    """Argument by counts alone."""
+
+    name: str
+    """Name by which :class:`~.params.BoundParams` leaves it out."""
+    steps: Callable[[Problem, int], Iterator[StepCount]]
+    """Decode steps of a problem with some slots."""
+    holds_under_evictions: bool
+
+
+STAGE_PACKING = "stage_packing"
+
+COUNTED = (
+    Counted("lifting", _lifted, holds_under_evictions=False),
+    Counted("kv_tokens", _kv_tokens, holds_under_evictions=True),
+    Counted("two_requests", _two_requests, holds_under_evictions=False),
+    Counted(STAGE_PACKING, _no_steps, holds_under_evictions=True),
+)
+"""Arguments by counts alone; ``checker.STEP_CHECKS`` has a row for the kind of each claim."""
 
 
 def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, float]:

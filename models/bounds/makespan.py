@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...data.bound import Bound
 from ...data.problem import Problem
-from .argument import Known
-from .difference_set import with_differences
-from .least_counts import Counts, least_counts
+from ..deadline import Deadline
+from .argument import Known, Task
+from .difference_set import DifferenceBound
+from .least_counts import ALL_ON, Counts, least_counts
+from .prove import certified
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """Return the bound of fewest stages and fewest decode steps."""
-    return Known.of(problem, least_counts(problem) if counts is None else counts).bound()
+    return certified(Known.of(problem, least_counts(problem) if counts is None else counts))
 
 
 def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_steps: int) -> Bound:
@@ -50,4 +54,17 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_st
 
 def best_bound(problem: Problem) -> Bound:
     """Return the strongest valid bound that needs no search."""
-    return with_differences(Known.of(problem, least_counts(problem))).pruned().bound()
+    return certified(with_differences(Known.of(problem, least_counts(problem))).pruned())
+
+
+def difference_set_bound(problem: Problem) -> Bound:
+    """Return the bound of counts and differences of start times."""
+    return certified(with_differences(Known.of(problem, least_counts(problem))))
+
+
+def with_differences(known: Known) -> Known:
+    """Add the curves of the difference-set argument."""
+    argument = DifferenceBound.of(Task(known.problem, known.counts, np.inf, ALL_ON))
+    while argument is not None and (curve := argument.prove(known, Deadline(np.inf))) is not None:
+        known = known.with_curves((*known.curves, curve))
+    return known

@@ -16,20 +16,22 @@ TABLE = "bounds"
 
 @dataclass(frozen=True, slots=True)
 class BoundParams:
-    """Arguments of a bound, each on or off, and shares of time.
+    """Arguments of a bound that are left out, and shares of time.
 
     Without any argument the bound still counts the mean load of the slots, the longest request, and the
     fewest stages.
 
-    lifting: Some slots hold many of the longest requests, wherever these are put.
-    dual_feasible_functions: Prices of request lengths refute numbers of decode steps that lifting does not.
-    kv_tokens: No decode step reads more tokens than the KV capacity.
-    two_requests: Two requests overlap only as long as the KV capacity holds both.
-    stage_packing: Prefill stages are bins of prompts under the token cap and the KV capacity.
-    difference_set: Few stages leave few spans of time that a slot can be held for.
-    packing_prices: Prices from column generation refute numbers of decode steps in which no packing fits.
-    stage_intervals: Requests hold slots for whole intervals between stages.
-    memory_growth: The KV cache of running requests grows and is freed, so it is not always full.
+    off: Names of arguments to leave out:
+
+        - ``lifting``: some slots hold many of the longest requests, wherever these are put;
+        - ``kv_tokens``: no decode step reads more tokens than the KV capacity;
+        - ``two_requests``: two requests overlap only as long as the KV capacity holds both;
+        - ``stage_packing``: prefill stages are bins of prompts under the token cap and the KV capacity;
+        - ``difference_set``: few stages leave few spans of time that a slot can be held for;
+        - ``packing_prices``: prices from column generation refute numbers of decode steps in which no packing
+          fits;
+        - ``stage_intervals``: requests hold slots for whole intervals between stages;
+        - ``memory_growth``: the KV cache of running requests grows and is freed, so it is not always full.
     growth_programmes: Linear programmes look for the values of states; without them only the closed form is
         used.
     time_share: Largest share of a solver's time for its bound; more proves more and searches less.
@@ -39,15 +41,7 @@ class BoundParams:
     most_lengths: Distinct request lengths up to which intervals are priced, as the checker is slow.
     """
 
-    lifting: bool = True
-    dual_feasible_functions: bool = True
-    kv_tokens: bool = True
-    two_requests: bool = True
-    stage_packing: bool = True
-    difference_set: bool = True
-    packing_prices: bool = True
-    stage_intervals: bool = True
-    memory_growth: bool = True
+    off: tuple[str, ...] = ()
     growth_programmes: bool = True
     time_share: float = 0.3
     growth_share: float = 0.4
@@ -78,15 +72,3 @@ class BoundParams:
             if isinstance(error, InputError):
                 raise
             raise InputError(str(error), file=path, where=f"[{TABLE}]") from None
-
-
-EVICTING = BoundParams(
-    lifting=False,
-    dual_feasible_functions=False,
-    two_requests=False,
-    difference_set=False,
-    packing_prices=False,
-    stage_intervals=False,
-    memory_growth=False,
-)
-"""Arguments that also hold for schedules that evict requests."""

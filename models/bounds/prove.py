@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...data.bound import Bound
+from ...data.files.disk import InputError
 from ...data.problem import Problem
 from ..deadline import Deadline, Work
-from .argument import Argument, Curve, Known
+from .argument import Argument, Curve, Known, Task
 from .difference_set import DifferenceBound
-from .least_counts import ALL_ON, Counts, least_counts
+from .least_counts import ALL_ON, COUNTED, COUNTS, COUNTS_SOURCE, cost_terms, least_counts
 from .memory_growth.programmes import GrowthBound
-from .packing.heuristics import longest_processing_time, machine_loads
 from .packing_prices import PackingBound
 from .params import BoundParams
-from .stage_intervals import IntervalBound, StageIntervals
+from .stage_intervals import IntervalBound
+
+ARGUMENTS: tuple[type[Argument], ...] = (DifferenceBound, GrowthBound, IntervalBound, PackingBound)
+"""Arguments in the order in which they are asked, the quickest first."""
+
+EVICTING_SOURCE = f"{COUNTS_SOURCE}, evictions allowed"
 
 DEFAULT_SECONDS = 5.0
 """Seconds for proofs that need a search; most need fewer."""
@@ -45,10 +52,10 @@ def proven_bound(
     """
     deadline = Deadline(seconds, Work() if repeatable else None)
     known = Known.of(problem, least_counts(problem, params))
-    arguments = _arguments(problem, known.counts, seconds, params)
+    arguments = _arguments(Task(problem, known.counts, seconds, params))
     while (curve := _next(arguments, known, deadline)) is not None:
         known = known.with_curves((*known.curves, curve))
-    return known.pruned().bound()
+    return certified(known.pruned())
 
 
 def bound_within(
@@ -65,31 +72,63 @@ def bound_within(
     return bound, max(LEAST_LEFT, whole.left)
 
 
+def certified(known: Known) -> Bound:
+    """Return the bound of some proofs with its certificate."""
+    terms = cost_terms(known.problem, *known.cheapest)
+    proofs = [
+        (argument, [curve.claim for curve in known.curves if curve.part == argument.part])
+        for argument in ARGUMENTS
+    ]
+    claims = {
+        argument.part: found if argument.lists_claims else found[0] for argument, found in proofs if found
+    }
+    proving = [argument for argument, found in proofs if found and argument.kind != COUNTS]
+    certificate: dict[str, object] = {"kind": COUNTS, "slots": known.counts.slots, **known.counts.claims}
+    source = COUNTS_SOURCE
+    if proving:
+        certificate["kind"] = proving[0].kind
+        first = next(argument for argument in ARGUMENTS if argument.kind == proving[0].kind)
+        claims = {first.part: [], **claims}
+        others = [argument.part for argument in proving if argument is not first]
+        source = " and ".join([first.source, *others])
+    return Bound(sum(terms.values()), source, terms, certificate | claims)
+
+
+def evicting_bound(problem: Problem) -> Bound:
+    """Bound every schedule, with or without evictions.
+
+    An evicted request keeps its completion, and its later prefill computes prompt and completion again. So
+    these hold as without evictions:
+
+    - **slots by memory**: a running request holds its prompt at least;
+    - **stages**: each request has a first prefill, and those of a stage are as many as slots at most, and fit
+      the token cap and the KV capacity;
+    - **decode steps**: those of one request follow one another, and a step serves each slot once and reads no
+      more tokens than the KV capacity. A request reads the same tokens in its n-th step, evicted or not;
+    - **seconds**: those of a stage do not fall with the tokens that it computes again.
+
+    Two requests, lifting and all curves over the number of stages need one interval a request, so none of
+    them is used. Arrival times are left out, which only lowers the bound.
+    """
+    rows = (*COUNTED, *ARGUMENTS)
+    params = BoundParams(off=tuple(row.name for row in rows if not row.holds_under_evictions))
+    bound = certified(Known.of(problem, least_counts(problem, params)))
+    return replace(bound, source=EVICTING_SOURCE, certificate={**bound.certificate, "evictions": True})
+
+
 def _next(arguments: list[Argument], known: Known, deadline: Deadline) -> Curve | None:
     """Return the first curve found, by the quickest argument first."""
     curves = (argument.prove(known, deadline) for argument in arguments)
     return next((curve for curve in curves if curve is not None), None)
 
 
-def _arguments(problem: Problem, counts: Counts, seconds: float, params: BoundParams) -> list[Argument]:
+def _arguments(task: Task) -> list[Argument]:
     """Return the arguments that apply and are worth the time."""
-    differences = DifferenceBound(problem, counts)
-    if seconds < WASTE_SECONDS * len(differences.lengths):
+    names = [row.name for row in (*COUNTED, *ARGUMENTS)]
+    for name in task.params.off:
+        if name not in names:
+            raise InputError(f"there is no argument {name!r} of a bound; choose from {', '.join(names)}")
+    if task.seconds < WASTE_SECONDS * len(task.lengths[0]):
         return []
-    arguments: list[Argument] = [differences]
-    binds = _memory_binds(problem, counts, params)
-    if problem.memory_can_run_out:
-        arguments.append(GrowthBound(params, seconds if binds else params.growth_share * seconds))
-    if not binds and 0 < len(differences.lengths) <= params.most_lengths:
-        intervals = StageIntervals(differences.lengths, differences.numbers, counts.slots)
-        arguments += [IntervalBound(intervals), PackingBound(params.packing_share * seconds)]
-    return [argument for argument in arguments if getattr(params, argument.name)]
-
-
-def _memory_binds(problem: Problem, counts: Counts, params: BoundParams) -> bool:
-    """Return whether the KV capacity needs more steps than the slots."""
-    if counts.claims["decode_steps"]["kind"] != "KV tokens over capacity":
-        return False
-    packed = longest_processing_time(problem.decode_steps, counts.slots)
-    loads = machine_loads(problem.decode_steps, packed, counts.slots)
-    return counts.decode_steps > params.memory_binds * int(loads.max())
+    searches = [argument.of(task) for argument in ARGUMENTS if argument.name not in task.params.off]
+    return [search for search in searches if search is not None]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ..deadline import Deadline
 from ..programme import Programme
-from .argument import Curve, Known, exact
+from .argument import Argument, Curve, Known, Task, exact
 
 PARTS = 65536
 """Parts of a decode step, so that prices are whole numbers."""
@@ -138,19 +139,25 @@ class StageIntervals:
         return IntervalSolution(prices, int(least[size]), held, in_all, tuple(spans[:free]), short)
 
 
-class IntervalBound:
+class IntervalBound(Argument):
     """Search for prices of intervals by cutting planes (Kelley 1960).
 
     The slot time and charges of a solution bound those at any other prices and number of stages. So the
     planes of one number serve the next.
     """
 
-    name = "stage_intervals"
+    name, part = "stage_intervals", "intervals"
+    kind = source = "difference set"
 
     def __init__(self, intervals: StageIntervals) -> None:
         self._intervals = intervals
         self._planes: list[tuple[int, ...]] = []
         self._best: FloatArray | None = None
+
+    @classmethod
+    def of(cls, task: Task) -> Self | None:
+        """Return the search if slots bind."""
+        return cls(StageIntervals(*task.lengths, task.counts.slots)) if task.prices_lengths else None
 
     def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the prices that prove most."""
@@ -158,7 +165,7 @@ class IntervalBound:
         if solution is None:
             return None
         steps = solution.prices.curve(solution.charged, self._intervals.slots, known.stages)
-        return Curve("intervals", steps, solution.prices.witness)
+        return Curve(self.part, steps, solution.prices.witness)
 
     def best(self, stages: int, decode_steps: int, deadline: Deadline) -> IntervalSolution | None:
         """Return the solution that proves most for some stages, or None."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,15 +86,15 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     kind = certificate["kind"]
     if kind == "trivial" and certificate.get("evictions") is True:
         return "fewest stages and decode steps, evictions allowed"
-    if kind == "difference set":
-        parts = [name for name in ("intervals", "growth") if certificate.get(name)]
-        return " and ".join([kind, *parts])
-    return _SOURCES.get(kind, "")
+    first = next((check for check in CHECKS if check.kind == kind), None)
+    if first is None:
+        return _SOURCES.get(kind, "")
+    others = [check.part for check in CHECKS if check is not first and certificate.get(check.part)]
+    return " and ".join([first.source, *others])
 
 
 _SOURCES = {
     "trivial": "fewest stages and decode steps",
-    "growth": "growing keys and values",
     "states": "exhaustive search",
     "fleet shares": "shares of the fleet",
     "decode steps and shares": "decode steps of one replica and shares of the fleet",
@@ -125,21 +127,19 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
         check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
         return bound.seconds
-    if certificate["kind"] not in ("trivial", "difference set", "growth"):
+    if certificate["kind"] not in ("trivial", *(check.kind for check in CHECKS)):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
     _refuse_deleted(certificate)
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
     decode_steps = _checked_steps(problem, slots, _object(certificate, "decode_steps"), work)
-    curves: list[Curve] = []
-    if certificate["kind"] == "difference set":
-        have = sorted(Counter(n for n in problem.decode_steps.tolist() if n > 0).items())
-        charges = wholes(certificate, "charges", "charges")
-        curves.append(_difference_curve(have, slots, decode_steps, charges, work))
-        for claim in entries({"intervals": [], **certificate}, "intervals"):
-            curves.append(checked_intervals(have, slots, claim, work).decode_steps)
-    if certificate["kind"] == "growth" or "growth" in certificate:
-        curves.append(proven_by_growth(problem, slots, _object(certificate, "growth"), work).steps)
+    counted = Counted(problem, slots, decode_steps)
+    curves = [
+        curve
+        for check in CHECKS
+        if check.part in certificate or certificate["kind"] == check.kind
+        for curve in check.curves(counted, certificate, work)
+    ]
     return _cheapest(problem, stages, decode_steps, curves, work)
 
 
@@ -253,30 +253,38 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
 def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed decode steps, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "decode_steps")
-    decode_steps: list[int] = problem.decode_steps.tolist()
-    if claim["kind"] == "lifted":
-        proven = fullest_slot(decode_steps, slots, claim)
-    elif claim["kind"] == "prices":
-        worth, capacity, limit = _checked_prices(decode_steps, claim, work)
-        if worth <= slots * limit:
-            raise RefutedError("decode_steps", f"prices of {worth} fit {slots} slots of {limit}")
-        proven = capacity + 1
-    elif claim["kind"] == "every packing":
+    if claim["kind"] == "every packing":
         raise RefutedError("a certificate is of a known kind", deleted("every packing"))
-    elif claim["kind"] == "KV tokens over capacity":
-        held = _held_over_steps(problem)
-        proven = -(-held // (problem.kv_capacity or held or 1))
-    elif claim["kind"] == "two requests":
-        proven = _steps_of_two(problem, wholes(claim, "requests", "decode_steps"))
-    else:
+    if claim["kind"] not in STEP_CHECKS:
         raise RefutedError("decode_steps", f"no argument is called {claim['kind']!r}")
+    proven = STEP_CHECKS[claim["kind"]](problem, slots, claim, work)
     if claimed > proven:
         raise RefutedError("decode_steps", f"{claimed} claimed, {proven} proven")
     return claimed
 
 
-def _steps_of_two(problem: Problem, pair: list[int]) -> int:
+def _lifted_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+    """Return the decode steps of the fullest slots."""
+    return fullest_slot(problem.decode_steps.tolist(), slots, claim)
+
+
+def _priced_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+    """Return the steps after those that prices refute."""
+    worth, capacity, limit = _checked_prices(problem.decode_steps.tolist(), claim, work)
+    if worth <= slots * limit:
+        raise RefutedError("decode_steps", f"prices of {worth} fit {slots} slots of {limit}")
+    return capacity + 1
+
+
+def _steps_by_memory(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+    """Return the steps in which the KV capacity lets all tokens be read."""
+    held = _held_over_steps(problem)
+    return -(-held // (problem.kv_capacity or held or 1))
+
+
+def _steps_of_two(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the steps that two requests need under the capacity."""
+    pair = wholes(claim, "requests", "decode_steps")
     if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
         raise RefutedError("decode_steps", f"{pair} are not two requests under a KV capacity")
     needed = []
@@ -356,22 +364,35 @@ class _LeastSeconds:
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
-def _difference_curve(
-    have: list[tuple[int, int]], slots: int, decode_steps: int, charges: list[int], work: Work
-) -> Curve:
+@dataclass(frozen=True)
+class Counted:
+    """Checked counts of a problem: most slots that requests hold, fewest decode steps."""
+
+    problem: Problem
+    slots: int
+    decode_steps: int
+
+    @cached_property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Positive decode steps, ascending, and the number of requests of each."""
+        return sorted(Counter(n for n in self.problem.decode_steps.tolist() if n > 0).items())
+
+
+def _difference_curves(counted: Counted, certificate: Mapping[str, Any], work: Work) -> list[Curve]:
     """Return the decode steps that stage differences need, by stages."""
+    charges, have, slots = wholes(certificate, "charges", "charges"), counted.lengths, counted.slots
     if not have:
-        return lambda stages: 0
+        return []
     relaxed = {charge: _relaxed_waste(have, charge, work) for charge in charges}
     longest, slot_steps = have[-1][0], sum(length * count for length, count in have)
 
     def needed(stages: int) -> int:
         work.spend(len(relaxed))
-        near = _near_in_chain(stages, longest, decode_steps)
+        near = _near_in_chain(stages, longest, counted.decode_steps)
         waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
         return -(-(slot_steps + waste) // slots)
 
-    return needed
+    return [needed]
 
 
 def _near_in_chain(stages: int, distance: int, decode_steps: int) -> int:
@@ -399,3 +420,48 @@ def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:
         work.spend(i - j + 1)
         least.append(int(best) + (charge if i + 1 < len(have) else 0))
     return least[-1]
+
+
+def _interval_curves(counted: Counted, certificate: Mapping[str, Any], work: Work) -> list[Curve]:
+    """Return the decode steps that prices of intervals prove, by stages."""
+    return [
+        checked_intervals(counted.lengths, counted.slots, claim, work).decode_steps
+        for claim in entries({"intervals": [], **certificate}, "intervals")
+    ]
+
+
+def _growth_curves(counted: Counted, certificate: Mapping[str, Any], work: Work) -> list[Curve]:
+    """Return the decode steps that values of memory states prove, by stages."""
+    claim = _object(certificate, "growth")
+    return [proven_by_growth(counted.problem, counted.slots, claim, work).steps]
+
+
+class Check(NamedTuple):
+    """Check of the claims of an argument.
+
+    part: Field of a certificate with its claims.
+    kind: Kind of a certificate that it leads.
+    source: Name of a bound whose certificate it leads.
+    curves: Function that returns the least decode steps by stages, or raises RefutedError.
+    """
+
+    part: str
+    kind: str
+    source: str
+    curves: Callable[[Counted, Mapping[str, Any], Work], list[Curve]]
+
+
+CHECKS = (
+    Check("charges", "difference set", "difference set", _difference_curves),
+    Check("growth", "growth", "growing keys and values", _growth_curves),
+    Check("intervals", "difference set", "difference set", _interval_curves),
+)
+"""Checks of arguments by the number of stages; a certificate is called by the first of its kind."""
+
+STEP_CHECKS: Mapping[str, Callable[[Problem, int, Mapping[str, Any], Work], int]] = {
+    "lifted": _lifted_steps,
+    "prices": _priced_steps,
+    "KV tokens over capacity": _steps_by_memory,
+    "two requests": _steps_of_two,
+}
+"""Checks of decode steps that hold for any number of stages, by the kind of claim."""

@@ -43,9 +43,9 @@ from batchbound.heuristics.policy import UNTIL_CHANGE, Policy, State, Step
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.simulator import Simulator
-from batchbound.models.bounds.evicting import evicting_bound
 from batchbound.models.bounds.fleet import work_bound
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.models.bounds.prove import evicting_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
 

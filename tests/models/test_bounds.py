@@ -21,9 +21,9 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
-from batchbound.models.bounds.difference_set import difference_set_bound, useful_differences
+from batchbound.models.bounds.difference_set import useful_differences
 from batchbound.models.bounds.least_counts import cheapest_stages, cost_terms, least_counts
-from batchbound.models.bounds.makespan import best_bound, paper_bound, trivial_bound
+from batchbound.models.bounds.makespan import best_bound, difference_set_bound, paper_bound, trivial_bound
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 

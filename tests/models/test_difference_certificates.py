@@ -14,11 +14,8 @@ from builders import UNIT, problem_of, steps_of, verified_within
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
-from batchbound.models.bounds.difference_set import (
-    difference_set_bound,
-    useful_differences,
-)
-from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.bounds.difference_set import useful_differences
+from batchbound.models.bounds.makespan import difference_set_bound, trivial_bound
 from batchbound.models.certificates.checker import (
     _near_in_chain,
     verify_bound,

@@ -11,8 +11,8 @@ from builders import UNIT, limited_problem, mostly_slow, problem_of, scarce_prob
 
 from batchbound.data.bound import Bound
 from batchbound.data.problem import Problem
-from batchbound.models.bounds.evicting import evicting_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.bounds.prove import evicting_bound
 from batchbound.models.certificates.checker import verify_bound
 
 State = tuple[tuple[int, ...], int]

@@ -16,9 +16,8 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.argument import Curve, Known
-from batchbound.models.bounds.difference_set import with_differences
 from batchbound.models.bounds.least_counts import Counts, least_counts
-from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.bounds.makespan import trivial_bound, with_differences
 from batchbound.models.bounds.memory_growth import closed_form, programmes
 from batchbound.models.bounds.memory_growth.programmes import growing_curve
 from batchbound.models.bounds.memory_growth.states import (
@@ -27,7 +26,7 @@ from batchbound.models.bounds.memory_growth.states import (
     GrowthStates,
     growth_curve,
 )
-from batchbound.models.bounds.prove import proven_bound
+from batchbound.models.bounds.prove import certified, proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
@@ -75,7 +74,7 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
     """Return the bound of the counts and the growth of memory, if that is tried."""
     known = Known.of(problem, counts)
     curve = growing_curve(known, Deadline(seconds))
-    return None if curve is None else known.with_curves([curve]).bound()
+    return None if curve is None else certified(known.with_curves([curve]))
 
 
 def least_seconds(problem: Problem) -> float:
@@ -455,7 +454,7 @@ def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
     values = np.zeros((2, 3, 2), dtype=np.int64)
     prices = GrowthPrices(np.array([0, 1, 4]), np.array([-4, 16]), 1, values, 0)
     known = Known.of(FOUR, counts)
-    bound = known.with_curves([growth_curve(GrowthProof.of(states, prices), prices, known.stages)]).bound()
+    bound = certified(known.with_curves([growth_curve(GrowthProof.of(states, prices), prices, known.stages)]))
     assert bound.seconds == 0.5 * counts.stages + 7
 
 
@@ -466,11 +465,11 @@ def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
     known = with_differences(counted)
     charge = Curve("charges", np.zeros_like(curve.steps), 1)
     both = known.with_curves((*known.curves, charge, curve))
-    bound = both.bound()
+    bound = certified(both)
     assert bound.source == "difference set and growth"
-    assert bound.seconds == counted.with_curves([curve]).bound().seconds
+    assert bound.seconds == certified(counted.with_curves([curve])).seconds
     assert verify_bound(FOUR, bound) is None
-    assert both.pruned().bound().source == "growing keys and values"
+    assert certified(both.pruned()).source == "growing keys and values"
     for part in ("growth", "charges"):
         fewer = {name: claim for name, claim in bound.certificate.items() if name != part}
         assert verify_bound(FOUR, replace(bound, certificate=fewer)) is not None

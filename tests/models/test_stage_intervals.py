@@ -10,7 +10,7 @@ import pytest
 from builders import UNIT, problem_of, steps_of
 
 from batchbound.data.arrays import IntArray
-from batchbound.models.bounds.difference_set import difference_set_bound
+from batchbound.models.bounds.makespan import difference_set_bound
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.bounds.stage_intervals import PARTS, IntervalBound, IntervalPrices, StageIntervals
 from batchbound.models.certificates.checker import verify_bound

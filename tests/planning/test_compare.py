@@ -24,7 +24,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.readers.requests import read_workload
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
-from batchbound.models.bounds.evicting import evicting_bound
+from batchbound.models.bounds.prove import evicting_bound
 from batchbound.models.formulations.full_model import repaired_model
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel

@@ -21,9 +21,8 @@ from batchbound.heuristics.queues.known_lengths import dispatch_of, known_schedu
 from batchbound.heuristics.queues.ordered import group_by_group
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
-from batchbound.models.bounds.difference_set import difference_set_bound
 from batchbound.models.bounds.fleet import fleet_bound
-from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.bounds.makespan import best_bound, difference_set_bound, trivial_bound
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound

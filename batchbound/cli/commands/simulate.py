@@ -22,10 +22,9 @@ from ...heuristics.follow import following, plan_policy
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import simulate
 from ...judging import report as report_of
-from ...models.bounds.evicting import evicting_bound
 from ...models.bounds.fleet import fleet_bound
 from ...models.bounds.packing.partition import solve_partition
-from ...models.bounds.prove import proven_bound
+from ...models.bounds.prove import evicting_bound, proven_bound
 from ...planning.fleet import fleet_of
 from ...run_job.outputs import trace_paths
 from ..inputs import add_problem, check_outputs, named_files, read_inputs

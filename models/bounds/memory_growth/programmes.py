@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from ...deadline import Deadline
 from ...programme import Entries, Programme
-from ..argument import Curve, Known
+from ..argument import Argument, Curve, Known, Task
 from ..least_counts import ALL_ON
 from ..params import BoundParams
 from .closed_form import closed_form
@@ -118,7 +119,7 @@ GRIDS = (
 )
 
 
-class GrowthBound:
+class GrowthBound(Argument):
     """Search for values of states that prove memory growth.
 
     Values in closed form come first (:mod:`.closed_form`); they are enough for a short limit where memory and
@@ -127,11 +128,19 @@ class GrowthBound:
     rounded one. The search compares proofs by what they add to the counts alone.
     """
 
-    name = "memory_growth"
+    name, part, lists_claims = "memory_growth", "growth", False
+    kind, source = "growth", "growing keys and values"
 
     def __init__(self, params: BoundParams, seconds: float) -> None:
         self._params, self._seconds = params, seconds
         self._done = False
+
+    @classmethod
+    def of(cls, task: Task) -> Self | None:
+        """Return the search if memory can run out."""
+        if not task.problem.memory_can_run_out:
+            return None
+        return cls(task.params, task.seconds * (1.0 if task.memory_binds else task.params.growth_share))
 
     def prove(self, known: Known, deadline: Deadline) -> Curve | None:
         """Return the curve of the best proof, once."""

@@ -68,32 +68,6 @@ def mean_or_longest(weights: IntArray, machines: int) -> PartitionBound:
     return PartitionBound(heaviest, "heaviest item", {"kind": "lifted", "heaviest": 1, "machines": 1})
 
 
-def dual_feasible_bound(
-    weights: IntArray, machines: int, at_least: int, at_most: int
-) -> PartitionBound | None:
-    """Return the proof of dual feasible functions beyond ``at_least``, or None.
-
-    Item prices refute a capacity ``C`` under two conditions. No set of items that fits in ``C`` is priced
-    above a limit. All items together are priced above ``machines`` times that limit. Prices tried, for every
-    threshold ``t <= C / 2`` that matters (Martello and Toth's L2; Fekete and Schepers 2001; limit in
-    brackets):
-
-    - ``L2``: items above ``C - t`` count ``C``, items below ``t`` count 0, the rest their weight [C];
-    - ``rounded``: items above ``C / 2`` count ``2 (C // t) - 2 ((C - w) // t)``, an exact half ``C // t``,
-      smaller ones ``2 (w // t)`` [2 (C // t)];
-    - ``multiple``, k = 1..12: ``k w`` where ``(k + 1) w / C`` is whole, else ``C`` times its floor [k C].
-    """
-    lengths, counts = np.unique(checked_weights(weights, machines), return_counts=True)
-    found: PartitionBound | None = None
-    for capacity in range(max(1, at_least, int(lengths.max(initial=0))), at_most):
-        refuted = _refuting_prices(lengths, counts, machines, capacity)
-        if refuted is None:
-            break
-        name, prices, limit = refuted
-        found = priced_bound(f"dual feasible function {name}", capacity, lengths, prices, limit)
-    return found
-
-
 def priced_bound(
     source: str, capacity: int, lengths: IntArray, prices: IntArray, limit: int
 ) -> PartitionBound:
@@ -117,7 +91,7 @@ def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, o
     """Bound the bins of some capacity; return it with its prices."""
     lengths, counts = np.unique(weights, return_counts=True)
     needed, best = -(-int(lengths @ counts) // capacity), (lengths, capacity)
-    for _, prices, limits in _price_families(lengths, capacity):
+    for prices, limits in _price_families(lengths, capacity):
         bins = -(-(prices @ counts) // limits)
         if int(bins.max()) > needed:
             at = int(bins.argmax())
@@ -125,32 +99,31 @@ def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, o
     return needed, priced_bound("", capacity, lengths, *best).witness
 
 
-def _refuting_prices(
-    lengths: IntArray, counts: IntArray, machines: int, capacity: int
-) -> tuple[str, IntArray, int] | None:
-    """Return name, prices and limit of a refuting function, or None."""
-    for name, prices, limits in _price_families(lengths, capacity):
-        refuting = prices @ counts > machines * limits
-        if refuting.any():
-            best = int(refuting.argmax())
-            return name, prices[best], int(limits[best])
-    return None
+def _price_families(lengths: IntArray, capacity: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield families of dual feasible functions: prices, limits.
 
+    Their prices refute a capacity ``C`` of bins under two conditions: no items that fit in ``C`` are priced
+    above a limit, and all items together are priced above the limit times the bins. Tried are, for every
+    threshold ``t <= C / 2`` that matters (Martello and Toth's L2; Fekete and Schepers 2001; limit in
+    brackets):
 
-def _price_families(lengths: IntArray, capacity: int) -> Iterator[tuple[str, IntArray, IntArray]]:
-    """Yield families of dual feasible functions: name, prices, limits."""
+    - ``L2``: items above ``C - t`` count ``C``, items below ``t`` count 0, the rest their weight [C];
+    - ``rounded``: items above ``C / 2`` count ``2 (C // t) - 2 ((C - w) // t)``, an exact half ``C // t``,
+      smaller ones ``2 (w // t)`` [2 (C // t)];
+    - ``multiple``, k = 1..12: ``k w`` where ``(k + 1) w / C`` is whole, else ``C`` times its floor [k C].
+    """
     thresholds = np.unique(np.concatenate((lengths, capacity - lengths + 1, [1])))
     thresholds = thresholds[(thresholds >= 1) & (2 * thresholds <= capacity)]
     thresholds = thresholds[:: len(thresholds) // MOST_THRESHOLDS + 1, None]
     row = lengths[None, :]
     if len(thresholds):
         two_level = np.where(row > capacity - thresholds, capacity, np.where(row < thresholds, 0, row))
-        yield "L2", two_level, np.full(len(thresholds), capacity)
+        yield two_level, np.full(len(thresholds), capacity)
         whole = capacity // thresholds
         rounded = 2 * (row // thresholds)
         rounded = np.where(2 * row > capacity, 2 * whole - 2 * ((capacity - row) // thresholds), rounded)
-        yield "rounded", np.where(2 * row == capacity, whole, rounded), 2 * whole[:, 0]
+        yield np.where(2 * row == capacity, whole, rounded), 2 * whole[:, 0]
     factors = np.arange(1, 13)[:, None]
     scaled = (factors + 1) * row
     multiple = np.where(scaled % capacity == 0, factors * row, (scaled // capacity) * capacity)
-    yield "multiple", multiple, factors[:, 0] * capacity
+    yield multiple, factors[:, 0] * capacity

@@ -19,7 +19,7 @@ from .heuristics import (
     multifit,
 )
 from .local_search import Resplit
-from .lower_bounds import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
+from .lower_bounds import PartitionBound, lifted_bound, refuted_by_trial
 from .patterns import PatternMaster
 from .small import settle_packing
 
@@ -154,9 +154,6 @@ class _Search:
         for heuristic in CONSTRUCTIVE[1:]:
             if self.makespan > self.bound.value:
                 self.accept(heuristic(self.weights, self.machines))
-        if self.makespan > self.bound.value:
-            refuted = dual_feasible_bound(self.weights, self.machines, self.bound.value, self.makespan)
-            self.bound = refuted or self.bound
 
     def settle(self) -> None:
         """Settle a small packing; halve the gap each time."""
