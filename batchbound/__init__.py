@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .api import gantt, plan, run
     from .auditing import Audit, audit
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
-__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

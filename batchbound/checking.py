@@ -22,8 +22,7 @@ from .heuristics.iterations.replay import mismatches
 from .inputs import read_cost, read_inputs
 from .judging import verify
 from .listening import note
-from .models.bounds.difference_set import difference_set_bound
-from .models.bounds.makespan import paper_bound, trivial_bound
+from .models.bounds.makespan import difference_set_bound, paper_bound, trivial_bound
 from .models.bounds.packing.partition import solve_partition
 from .models.bounds.prove import proven_bound
 from .models.formulations.full_model import UnsupportedProblemError

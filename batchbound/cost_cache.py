@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .data.costs.calibration import CalibratedCost
+from .data.costs.cost import CalibratedCost
 from .data.files.disk import InputError
 from .data.trace import Trace
 

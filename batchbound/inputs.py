@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .data.arrays import IntArray
-from .data.costs.calibration import CalibratedCost
-from .data.costs.cost import CostModel
+from .data.costs.cost import CalibratedCost, CostModel
 from .data.files.disk import InputError
 from .data.files.record import plain
 from .data.plan import PromptSource, Provenance, relative_path

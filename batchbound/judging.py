@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from .data.bound import PROVEN_WITHIN, Bound
-from .data.costs.calibration import CalibratedCost
+from .data.costs.cost import CalibratedCost
 from .data.files.disk import InputError
 from .data.files.record import record
 from .data.fleet import Fleet

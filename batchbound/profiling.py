@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .data.costs.calibration import CalibratedCost
-from .data.costs.cost import CostModel
+from .data.costs.cost import CalibratedCost, CostModel
 from .data.files.disk import InputError
 from .data.files.outputs import refuse_outputs
 from .data.problem import Problem

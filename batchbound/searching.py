@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import __version__
 from .data.configuration import PlannedConfiguration
 from .data.costs.cost import CostModel
 from .data.costs.layer_profile import LayerProfile
@@ -30,6 +29,7 @@ from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
 from .models.iterations.layer_cost import LayerCost
 from .solvers.exegpt.execution_search import Found, search_all, whole_frontier
+from .version import __version__
 
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),

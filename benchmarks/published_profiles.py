@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from batchbound.data.arrays import FloatArray
-from batchbound.data.costs.calibration import FitError
+from batchbound.data.costs.cost import FitError
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError, read_json_object

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from .bound import gap_above
 from .configuration import Reached
-from .costs.calibration import FitError
+from .costs.cost import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, schema

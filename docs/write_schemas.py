@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from batchbound.data.costs.calibration import CalibratedCost
+from batchbound.data.costs.cost import CalibratedCost
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.files.record import schema

@@ -36,9 +36,9 @@ from .models.request_rules import declared_sampling, ended_by_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
+from .one_batch import one_batch_seconds
 from .partial import Partial, Until
 from .reports.report import report
-from .step_report import one_batch_seconds
 from .turns import Conversations, NextTurn, Served, most_steps
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial

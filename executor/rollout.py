@@ -15,9 +15,9 @@ import numpy as np
 from ..data.files.outputs import refuse_outputs
 from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
+from ..data.report import TAIL, TOOLS
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
 from .models.wrapped import unwrapped
-from .step_report import report_step
 from .tool_turns import ToolTurns
 
 
@@ -137,7 +137,7 @@ def rollout_function(
         if known is not None and kept is not None:
             known.saw((prompts[one.index], len(one.completion_ids)) for one in answers)
             known.save(kept)
-        report_step(trainer, engine, len(answers))
+        _report_step(trainer, engine, len(answers))
         ids = [list(answer.completion_ids) for answer in answers]
         values = [list(answer.log_probabilities or ()) for answer in answers]
         if tools is not None:
@@ -236,3 +236,20 @@ def seed_of_call(seed: int, process: int, step: int, call: int) -> int:
     """Return a call's seed, which shares no stream with others."""
     digest = hashlib.blake2b(f"{seed}:{process}:{step}:{call}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")
+
+
+def _report_step(trainer: Any, engine: LLM, completions: int) -> None:
+    """Add an engine's figures to the log of TRL's trainer."""
+    metrics = getattr(trainer, "_metrics", None)
+    if metrics is None or not completions:
+        return
+    report, batch = engine.report(), engine.one_batch_seconds()
+    mode = "train" if trainer.model.training else "eval"
+    found = {"seconds": report.makespan, "tail": report.share(TAIL), "above_bound": report.run_gap}
+    if TOOLS in report.slot_seconds:
+        found["waiting_for_tools"] = report.share(TOOLS)
+    elif batch is not None and report.makespan:
+        found["times_one_batch"] = batch / report.makespan
+    for name, value in found.items():
+        if value is not None:
+            metrics[mode][f"rollout/{name}"].append(value)

@@ -12,6 +12,7 @@ from contextvars import copy_context
 from ..options.option import Record
 from ..screen.terminal import INTERRUPTED as INTERRUPTED
 from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
+from ..version import __version__
 from .completion import PrintCompletion
 from .interrupts import heeding
 from .parser import Parser, record_of
@@ -126,8 +127,6 @@ def whole_parser() -> Parser:
 
 def _parser(*chosen: str) -> Parser:
     """Return the parser, and import only the modules of the chosen command."""
-    from .. import __version__
-
     parser = Parser(
         prog="batchbound",
         description="Plan an LLM batch job, run the plan, and report how far it was from a proven bound.",
@@ -136,6 +135,7 @@ def _parser(*chosen: str) -> Parser:
     parser.add_argument(
         "--print-completion",
         action=PrintCompletion,
+        const=whole_parser,
         metavar="SHELL",
         help="print the completion script of a shell: bash, zsh or fish"
         " (`batchbound --print-completion bash >> ~/.bashrc`)",

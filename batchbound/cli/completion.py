@@ -15,7 +15,7 @@ _FILES = re.compile(r"\b(FILE|PATH|PLAN|RUN|TRACE|PROFILE|PROMPTS|COMPLETIONS|MO
 
 
 class PrintCompletion(argparse.Action):
-    """Option that prints a shell's script and exits."""
+    """Option that prints a shell's script and exits; ``const`` returns the parser of all commands."""
 
     def __call__(
         self,
@@ -27,20 +27,18 @@ class PrintCompletion(argparse.Action):
         """Print the script of the named shell."""
         if values not in SHELLS:
             parser.error(f"there is no script for {values!r}; there are {', '.join(SHELLS)}")
-        sys.stdout.write(completion_script(str(values)))
+        assert callable(self.const)
+        sys.stdout.write(completion_script(self.const(), str(values)))
         parser.exit()
 
 
-def completion_script(shell: str) -> str:
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion script of a shell.
 
     The script holds every word, so completion does not start this program.
     """
     import shtab
 
-    from . import whole_parser
-
-    parser = whole_parser()
     for action in _actions(parser):
         names = (
             " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or action.dest

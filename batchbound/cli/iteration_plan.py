@@ -25,7 +25,7 @@ from ..data.plan import PromptSource, Provenance, relative_path
 from ..data.problem import Problem
 from ..data.prompts.table import is_prompt_table
 from ..data.readers.profile_readers import read_profile
-from ..integrations.handover_file import ENGINES, handover_paths, write_handover
+from ..integrations.handover import ENGINES, hand_over, handover_paths, write_handover
 from ..planning.fleet import fleet_of
 from ..planning.iterations import Engines, make_iteration_plan
 from ..planning.mixed_job import ReadJob, read_mixed_job
@@ -119,8 +119,6 @@ def engine_files(args: argparse.Namespace) -> tuple[Path, ...]:
 
 def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> int:
     """Make a plan for a server, write it and print its summary."""
-    from ..integrations.handover import hand_over
-
     with working(f"reading {args.workload}"):
         read = _read(args)
         engines = _engines(args, read)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import __version__
 from ..cost_cache import CostCache
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
@@ -25,6 +24,7 @@ from ..heuristics.unknown_lengths.kinds import worth_of_lengths
 from ..planning.plan import make_plan
 from ..run_job.earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
 from ..solvers.result import Limits, Status, StoppedBy
+from ..version import __version__
 from .inputs import (
     DEFAULT_SLOTS,
     Inputs,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import __version__
 from ..data.files.disk import atomic_write
 from ..data.fleet import Fleet
 from ..data.plan import Plan
@@ -25,6 +24,7 @@ from ..solvers.backends.backend import BACKENDS
 from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
 from ..solvers.result import Limits, Result, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, limits_heeded, solve
+from ..version import __version__
 from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
 
 POLICY = "policy:"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import __version__
 from ..data.arrays import IntArray
 from ..data.costs.cost import CostModel
 from ..data.expectation import Expectation
@@ -28,6 +27,7 @@ from ..solvers.fleet import plan_fleet
 from ..solvers.result import Limits
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
+from ..version import __version__
 from .plan import PlanningError, make_plan
 from .uncertain import COVERAGE
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from .. import __version__
 from ..data.arrays import IntArray
 from ..data.claims.assumptions import Assumption, stated_limits
 from ..data.costs.cost import CostModel
@@ -31,6 +30,7 @@ from ..models.iterations.iteration_minorant import Minorant, Work, best_minorant
 from ..models.iterations.layer_cost import LayerCost
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
+from ..version import __version__
 from .mixed_job import UNCOUNTED, MixedJob
 from .plan import PlanningError
 from .release import Releasable, named_orders

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..data.costs.calibration import CalibratedCost
-from ..data.costs.cost import CostModel
+from ..data.costs.cost import CalibratedCost, CostModel
 from ..data.costs.layer_profile import LayerProfile
 from ..models.iterations.layer_cost import LayerCost, Surface
 from ..options.profile import ProfileOptions

@@ -184,8 +184,7 @@ def _parquet(folder: Path) -> None:
 
 def costs(folder: Path) -> list[Kind]:
     """Write a cost model and a fleet."""
-    from batchbound.data.costs.calibration import CalibratedCost, FitError
-    from batchbound.data.costs.cost import CostModel
+    from batchbound.data.costs.cost import CalibratedCost, CostModel, FitError
 
     error = FitError(prefill_mape=0.01, decode_mape=0.02, makespan=0.0, prefill_stages=3, decode_steps=9)
     engine = {"name": "huggingface", "model": "llama", "device": "cpu", "dtype": "float32"}
@@ -308,7 +307,7 @@ def runs(folder: Path) -> list[Kind]:
 
 def profiles(folder: Path) -> list[Kind]:
     """Write layer profiles and a measured run."""
-    from batchbound.data.costs.calibration import CalibratedCost
+    from batchbound.data.costs.cost import CalibratedCost
     from batchbound.models.exegpt.whole_model_profile import whole_model_profile
 
     cost = CalibratedCost.load(folder / "cost.json").cost

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ...data.arrays import FloatArray
-from ...data.costs.calibration import CalibratedCost, FitError
-from ...data.costs.cost import CostModel
+from ...data.costs.cost import CalibratedCost, CostModel, FitError
 from ...data.costs.layer_profile import LayerProfile
 from ...data.trace import Stage, StageKind
 from ...models.iterations.layer_cost import LayerCost

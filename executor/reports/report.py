@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
-from ...data.costs.calibration import FitError
-from ...data.costs.cost import CostModel
+from ...data.costs.cost import CostModel, FitError
 from ...data.fleet import Fleet
 from ...data.plan import Plan
 from ...data.problem import Problem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchbound.cli import COMMANDS, main
+from batchbound.cli import COMMANDS, main, whole_parser
 from batchbound.cli.completion import SHELLS, completion_script
 
 ASK = r"""
@@ -25,7 +25,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash")
     path = tmp_path_factory.mktemp("completion") / "batchbound.bash"
-    path.write_text(completion_script("bash"))
+    path.write_text(completion_script(whole_parser(), "bash"))
     return path
 
 

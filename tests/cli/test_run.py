@@ -457,7 +457,7 @@ def test_a_profile_says_where_it_measures_shorter_prompts_than_was_asked_for(
 def test_slots_are_chosen_by_the_cost_file_alone_within_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from batchbound.data.costs.calibration import CalibratedCost
+    from batchbound.data.costs.cost import CalibratedCost
 
     monkeypatch.chdir(tmp_path)
     words = ["profile", "--model", "tiny:llama", "--slots", "4", "--prompt-tokens", "16", "--points", "2"]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchbound.data.costs.calibration import CalibratedCost, FitError
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CalibratedCost, CostModel, FitError
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain
 from batchbound.data.fleet import Fleet

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchbound.data.costs.calibration import CalibratedCost, FitError
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CalibratedCost, CostModel, FitError
 from batchbound.data.files.record import plain
 from batchbound.data.plan import Plan
 from batchbound.executor.reports.report import plan_report, simulated

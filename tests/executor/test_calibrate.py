@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.calibration import CalibratedCost
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CalibratedCost, CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.problem import Problem

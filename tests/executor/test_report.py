@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.configuration import Reached
-from batchbound.data.costs.calibration import FitError
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CostModel, FitError
 from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem

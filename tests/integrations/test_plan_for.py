@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
-from batchbound.integrations.handover_file import ENGINES
+from batchbound.integrations.handover import ENGINES
 
 LENGTHS = [5, 40, 7, 30, 6, 20]
 LONGEST = [1, 3, 5, 2, 4, 0]

@@ -9,8 +9,7 @@ import pytest
 from builders import PAPER, UNIT
 
 from batchbound.cost_cache import CostCache
-from batchbound.data.costs.calibration import CalibratedCost, FitError
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CalibratedCost, CostModel, FitError
 
 
 def measured(cost: CostModel = UNIT, steps: int = 100, **engine: object) -> CalibratedCost:

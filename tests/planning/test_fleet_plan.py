@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.data.costs.calibration import CalibratedCost, FitError
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CalibratedCost, CostModel, FitError
 from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.lengths.prediction_error import LogNormalError

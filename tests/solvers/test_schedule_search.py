@@ -24,13 +24,14 @@ from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages import search as stage_search
 from batchbound.solvers.search.stages.annealing import StageAnnealing
 from batchbound.solvers.search.stages.parameters import StageTimeParameters
-from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
+from batchbound.solvers.search.stages.slot_flow import whole_slots
 from batchbound.solvers.search.stages.slot_price import (
     SlotPrice,
     slot_price,
     slots_at_least,
     slots_by_lengths,
 )
+from batchbound.solvers.search.stages.spans import LengthProfile, Spans
 from batchbound.solvers.search.stages.times import StageCosts, StageTimesSearch, moved
 
 SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)

@@ -22,8 +22,9 @@ from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.initial_times import initial_times
 from batchbound.solvers.search.stages.rounding import round_flow, shift_times
-from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
+from batchbound.solvers.search.stages.slot_flow import whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
+from batchbound.solvers.search.stages.spans import LengthProfile, Spans
 from batchbound.solvers.search.stages.times import StageCosts
 
 
@@ -157,7 +158,7 @@ def test_ctrl_c_is_still_ours_after_a_flow_is_made_whole() -> None:
 import os, signal
 import numpy as np
 from batchbound.solvers.search.stages.rounding import round_flow
-from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans
+from batchbound.solvers.search.stages.spans import LengthProfile, Spans
 
 spans = Spans(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([4, 4, 8]))
 used = round_flow(spans, LengthProfile.of(np.array([4, 4, 8])), 2, 2, np.array([1.5, 1.5, 0.5]), np.inf)

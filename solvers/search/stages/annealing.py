@@ -13,8 +13,8 @@ from ....data.problem import Problem
 from ..constructive import ski_rental_schedule
 from .initial_times import initial_times
 from .level_split import LevelSplit
-from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
+from .spans import LengthProfile, Spans
 from .times import StageCosts, StageTimesSearch
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ....data.arrays import IntArray
 from .parameters import StageTimeParameters
-from .slot_flow import LengthProfile, Spans
 from .slot_price import slots_by_lengths
+from .spans import LengthProfile, Spans
 from .times import StageCosts
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from .parameters import STANDARD, StageTimeParameters
-from .slot_flow import LengthProfile, Spans
+from .spans import LengthProfile, Spans
 
 WHOLE = 1e-6
 """Largest distance from a whole number."""

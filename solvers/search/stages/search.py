@@ -12,7 +12,8 @@ from ....data.schedule import Schedule
 from ..incumbent import Budget, SearchRun
 from .annealing import StageAnnealing
 from .rounding import shift_times
-from .slot_flow import Spans, stretched, whole_slots
+from .slot_flow import stretched, whole_slots
+from .spans import Spans
 from .times import StageCosts
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....data.arrays import FloatArray, IntArray
 from ....models.programme import BASIC, LOWER, ZERO, Entries, Programme
-from .slot_flow import LengthProfile, Spans, pairs
+from .spans import LengthProfile, Spans, pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

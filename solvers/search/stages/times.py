@@ -11,8 +11,8 @@ import numpy as np
 from ....data.arrays import FloatArray, IntArray
 from ....data.problem import Problem
 from .parameters import STANDARD, StageTimeParameters
-from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least
+from .spans import LengthProfile, Spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,11 @@
-"""Report of a rollout in the log of TRL's trainer."""
+"""Seconds of a run as one padded batch."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.problem import Problem
-from ..data.report import TAIL, TOOLS
 from ..data.trace import Trace
-
-if TYPE_CHECKING:
-    from .llm import LLM
-
-
-def report_step(trainer: Any, engine: LLM, completions: int) -> None:
-    """Add an engine's figures to the log of TRL's trainer."""
-    metrics = getattr(trainer, "_metrics", None)
-    if metrics is None or not completions:
-        return
-    report, batch = engine.report(), engine.one_batch_seconds()
-    mode = "train" if trainer.model.training else "eval"
-    found = {"seconds": report.makespan, "tail": report.share(TAIL), "above_bound": report.run_gap}
-    if TOOLS in report.slot_seconds:
-        found["waiting_for_tools"] = report.share(TOOLS)
-    elif batch is not None and report.makespan:
-        found["times_one_batch"] = batch / report.makespan
-    for name, value in found.items():
-        if value is not None:
-            metrics[mode][f"rollout/{name}"].append(value)
 
 
 def one_batch_seconds(problem: Problem, trace: Trace) -> float | None:

@@ -11,7 +11,7 @@ import pytest
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.step_report import one_batch_seconds
+from batchbound.executor.one_batch import one_batch_seconds
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulator import Simulator
