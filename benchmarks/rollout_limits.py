@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from group_orders import told_lengths, told_tendencies
 from rollouts import BASELINE, DATASETS, TRACES, Step
 
 from batchbound.data.arrays import FloatArray, IntArray
@@ -37,9 +38,8 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.heuristics.queues.queue_policy import QueuedPolicy
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.groups import group_numbers
 from batchbound.heuristics.unknown_lengths.lengths import SHARES, LengthModel, Observed
-from batchbound.heuristics.unknown_lengths.oracles import told_lengths, told_tendencies
-from batchbound.heuristics.unknown_lengths.queues import group_numbers
 from batchbound.heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths
 from batchbound.models.bounds.makespan import best_bound
 

@@ -34,6 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from group_orders import ORDERS
 from scipy.special import ndtri
 from scipy.stats import chi2
 
@@ -48,8 +49,8 @@ from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.unknown_lengths import learned
 from batchbound.heuristics.unknown_lengths.agreement import prompt_scores
+from batchbound.heuristics.unknown_lengths.groups import has_groups
 from batchbound.heuristics.unknown_lengths.lengths import NOTHING, Known
-from batchbound.heuristics.unknown_lengths.queues import has_groups
 from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
@@ -65,7 +66,7 @@ SWAP = 1.6e-5
 """Seconds a token of KV cache takes to the host or back: a quarter of a megabyte at 16 GB/s."""
 
 BASELINE = "fcfs"
-HIDDEN = ("fcfs-ski", "moving-average", "scouts", "survival", "learned")
+HIDDEN = ("fcfs-ski", "learned")
 MOVING = "learned, KV moved"
 CLAIRVOYANT = "lengths known"
 """Longest first with the ski-rental rule: how near the bound a simple rule comes that knows all lengths."""
@@ -159,6 +160,8 @@ def losses(step: Step, slots: int) -> dict[str, float]:
     found = {}
     for name in (BASELINE, *HIDDEN):
         found[name] = simulate(blind, hidden_policy(name, blind, step.known), truth).makespan
+    for name, order in ORDERS.items():
+        found[name] = simulate(blind, order(blind), truth).makespan
     if has_groups(blind):
         moving = hidden_policy("learned", blind, step.known, SWAP)
         found[MOVING] = simulate(blind, moving, truth, swap=SWAP).makespan

@@ -111,26 +111,9 @@ POLICIES: Mapping[str, Entry] = {
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
     "lpt-paced": Entry("longest first, prefill as of fcfs-paced", _policy(_longest, PacedSkiRental)),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
-    "moving-average": Entry(
-        "lengths unknown: three requests of each group, then the longest group by its moving average, by the"
-        " ski-rental rule (vllm-ascend)",
-        lambda problem, _: hidden_policy("moving-average", problem),
-        evicts=True,
-    ),
     "priority": Entry(
         "most urgent first, preempting what is less urgent (BATON)",
         lambda problem, _: PriorityPreemption(problem),
-    ),
-    "scouts": Entry(
-        "lengths unknown: one request of each group, then the longest group, by the ski-rental rule (Seer)",
-        lambda problem, _: hidden_policy("scouts", problem),
-        evicts=True,
-    ),
-    "survival": Entry(
-        "lengths unknown: two requests of each group, then the longest expected, by the ski-rental rule;"
-        " by arrival where the groups do not differ",
-        lambda problem, _: hidden_policy("survival", problem),
-        evicts=True,
     ),
     "threshold": Entry(
         "longest first, prefill when a tenth of the slots is free",

@@ -16,6 +16,7 @@ from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import read_lengths
 from ..data.workload import Workload
 from ..heuristics.unknown_lengths.agreement import prompt_scores
+from ..heuristics.unknown_lengths.groups import group_numbers
 from ..heuristics.unknown_lengths.lengths import (
     SHARED_LONGEST,
     SHARES,
@@ -25,7 +26,6 @@ from ..heuristics.unknown_lengths.lengths import (
     Observed,
     normal_scores,
 )
-from ..heuristics.unknown_lengths.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5

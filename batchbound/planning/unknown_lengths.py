@@ -14,9 +14,8 @@ from ..data.lengths.steps import Way
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..heuristics.simulate import simulate
+from ..heuristics.unknown_lengths.groups import group_numbers
 from ..heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
-from ..heuristics.unknown_lengths.oracles import told_lengths
-from ..heuristics.unknown_lengths.queues import group_numbers
 from ..heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.unknown_lengths.steps import StepsRun, simulate_steps
 from ..models.bounds.fleet import work_bound
@@ -86,12 +85,6 @@ def simulate_hidden_steps(
     blind = without_lengths(problem)
     made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
     return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
-
-
-def simulate_told(problem: Problem) -> Trace:
-    """Simulate a policy that knows each group's set of lengths."""
-    blind, truth = without_lengths(problem), problem.workload.output_tokens
-    return simulate(blind, told_lengths(blind, truth), truth)
 
 
 def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:

@@ -15,8 +15,8 @@ from ..queues.admission import Admission
 from ..queues.ordered import Ordered, arrival_order
 from ..queues.prefill_rules import SkiRental
 from ..queues.queue_policy import QueuedPolicy, QueuePolicy
+from .groups import LEAST_SHARE, SURE, group_numbers, has_groups, place_in_group
 from .lengths import NOTHING, Known, LengthModel, Observed
-from .queues import LEAST_SHARE, SURE, group_numbers, has_groups, place_in_group
 
 SCOUTS = 2
 """Requests of each group that start first in the last waves."""

@@ -14,7 +14,6 @@ from ..queues.prefill_rules import PrefillFirst, PrefillRule, SkiRental
 from ..queues.queue_policy import QueuedPolicy, QueuePolicy
 from .learned import learned_lengths
 from .lengths import NOTHING, Known
-from .queues import GroupQueue, Ranking, expected_length, group_numbers, longest_seen, moving_average
 
 CHOSEN = "learned"
 
@@ -39,25 +38,10 @@ def by_arrival(problem: Problem, rule: PrefillRule) -> QueuedPolicy:
     return QueuePolicy(Ordered(arrival_order(problem)), rule, Admission(problem, "present"))
 
 
-def by_groups(problem: Problem, ranking: Ranking, *, scouts: int) -> QueuedPolicy:
-    """Return the policy of scouts first, then groups by ranking."""
-    numbers, _groups = group_numbers(problem)
-    if int(np.bincount(numbers).max()) <= scouts:
-        # All requests are scouts, which come by arrival.
-        return by_arrival(problem, SkiRental())
-    queue = GroupQueue(problem, ranking, scouts=scouts)
-    return QueuePolicy(queue, SkiRental(), Admission(problem, "present"))
-
-
 WITHOUT_LENGTHS: Mapping[str, HiddenEntry] = {
     "fcfs": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, PrefillFirst())),
     "fcfs-ski": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, SkiRental())),
     CHOSEN: HiddenEntry(learned_lengths, takes_swap=True, takes_known=True),
-    "moving-average": HiddenEntry(
-        lambda problem, _known, _swap: by_groups(problem, moving_average, scouts=3)
-    ),
-    "scouts": HiddenEntry(lambda problem, _known, _swap: by_groups(problem, longest_seen, scouts=1)),
-    "survival": HiddenEntry(lambda problem, _known, _swap: by_groups(problem, expected_length, scouts=2)),
 }
 
 

@@ -18,7 +18,7 @@ from ..loop import Execution
 from ..policy import State, Step
 from ..queues.queue_policy import QueuedPolicy
 from ..simulator import Progress, Simulator
-from .queues import group_numbers
+from .groups import group_numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

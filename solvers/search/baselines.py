@@ -39,7 +39,7 @@ SCARCE = ("lpt-ski", "lpt", "threshold", "fcfs-ski")
 WAITING = ("threshold", "lagrangian-token", "lagrangian")
 """Policies that wait longest before a prefill stage."""
 
-LEARNERS = ("learned", "scouts", "moving-average", "survival")
+LEARNERS = ("learned",)
 """Policies that learn the lengths of groups as they run."""
 
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")

@@ -28,7 +28,7 @@ from batchbound.heuristics.unknown_lengths.steps import StepsRun, serve_steps, s
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-POLICIES = ("fcfs", "fcfs-ski", "scouts", "survival", "learned")
+POLICIES = ("fcfs", "fcfs-ski", "learned")
 GROUPS, SAMPLES, SLOTS, MOST = 8, 4, 8, 60
 COST = CostModel.paper()
 

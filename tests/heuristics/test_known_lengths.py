@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,12 +75,12 @@ def test_rules_that_come_to_the_same_have_one_key() -> None:
     problem = drawn(3)
     free = Problem(problem.workload, problem.cost, problem.slots)
     keys = {}
-    for name in ("fcfs", "priority", "fcfs-ski", "scouts", "lpt"):
+    for name in ("fcfs", "priority", "fcfs-ski", "learned", "lpt"):
         dispatch = dispatch_of(policy_named(name, free))
         assert dispatch is not None
         keys[name] = dispatch_key(dispatch)
     assert keys["fcfs"] == keys["priority"]
-    assert keys["fcfs-ski"] == keys["scouts"]
+    assert keys["fcfs-ski"] == keys["learned"]
     assert len(set(keys.values())) == 3
 
 
@@ -101,8 +100,7 @@ def test_a_key_is_of_the_lists_of_slots_and_not_of_the_policy_that_holds_them() 
     assert len(set(keys)) == 4
 
 
-@pytest.mark.parametrize("name", ["survival", "scouts", "moving-average"])
-def test_a_queue_that_looks_at_groups_is_left_to_the_loop(name: str) -> None:
+def test_a_queue_that_looks_at_groups_is_left_to_the_loop() -> None:
     plain = Workload.from_lengths([1] * 8, [2] * 8)
     workload = replace(plain, group=np.array([0] * 4 + [1] * 4))
-    assert dispatch_of(policy_named(name, Problem(workload, CostModel(1.0, 0.0, 1.0, 0.0), 2))) is None
+    assert dispatch_of(policy_named("learned", Problem(workload, CostModel(1.0, 0.0, 1.0, 0.0), 2))) is None

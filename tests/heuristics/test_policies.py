@@ -35,7 +35,7 @@ from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.packing.partition import solve_partition
 
-ADMITS_BY_THE_NEXT_STEP = ("fcfs", "learned", "scouts", "survival", "moving-average")
+ADMITS_BY_THE_NEXT_STEP = ("fcfs", "learned")
 """Policies that reserve no memory for planned lengths, so that it may run out."""
 
 COST = CostModel(prefill_base=10.0, prefill_per_token=1.0, decode_base=2.0, decode_per_slot=0.5)

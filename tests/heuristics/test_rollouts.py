@@ -17,17 +17,12 @@ from batchbound.data.trace import Trace
 from batchbound.heuristics.policy import Step
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.unknown_lengths.groups import group_numbers
 from batchbound.heuristics.unknown_lengths.learned import WAVES_AT_FIRST
 from batchbound.heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
-from batchbound.heuristics.unknown_lengths.queues import (
-    expected_length,
-    group_numbers,
-    longest_seen,
-    moving_average,
-)
 from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
 
-HIDDEN = ("scouts", "survival", "moving-average", "learned")
+HIDDEN = ("learned",)
 """Policies that may not know a length."""
 
 
@@ -98,55 +93,12 @@ def test_lengths_of_requests_yet_to_start_do_not_change_what_was_decided_before(
     assert (after.prefilled[~early] > moment).all()
 
 
-def test_scouts_start_one_of_each_group_and_then_the_group_that_showed_the_longest() -> None:
-    # Groups 0, 1, 2 show 2, 6 and 4 decode steps; one slot, so that each ends before the next begins.
-    problem = rollouts([0, 0, 0, 1, 1, 2, 2], [2, 2, 2, 6, 6, 4, 4], slots=1)
-    trace = simulate(problem, policy_named("scouts", problem))
-    assert np.argsort(trace.prefilled).tolist() == [0, 3, 5, 4, 6, 1, 2]
-
-
-def test_a_group_whose_scout_still_runs_counts_as_the_longest() -> None:
-    seen = observed([0, 0, 1], [5, 9, 30], [True, True, False])
-    assert longest_seen(seen, 3).tolist() == [9.0, np.inf, np.inf]
-
-
-def test_the_moving_average_gives_a_tenth_to_the_newest_and_128_to_the_unknown() -> None:
-    seen = observed([0, 0, 0, 1], [10, 20, 40, 7])
-    assert moving_average(seen, 3) == pytest.approx([0.9 * (0.9 * 10 + 2) + 4, 7, 128])
-    many = observed([0] * 12, [10] * 10 + [1000] * 2)
-    assert moving_average(many, 1) == pytest.approx([10])
-
-
 def test_requests_without_a_group_are_groups_of_their_own() -> None:
     problem = rollouts([7, -1, 7, -1, 3], [1] * 5, slots=1)
     number, count = group_numbers(problem)
     assert count == 4
     assert number[0] == number[2]
     assert len({*number[[0, 1, 3, 4]].tolist()}) == 4
-
-
-def test_without_groups_survival_serves_in_the_order_of_arrival() -> None:
-    problem = rollouts([-1] * 6, [5, 1, 4, 2, 6, 3], slots=2)
-    trace = simulate(problem, policy_named("survival", problem))
-    assert trace.prefilled.tolist() == sorted(trace.prefilled.tolist())
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_the_intraclass_correlation_is_recovered(share: float) -> None:
-    found = [LengthModel.learnt(observed_all(*drawn(share, 60, 8, seed)), 60).share for seed in range(4)]
-    assert np.mean(found) == pytest.approx(share, abs=0.06)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.6])
-def test_the_intraclass_correlation_is_recovered_of_running_and_capped_requests(share: float) -> None:
-    found = []
-    for seed in range(4):
-        group, tokens = drawn(share, 60, 8, seed)
-        so_far = np.random.default_rng(seed).integers(100, 1200, len(group))
-        capped = np.minimum(tokens, 900)
-        ended = capped <= so_far
-        found.append(LengthModel.learnt(Observed(group, np.minimum(capped, so_far), ended), 60).share)
-    assert np.mean(found) == pytest.approx(share, abs=0.08)
 
 
 def observed_all(group: IntArray, tokens: IntArray) -> Observed:
@@ -204,14 +156,6 @@ def test_every_probability_sums_to_one_and_something_always_remains(
 def test_a_model_of_nothing_ended_is_refused() -> None:
     with pytest.raises(ValueError, match="no request has ended"):
         LengthModel.learnt(observed([0], [5], [False]), 1)
-
-
-def test_groups_that_do_not_differ_score_alike() -> None:
-    assert expected_length(observed([0], [5], [False]), 2).tolist() == [0.0, 0.0]
-    alike = expected_length(observed_all(*drawn(0.0, 60, 8, seed=1)), 60)
-    assert alike.tolist() == [0.0] * 60
-    differing = expected_length(observed_all(*drawn(0.9, 60, 8, seed=1)), 60)
-    assert np.ptp(differing) > 0
 
 
 def test_the_learned_policy_serves_by_arrival_where_groups_do_not_differ() -> None:

@@ -14,7 +14,7 @@ from ...data.lengths.steps import BARRIER, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...heuristics.unknown_lengths.queues import has_groups
+from ...heuristics.unknown_lengths.groups import has_groups
 from ...heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, HiddenEntry
 from ...planning.history import History, earlier_completions
 from ...planning.unknown_lengths import (
@@ -24,7 +24,6 @@ from ...planning.unknown_lengths import (
     shared_variance,
     simulate_hidden,
     simulate_hidden_steps,
-    simulate_told,
 )
 from ..inputs import Inputs, at_least_zero, each_once, positive, read_inputs
 from ..output import note
@@ -164,8 +163,8 @@ def _one(
     name = args.policy or CHOSEN
     known = history.known(problem, longest)
     trace = simulate_hidden(problem, name, known, args.swap)
-    first, told = simulate_hidden(problem, "fcfs"), simulate_told(problem)
-    bound = bound_of_runs(problem, (trace, first, told))
+    first = simulate_hidden(problem, "fcfs")
+    bound = bound_of_runs(problem, (trace, first))
     lost = first.makespan - bound.seconds
     found: dict[str, Any] = {
         "policy": name,
@@ -175,7 +174,6 @@ def _one(
         "bound_source": bound.source,
         "gap": trace.makespan / bound.seconds - 1,
         "recovered": None if lost <= 0 else (first.makespan - trace.makespan) / lost,
-        "recovered_told_lengths": None if lost <= 0 else (first.makespan - told.makespan) / lost,
         "intraclass_correlation": shared_variance(problem, trace),
         "evictions": trace.evictions,
         "prefill_stages": trace.prefill_stages,
@@ -252,7 +250,6 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
     shares = {
         "gap": "above the bound",
         "recovered": "of FCFS's loss recovered",
-        "recovered_told_lengths": "with each group's lengths known",
         "intraclass_correlation": "correlation within a group (ICC)",
         "saved": "less time than FCFS with a barrier",
         "stale_share": "completions begun in an earlier step",

@@ -1,17 +1,25 @@
-"""Orders of waiting requests by their group's completions."""
+"""
+Orders of groups to compare ours with: those of Seer and vllm-ascend, and two with foresight.
+
+No policy of the package; ``rollouts.py`` and ``rollout_limits.py`` simulate them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...data.arrays import FloatArray, IntArray
-from ...data.problem import Problem
-from ..policy import State
-from ..queues.ordered import arrival_order
-from .lengths import LengthModel, Observed
+from batchbound.data.arrays import FloatArray, IntArray
+from batchbound.data.problem import Problem
+from batchbound.heuristics.policy import State
+from batchbound.heuristics.queues.admission import Admission
+from batchbound.heuristics.queues.ordered import arrival_order
+from batchbound.heuristics.queues.prefill_rules import SkiRental
+from batchbound.heuristics.queues.queue_policy import QueuedPolicy, QueuePolicy
+from batchbound.heuristics.unknown_lengths.groups import group_numbers, place_in_group
+from batchbound.heuristics.unknown_lengths.lengths import Observed
+from batchbound.heuristics.unknown_lengths.registry import by_arrival
 
 NEWEST = 0.1
 """Weight of a new length in vllm-ascend's moving average."""
@@ -22,19 +30,8 @@ MOST_AVERAGED = 10
 COLD_START = 128.0
 """Decode steps assumed for a group without a completion."""
 
-LEAST_SHARE = 0.05
-"""Least intraclass correlation for an order of groups."""
-
-SURE = 0.5
-"""Least probability of that correlation."""
-
-
-class Ranking(Protocol):
-    """Score of groups from observations."""
-
-    def __call__(self, observed: Observed, groups: int) -> FloatArray:
-        """Return each group's score, the largest first, shape (groups,)."""
-        ...
+Ranking = Callable[[Observed, int], FloatArray]
+"""Score of each group from observations, the largest first, shape (groups,)."""
 
 
 class GroupQueue:
@@ -98,25 +95,14 @@ class GroupQueue:
         return Observed(self._group[begun], state.decoded[begun], ended), len(self._ended) > known
 
 
-def group_numbers(problem: Problem) -> tuple[IntArray, int]:
-    """Return each request's group from zero, and their number."""
-    number = problem.workload.group_numbers()
-    return number, int(number.max()) + 1
-
-
-def has_groups(problem: Problem) -> bool:
-    """Return whether any group has two requests."""
-    numbers, groups = group_numbers(problem)
-    return groups < len(numbers)
-
-
-def place_in_group(group: IntArray) -> IntArray:
-    """Return each request's position in its group, same shape."""
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    place = np.empty(len(group), dtype=np.int64)
-    place[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered, side="left")
-    return place
+def by_groups(problem: Problem, ranking: Ranking, *, scouts: int) -> QueuedPolicy:
+    """Return the policy of scouts first, then groups by ranking."""
+    numbers, _groups = group_numbers(problem)
+    if int(np.bincount(numbers).max()) <= scouts:
+        # All requests are scouts, which come by arrival.
+        return by_arrival(problem, SkiRental())
+    queue = GroupQueue(problem, ranking, scouts=scouts)
+    return QueuePolicy(queue, SkiRental(), Admission(problem, "present"))
 
 
 def longest_seen(observed: Observed, groups: int) -> FloatArray:
@@ -149,15 +135,42 @@ def moving_average(observed: Observed, groups: int) -> FloatArray:
     return score
 
 
-def expected_length(observed: Observed, groups: int) -> FloatArray:
-    """Return each group's expected length of a new request, shape (groups,).
+ORDERS: dict[str, Callable[[Problem], QueuedPolicy]] = {
+    "moving-average": lambda problem: by_groups(problem, moving_average, scouts=3),
+    "scouts": lambda problem: by_groups(problem, longest_seen, scouts=1),
+}
+"""Orders of others by their names in the tables."""
 
-    All scores are equal, so arrival decides, until a request has ended and the groups differ. They differ if
-    their intraclass correlation is at least :data:`LEAST_SHARE` with probability :data:`SURE`.
+
+def told_tendencies(problem: Problem, tendency: FloatArray) -> QueuedPolicy:
+    """Return the policy that knows the order of groups' mean lengths.
+
+    Other policies have to learn it, and chance within the groups remains. List order by expected length is
+    not the best for every draw, so its gain is an estimate and no bound.
+
+    problem: Its lengths are not read.
+    tendency: For each group, any number that grows with its lengths, shape (groups,).
     """
-    if not observed.ended.any():
-        return np.zeros(groups)
-    model = LengthModel.learnt(observed, groups)
-    if model.probability_of_share(LEAST_SHARE) < SURE:
-        return np.zeros(groups)
-    return model.expected(np.arange(groups))
+    return by_groups(problem, lambda _observed, _groups: tendency, scouts=0)
+
+
+def told_lengths(problem: Problem, lengths: IntArray) -> QueuedPolicy:
+    """Return the policy that knows each group's set of lengths.
+
+    It does not know their order within the group, and serves the most expected first. Its gain is an estimate
+    and no bound.
+
+    problem: Its lengths are not read.
+    lengths: True lengths, tokens, shape (requests,).
+    """
+    numbers, groups = group_numbers(problem)
+    total = np.bincount(numbers, lengths, minlength=groups)
+    count = np.bincount(numbers, minlength=groups)
+
+    def left(observed: Observed, groups: int) -> FloatArray:
+        group, tokens = observed.group[observed.ended], observed.tokens[observed.ended]
+        gone = np.bincount(group, minlength=groups)
+        rest = total - np.bincount(group, tokens, minlength=groups)
+        return np.asarray(rest / np.maximum(count - gone, 1))
+
+    return by_groups(problem, left, scouts=0)
