@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from batchbound.cli import COMMANDS, whole_parser
+from batchbound.data.readers.tables import FORMATS
+from batchbound.solvers.search.phases import PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
@@ -40,6 +42,22 @@ def test_the_map_has_a_row_for_every_room() -> None:
     }
     shown = {str(room) for room in rooms if "econoserve" not in room.parts} - {"models"}
     assert {room for room in shown if f"`{room}/`" not in page} == set()
+
+
+def test_every_phase_of_the_search_and_every_table_of_lengths_has_a_row() -> None:
+    search = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    assert [phase.name for phase in PHASES if f"\n| `{phase.name}` | " not in search] == []
+    formats = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    rows = (f"\n| {table.name} | `{table.input_tokens}` | `{table.output_tokens}` | " for table in FORMATS)
+    assert [row for row in rows if row not in formats] == []
+
+
+def test_a_benchmark_is_said_to_have_results_only_where_they_are_shown() -> None:
+    rows = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").splitlines()
+    shown = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for row in rows:
+        if "(../docs/results.md)" in row:
+            assert any(script in shown for script in re.findall(r"`([\w/]+\.py)`", row)), row
 
 
 def test_every_benchmark_is_listed() -> None:

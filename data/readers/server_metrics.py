@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
-_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
-_ITERATIONS = ("vllm:iteration_tokens_total_count", "llamacpp:n_decode_total")
-_PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
-_STARTED = ("vllm:num_preemptions_created", "process_start_time_seconds")
-_DRAFTS = "vllm:spec_decode_"
 _POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-_ACCEPT_LENGTH = ("sglang:spec_accept_length", "sglang:avg_spec_accept_length")
-_CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
+
+Totals = Mapping[str, float]
+"""Sum of the samples of each metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +45,79 @@ class ServerMetrics:
     engines: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """Names under which a kind of server counts; the first that is there holds.
+
+    prefix: Beginning of the names of its metrics.
+    owner: ``owned_by`` of its models at ``/v1/models``; empty if it states none.
+    drafts: True if it drafts tokens, None if unknown, by its metrics.
+    """
+
+    name: str
+    prefix: str
+    owner: str = ""
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    iterations: tuple[str, ...] = ()
+    preemptions: tuple[str, ...] = ()
+    cached_tokens: tuple[str, ...] = ()
+    kv_tokens: tuple[str, ...] = ()
+    started: tuple[str, ...] = ("process_start_time_seconds",)
+    drafts: Callable[[Totals], bool | None] = lambda totals: None
+
+
+def _vllm_drafts(totals: Totals) -> bool | None:
+    """Return whether there are counters of drafts; a vLLM without drafts has none."""
+    if any(name.startswith("vllm:spec_decode_") for name in totals):
+        return True
+    return False if "vllm:num_requests_running" in totals else None
+
+
+def _sglang_drafts(totals: Totals) -> bool | None:
+    lengths = ("sglang:spec_accept_length", "sglang:avg_spec_accept_length")
+    return True if any(totals.get(name, 0.0) > 0 for name in lengths) else None
+
+
+KINDS = (
+    ServerKind(
+        "vllm",
+        prefix="vllm:",
+        owner="vllm",
+        running=("vllm:num_requests_running",),
+        waiting=("vllm:num_requests_waiting",),
+        iterations=("vllm:iteration_tokens_total_count",),
+        preemptions=("vllm:num_preemptions_total", "vllm:num_preemptions"),
+        cached_tokens=(
+            "vllm:prefix_cache_hits_total",
+            "vllm:prefix_cache_hits",
+            "vllm:gpu_prefix_cache_hits_total",
+        ),
+        started=("vllm:num_preemptions_created", "process_start_time_seconds"),
+        drafts=_vllm_drafts,
+    ),
+    ServerKind(
+        "sglang",
+        prefix="sglang:",
+        owner="sglang",
+        running=("sglang:num_running_reqs",),
+        waiting=("sglang:num_queue_reqs",),
+        kv_tokens=("sglang:max_total_num_tokens",),
+        drafts=_sglang_drafts,
+    ),
+    ServerKind(
+        "llama.cpp",
+        prefix="llamacpp:",
+        running=("llamacpp:requests_processing",),
+        waiting=("llamacpp:requests_deferred",),
+        iterations=("llamacpp:n_decode_total",),
+    ),
+)
+"""Kinds of servers, by the names of their metrics."""
+
+UNKNOWN = ServerKind("unknown", prefix="")
+
+
 def parse_metrics(text: str) -> ServerMetrics:
     """Return the counters of a metrics page."""
     totals: dict[str, float] = {}
@@ -68,47 +135,34 @@ def parse_metrics(text: str) -> ServerMetrics:
             engines.add(of["engine"])
         if name.startswith(_POSITION) and (position := _whole(of.get("position"))) is not None:
             positions.add(position)
-    known = (("vllm:", "vllm"), ("sglang:", "sglang"), ("llamacpp:", "llama.cpp"))
-    engine = next((name for start, name in known if any(key.startswith(start) for key in totals)), "unknown")
+    kind = next((kind for kind in KINDS if any(name.startswith(kind.prefix) for name in totals)), UNKNOWN)
     cache = labels.get("vllm:cache_config_info", {})
-    block = _whole(cache.get("block_size"))
-    kv = _whole(cache.get("kv_cache_size_tokens"))
-    blocks = _whole(cache.get("num_gpu_blocks"))
-    if kv is None and block is not None and blocks is not None:
-        kv = block * blocks
-    if kv is not None and block is not None:
-        kv = max(block, kv - block)  # vLLM never hands out one block
-    caching = cache.get("enable_prefix_caching")
-    speculates = _speculates(totals, engine)
+    block, caching = _whole(cache.get("block_size")), cache.get("enable_prefix_caching")
+    kv, speculates = _kv_tokens_of(cache), kind.drafts(totals)
     return ServerMetrics(
-        engine=engine,
-        running=_first(totals, _RUNNING),
-        waiting=_first(totals, _WAITING),
-        iterations=_first(totals, _ITERATIONS),
-        preemptions=_first(totals, _PREEMPTIONS),
-        cached_tokens=_first(totals, _CACHED),
-        kv_tokens=kv * max(1, len(engines))
-        if kv is not None
-        else _first(totals, ("sglang:max_total_num_tokens",)),
+        engine=kind.name,
+        running=_first(totals, kind.running),
+        waiting=_first(totals, kind.waiting),
+        iterations=_first(totals, kind.iterations),
+        preemptions=_first(totals, kind.preemptions),
+        cached_tokens=_first(totals, kind.cached_tokens),
+        kv_tokens=_first(totals, kind.kv_tokens) if kv is None else kv * max(1, len(engines)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",
-        started=next((totals[name] for name in _STARTED if name in totals), None),
+        started=next((totals[name] for name in kind.started if name in totals), None),
         speculates=speculates,
         drafts=0 if speculates is False else max(positions) + 1 if positions else None,
         engines=len(engines) or None,
     )
 
 
-def _speculates(totals: Mapping[str, float], engine: str) -> bool | None:
-    """Return whether an engine drafts tokens.
-
-    vLLM then has counters of drafts.
-    """
-    if any(name.startswith(_DRAFTS) for name in totals):
-        return True
-    if any(totals.get(name, 0.0) > 0 for name in _ACCEPT_LENGTH):
-        return True
-    return False if engine == "vllm" and "vllm:num_requests_running" in totals else None
+def _kv_tokens_of(cache: Mapping[str, str]) -> int | None:
+    """Return the tokens that one vLLM engine can hold; it never hands out one block."""
+    block, kv = _whole(cache.get("block_size")), _whole(cache.get("kv_cache_size_tokens"))
+    blocks = _whole(cache.get("num_gpu_blocks"))
+    if kv is None and block is not None and blocks is not None:
+        kv = block * blocks
+    return kv if kv is None or block is None else max(block, kv - block)
 
 
 def _number(text: str) -> float:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...data.readers.server_metrics import ServerMetrics, parse_metrics
+from ...data.readers.server_metrics import KINDS, ServerMetrics, parse_metrics
 from .client import ServerClient
 
 
@@ -57,7 +57,7 @@ async def probe(client: ServerClient) -> ServerFacts:
     engine = "unknown" if counters is None else counters.engine
     owners = {str(entry.get("owned_by")).lower() for entry in listed}
     if engine == "unknown":
-        engine = next((name for name in ("vllm", "sglang") if name in owners), "unknown")
+        engine = next((kind.name for kind in KINDS if kind.owner and kind.owner in owners), "unknown")
     slots = _object(props).get("total_slots")
     if engine == "unknown" and type(slots) is int:
         engine = "llama.cpp"

@@ -23,15 +23,14 @@ SMALL: dict[str, str] = {
     "baton.py": "--small --set free mixed --slots 2 --scale-short 0.02 --scale-mixed 0.0005 --tries 3"
     " --repeats 1",
     "baton_lengths.py": "--seeds 1 --tries 500",
-    "bound_or_schedule.py": "--requests 6 --slots 2 --seeds 1 --seconds 0.1",
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2 --queued 200",
     "econoserve/kv_pipelining.py": "--requests 4 --slots 4 --blocks 16",
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
     "evaluation_engines.py": "--model tiny:speller --questions 4 --max-tokens 8 --slots 2 --batches 1",
-    "exegpt.py": "--requests 0 --tasks S --devices 1",
-    "exegpt_study.py": "--task S --points 1 --devices 2",
-    "exegpt_run.py": "--scale 0.05 --requests 60 --points 2 2 --passes 1 --repeats 1",
-    "exegpt_figures.py": "--machine opt-13b --trace mine=lengths.csv",
+    "exegpt/exegpt_searches.py": "--requests 0 --tasks S --devices 1",
+    "exegpt/exegpt_study.py": "--task S --points 1 --devices 2",
+    "exegpt/exegpt_run.py": "--scale 0.05 --requests 60 --points 2 2 --passes 1 --repeats 1",
+    "exegpt/exegpt_figures.py": "--machine opt-13b --trace mine=lengths.csv",
     "fleet.py": "--requests 200 --seeds 1",
     "gsm8k.py": "--slots 4 --time-limit 0.2",
     "instance_library.py": "--suites paper --seconds 0.1 --folder library",
@@ -43,12 +42,10 @@ SMALL: dict[str, str] = {
     "plan_grid.py": "--seconds 0.1 --requests 30 --slots 4",
     "predictors.py": "--epochs 1",
     "progress.py": "--runs 1 --requests 12 --slots 4",
-    "published_profiles.py": "TIMES",
     "rollout_limits.py": "--data dapo --most 1 --draws 1",
     "rollouts.py": "--data dapo --most 1 --orders 1 --drawn? 1 --earlier 1 --moves? 1",
     "rollouts_plan.py": "--seconds 0.1 --every 4",
     "roofline_error.py": "",
-    "schedule_search.py": "--case small-10x3 --seeds 1 --seconds 0.1",
     "server_clients.py": "--rows 60 --slots 4",
     "server_orders.py": "--jobs 1 --repeats 1",
     "small_jobs.py": "--instances 3 --seconds 0.1",
@@ -58,7 +55,6 @@ SMALL: dict[str, str] = {
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
     "trl_rounding.py": "--hidden 32 --layers 1",
     "uncertain.py": "--seeds 1 --time-limit 0.1 --only 0.2",
-    "unknown_orders.py": "--requests 12 --slots 4 --orders 1",
 }
 """What each script's own options make small; one with a question mark only where it is shown."""
 
@@ -75,7 +71,6 @@ STANDS_FOR = {
     "PROFILE_TP1": "PUBLIC/layer_profiles/RTX4090-Toy-tp1",
     "PROFILE_TP2": "PUBLIC/layer_profiles/RTX4090-Toy-tp2",
     "FILE": "PUBLIC/aiconfigurator/measured_points.csv",
-    "TIMES": "PUBLIC/distserve/profiler-a100-80g.distserve.json",
     "mine=lengths.csv": "mine=PUBLIC/lengths.csv",
     "vllm": "VLLM",
 }

@@ -1,7 +1,7 @@
 """
 ExeGPT's Figures 9 and 10 on its own machines, their costs estimated from the devices' rates.
 
-    python benchmarks/exegpt_figures.py [--trace NAME=TABLE]
+    python benchmarks/exegpt/exegpt_figures.py [--trace NAME=TABLE]
 
 Figure 9: memory of static batching and of WAA, without a latency bound. Figure 10: throughput on the
 lengths of real datasets. The paper's (WMT, Alpaca, CNN/DailyMail) are not at hand; by default those of

@@ -1,7 +1,7 @@
 """ExeGPT's results on measured profiles, or on its own machines estimated, beside the published ones.
 
-python benchmarks/exegpt_study.py PROFILE_TP1 PROFILE_TP2 --trace chat=TABLE.csv [--devices 4]
-python benchmarks/exegpt_study.py --machine opt-13b
+python benchmarks/exegpt/exegpt_study.py PROFILE_TP1 PROFILE_TP2 --trace chat=TABLE.csv [--devices 4]
+python benchmarks/exegpt/exegpt_study.py --machine opt-13b
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ line a run: throughput in the steady state and 99th-percentile latency, predicte
 medians, with the prediction that the search made beforehand. Answers are compared with per-request
 `generate`, token by token.
 
-    python benchmarks/exegpt_run.py                 # on a quiet machine
-    python benchmarks/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
+    python benchmarks/exegpt/exegpt_run.py                 # on a quiet machine
+    python benchmarks/exegpt/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
 
 In CPU seconds, WAA's throughput is that of a decoder that never waits, and its latency is not known.
 """

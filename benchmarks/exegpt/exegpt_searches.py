@@ -1,6 +1,6 @@
 """ExeGPT's tasks on measured profiles: every search against the whole grid, the timeline against sampling.
 
-python benchmarks/exegpt.py PROFILE_TP1 [PROFILE_TP2] --tasks S T --devices 1 4
+python benchmarks/exegpt/exegpt_searches.py PROFILE_TP1 [PROFILE_TP2] --tasks S T --devices 1 4
 
 The timeline tells what is to be expected; a run of sampled requests also has its own luck. Where a decode
 batch is as fast at several sizes, it keeps near one of them for longer than a run lasts, and its latency
