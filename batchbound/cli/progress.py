@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..executor.reports.tables import clock_text
-from .output import is_quiet
+from ..screen.terminal import is_quiet
 from .streams import escaped, say
 
 if TYPE_CHECKING:
