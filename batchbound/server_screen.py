@@ -24,20 +24,24 @@ def server_lines(
     slots, requests = figures["slots"], figures["requests"]
     several = "one at a time" if slots == 1 else f"{slots:,} at a time"
     lines = [f"{requests:,} {'request' if requests == 1 else 'requests'}, {several}, {servers}, iterations"]
-    counted, simulated = figures.get("iterations"), figures.get("simulated_iterations", {})
+    # Orders are simulated for an engine that keeps the assumptions.
+    simulated = figures.get("simulated_iterations", {}) if figures.get("comparable", True) else {}
+    counted = figures.get("iterations")
+    taken = simulated.get("as sent") if counted is None else counted
     first, known = simulated.get("file order"), simulated.get("longest first")
     rows: list[tuple[str, int | None, str]] = []
     if first is not None:
         rows.append(("first come, first served", first, "simulated, same lengths"))
-    rows.append(("this run", counted, _this_run(figures, first)))
+    rows.append(("this run", counted, _this_run(figures, taken, first)))
     worth = 0.0
-    if known is not None:
-        known = known if counted is None else min(known, counted)
-        worth = 1 - known / counted if counted else 0.0
-        rows.append(
-            ("lengths known beforehand", known, _worth(worth, repeats=command is not None, planned=planned))
-        )
-    if figures.get("bound_iterations"):
+    if known is not None and taken:
+        known = min(known, taken)
+        worth = 1 - known / taken
+        note = _worth(worth, figures, taken, repeats=command is not None, planned=planned)
+        rows.append(("lengths known beforehand", known, note))
+    least = figures.get("bound_iterations")
+    # A bound of one iteration says nothing of a run of several.
+    if least and (least > 1 or taken == least):
         rows.append(("least possible", figures["bound_iterations"], _above(figures)))
     lines += [
         f"  {name:<25}{'unknown' if count is None else format(count, ','):>9}    {note}"
@@ -68,26 +72,26 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
     return lines + [f"  {'lost: ' + name:52s} {lost:+9,d}" for name, lost in losses.items()]
 
 
-def _this_run(figures: Mapping[str, Any], first: int | None) -> str:
-    counted, predicted = figures.get("iterations"), figures.get("predicted_iterations")
-    parts = [f"{figures['makespan_s']:,.3g} s"]
-    if counted is None:
-        parts.append("no such counter, or a restart")
-    elif first:
-        saved = 1 - counted / first
+def _this_run(figures: Mapping[str, Any], taken: int | None, first: int | None) -> str:
+    """Return seconds, speed, and iterations against first come, first served."""
+    speed = figures.get("output_tokens_per_s")
+    parts = [f"{figures['makespan_s']:,.3g} s" + (f", {speed:,.0f} tokens/s" if speed else "")]
+    if taken and first:
+        saved = 1 - taken / first
         parts.append(
-            "no fewer" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {'fewer' if saved > 0 else 'more'}"
+            "no gain" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {'fewer' if saved > 0 else 'more'}"
         )
-    if predicted is not None:
-        parts.append(f"{predicted:,} predicted")
+    if figures.get("iterations") is None:
+        parts.append("simulated" if taken and first else "no counter")
     return "; ".join(parts)
 
 
-def _worth(worth: float, *, repeats: bool, planned: bool) -> str:
+def _worth(worth: float, figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool) -> str:
     if worth < _EQUAL:
-        return "no more to gain"
+        least = figures.get("bound_iterations") or 0
+        return "no more to gain" if taken <= (1 + _EQUAL) * least else "no better order found"
     if planned:
-        return "this run had known lengths"
+        return f"{worth:.0%} fewer than this run"
     return f"{worth:.0%} fewer than this run" + ("" if repeats else ", if lengths repeat")
 
 

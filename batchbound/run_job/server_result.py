@@ -105,6 +105,7 @@ class ServerResult:
             "bound_slots": audit.limits.sequences,
             "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
+            "comparable": audit.comparable,
             "losses": audit.losses,
         }
 

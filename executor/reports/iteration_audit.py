@@ -9,7 +9,9 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.claims.assumptions import (
+    ONE_ENGINE,
     ONE_TOKEN,
+    SLOTS,
     TOKEN_BUDGET,
     Assumption,
     blame,
@@ -70,6 +72,12 @@ class IterationAudit:
     def is_defect(self) -> bool:
         """True if the run beats a bound without open assumptions."""
         return self.broken is not None and self._blame()[1]
+
+    @property
+    def comparable(self) -> bool:
+        """True if simulated orders are of this engine: no assumption about it is broken."""
+        wrong = {one.name for one in self.assumptions if one.basis == "broken"}
+        return self.broken is None and not wrong & {ONE_TOKEN, SLOTS, ONE_ENGINE}
 
     def _blame(self) -> tuple[str, bool]:
         assert self.counted is not None

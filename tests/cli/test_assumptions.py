@@ -26,6 +26,8 @@ from batchbound.data.readers.server_run import ServerCount, ServerRun
 from batchbound.executor.reports.iteration_audit import IterationAudit, audit_iterations
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.run_job.server_result import ServerResult
+from batchbound.server_screen import server_lines
 
 PAGES = Path(__file__).parent.parent / "data" / "metrics_pages"
 
@@ -222,3 +224,43 @@ def test_blame_falls_on_the_least_sure_assumptions() -> None:
     assert blame([checked, stated, assumed]) == ("broken assumption: assumed", False)
     assert blame([checked, stated]) == ("broken assumption: stated", False)
     assert blame([checked])[1] is True
+
+
+def screen(run: ServerRun) -> list[str]:
+    """Return the end screen of a run that took two seconds."""
+    limits = EngineLimits(run.slots, 64, None, 1)
+    result = ServerResult(len(run), replace(run, finished=2 * run.finished), limits, False, None, 0, 0)
+    return server_lines(result.figures() | {"slots": run.slots}, "here", None, planned=False)
+
+
+def test_a_run_without_a_counter_is_compared_by_the_simulation_of_what_was_sent() -> None:
+    # On two slots, 1 1 1 1 8 takes 10 iterations as sent, and 8 with the longest first.
+    run = run_on(page("vllm_plain"), [1, 1, 1, 1, 8], None)
+    assert screen(run) == [
+        "5 requests, 2 at a time, here, iterations",
+        "  first come, first served        10    simulated, same lengths",
+        "  this run                   unknown    2 s, 6 tokens/s; no gain; simulated",
+        "  lengths known beforehand         8    20% fewer than this run, if lengths repeat",
+        "  least possible                   8    proven",
+    ]
+
+
+def test_no_more_to_gain_is_said_only_at_the_bound() -> None:
+    at_bound = screen(run_on(page("vllm_plain"), [8, 1, 1, 1, 1], 8))
+    assert at_bound[3].endswith("  no more to gain")
+    # Three requests of two tokens on two slots: four iterations, though half of six are three.
+    between = screen(run_on(page("vllm_plain"), [2, 2, 2, 3, 3, 3], 9))
+    assert between[3].endswith(("no better order found", "fewer than this run, if lengths repeat"))
+
+
+@pytest.mark.parametrize("name", ["vllm_drafts", "vllm_two_engines", "sglang_drafts"])
+def test_nothing_is_compared_with_an_engine_that_this_is_not(name: str) -> None:
+    lines = screen(run_on(page(name), [1, 1, 1, 1, 8], 10))
+    assert not any("first come" in line or "known beforehand" in line for line in lines)
+    assert not any("fewer" in line or "least possible                   1" in line for line in lines)
+
+
+def test_a_run_below_its_bound_is_compared_with_nothing() -> None:
+    lines = screen(run_on(page("vllm_plain"), [1, 1, 1, 1, 8], 3))
+    assert [line[2:16] for line in lines[1:]] == ["this run      ", "least possible"]
+    assert lines[2].endswith("not valid: this run took fewer")
