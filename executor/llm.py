@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index as as_integer
 from secrets import randbits
@@ -35,9 +35,9 @@ from .models.recording import Recorder, TokenLogprob
 from .models.request_rules import declared_sampling, ended_by_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
-from .models.wrapped import unwrapped
+from .models.wrapped import contents_of, unwrapped
 from .one_batch import one_batch_seconds
-from .partial import Partial, Until
+from .partial import Ends, Partial, Until
 from .reports.report import report
 from .turns import Conversations, NextTurn, Served, most_steps
 
@@ -63,7 +63,8 @@ class Completion:
     log_probabilities: Log-probability of each token; None unless requested.
     likeliest: Likeliest tokens at each position with their log-probabilities; None unless requested.
     sample: Number among its prompt's completions, from 0.
-    versions: Pairs (number of the call, tokens drawn in it), in order; each call uses its own weights.
+    versions: Pairs (version of the weights, tokens drawn by it), in order. Each call begins a version, and so
+        does a change of weights between two completions; running completions then get a new KV cache.
     given: Index ranges of tokens that a tool returned; their log-probabilities are 0.
     seed: Seed of its sampling; None for greedy decoding. Prompts in the same order with this seed repeat it.
     error: Reason why the prompt was left out, or None.
@@ -217,7 +218,7 @@ class LLM:
         prompts: Iterable[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
-        max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
+        max_tokens: int | Sequence[int] | None = None,
         expected_tokens: Sequence[int] | None = None,
         log_probabilities: bool | LogprobsMode = False,
         chat_options: Mapping[str, Any] | None = None,
@@ -237,7 +238,8 @@ class LLM:
             ``generation_config``, as in transformers' ``generate``, with ``fields`` in place of its values.
             Without a seed each call draws one, which its completions name.
         max_tokens
-            Most tokens of a completion, for all prompts or for each.
+            Most tokens of a completion, for all prompts or for each; by default 256, and for an unfinished
+            completion its own.
         expected_tokens
             Expected tokens of each completion, at most its ``max_tokens``; the longest are served first.
             Without it the engine's ``policy`` decides.
@@ -250,7 +252,8 @@ class LLM:
         on_token
             Called with the position of the prompt and each token as soon as it is chosen.
         until
-            Condition for an early end; :attr:`unfinished` then holds the other completions.
+            Condition for an early end. :attr:`unfinished` then holds the other completions, as it does after
+            ``close()`` or a loop that breaks.
         **fields
             Fields of :class:`~.sampling.Sampling` in place of ``sampling``:
             ``temperature=0.7, stop=("END",)``. With ``on_error="skip"``, an impossible prompt, for example
@@ -318,7 +321,7 @@ class LLM:
         self,
         prompts: Iterable[Prompt],
         how: tuple[Sampling | Sequence[Sampling] | None, Mapping[str, Any], bool | LogprobsMode],
-        max_tokens: int | Sequence[int],
+        max_tokens: int | Sequence[int] | None,
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
         on_error: Literal["raise", "skip"] = "raise",
@@ -334,9 +337,14 @@ class LLM:
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [left.sampling if left else own for left, own in zip(begun, asked, strict=True)]
         asked = ended_by_tokens(_seeded(asked), self.tokenizer, vocabulary_of(self.model))
-        most = _most_tokens(max_tokens, len(prompts))
+        most = _most_tokens(DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, len(prompts))
         for index, left in enumerate(begun):
-            most[index] = left.max_tokens if left else most[index]
+            if left is not None and max_tokens is None:
+                most[index] = left.max_tokens
+            elif left is not None and len(left.completion_ids) >= most[index]:
+                raise ValueError(
+                    f"prompt {index} has {len(left.completion_ids)} of {most[index]} tokens already"
+                )
         expected = most if expected_tokens is None else _expected(expected_tokens, most)
         tokens, faults = list[tuple[int, ...]](), dict[int, str]()
         for index, prompt in enumerate(prompts):
@@ -435,24 +443,37 @@ class LLM:
             execution, engine, policy.queue, next_turn, call.position.tolist(), call.most.tolist()
         )
         recorder = rule.recorder if isinstance(rule, MixedSampler) else None
-        done, group = [False] * len(names), numbered(call.prompts).tolist()
-        while not all(done) and not (until and until.reached(done, group, engine.time)):
-            for index in chain(turns.answered(wait=execution.idle), turns.ended(most_steps(until, turns))):
-                done[index] = True
-                tokens, given = tuple(engine.answers[index]), turns.given.get(index, ())
-                told = call.told(index, tokens, recorder, rule.stream(names[index]), given)
-                text, reason = Ending.of(call.asked[index], eos).text(tokens, self.tokenizer.decode)
-                yield call.completion(index, tokens, text, reason, told, given)
-        left = [index for index, over in enumerate(done) if not over]
-        trace = None if left else execution.trace(np.arange(len(problem)))
-        self._ran = None if trace is None else turns.served(problem, trace, call.prompts)
-        self._remember(call, trace)
-        self._unfinished = tuple(
-            call.unfinished(
-                index, tuple(engine.answers[index]), recorder, rule.stream(names[index]), names[index]
+        ends, weights = Ends(until, numbered(call.prompts).tolist()), contents_of(self.model)
+        try:
+            while not ends.reached(engine.time):
+                for index in chain(
+                    turns.answered(wait=execution.idle), turns.ended(most_steps(until, turns))
+                ):
+                    tokens, given = tuple(engine.answers[index]), turns.given.get(index, ())
+                    told = call.told(index, tokens, recorder, rule.stream(names[index]), given)
+                    text, reason = Ending.of(call.asked[index], eos).text(tokens, self.tokenizer.decode)
+                    completion = call.completion(index, tokens, text, reason, told, given)
+                    ends.note(index, completion)
+                    yield completion
+                    if contents_of(self.model) != weights:
+                        weights = contents_of(self.model)
+                        self._calls += 1
+                        call.begin_version(self._calls, engine.answers)
+                        turns.restart()
+        finally:
+            left = [index for index, over in enumerate(ends.done) if not over]
+            self._ran = turns.served(problem, call.prompts)
+            self._remember(call, None if left or self._ran is None else self._ran.trace)
+            self._unfinished = tuple(
+                call.unfinished(
+                    index,
+                    tuple(engine.answers[index]),
+                    recorder,
+                    rule.stream(names[index]),
+                    (names[index], turns.given.get(index, ())),
+                )
+                for index in left
             )
-            for index in left
-        )
 
     def _learning(self, call: _Call, problem: Problem) -> QueuedPolicy:
         longest = max(1, int(call.most.max()) - 1)
@@ -464,7 +485,7 @@ class LLM:
         return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
 
     def _remember(self, call: _Call, trace: Trace | None) -> None:
-        if trace is None or any(call.partial):
+        if trace is None or any(call.partial) or len(trace) > len(call.prompts):
             return
         group, steps = call.groups(), trace.tokens - 1
         longest = max(1, int(call.most.max()) - 1)
@@ -623,15 +644,16 @@ def sampling_per_prompt(
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Call:
     """Completions of one call, an entry for each.
 
     prompts, asked, most, expected: Prompt, sampling, and the most and the expected tokens.
     position: Position of the prompt.
     partial: Unfinished part of an earlier call, or None.
-    version: Number of the call, which names the weights of its tokens.
+    version: Version of the weights.
     faults: Reason why a prompt is left out, by its position.
+    drawn: Pairs (version, tokens so far) of each completion, at changes of weights during the call.
     """
 
     prompts: list[tuple[int, ...]]
@@ -642,6 +664,13 @@ class _Call:
     partial: list[Partial | None]
     version: int
     faults: dict[int, str]
+    drawn: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def begin_version(self, version: int, answers: Sequence[Sequence[int]]) -> None:
+        """Draw further tokens by other weights."""
+        for index, tokens in enumerate(answers):
+            self.drawn.setdefault(index, []).append((self.version, len(tokens)))
+        self.version = version
 
     def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """Return a completion's callback, from that of its prompt."""
@@ -688,6 +717,8 @@ class _Call:
         told: tuple[TokenLogprob, ...] | None,
         given: tuple[range, ...],
     ) -> Completion:
+        left = self.partial[index]
+        given = (*(left.given if left else ()), *given)
         most = self.asked[index].logprobs
         return Completion(
             int(self.position[index]),
@@ -719,27 +750,35 @@ class _Call:
         return before + recorder.read(stream, len(tokens), len(before), given)
 
     def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return a completion's pairs (number of the call, tokens drawn)."""
+        """Return a completion's pairs (version, tokens drawn)."""
         one = self.partial[index]
-        before = one.versions if one else ()
-        new = len(tokens) - sum(count for _, count in before)
-        if not new:
-            return before
-        if before and before[-1][0] == self.version:
-            return (*before[:-1], (self.version, before[-1][1] + new))
-        return (*before, (self.version, new))
+        pairs = list(one.versions if one else ())
+        for version, end in (*self.drawn.get(index, ()), (self.version, len(tokens))):
+            new = end - sum(count for _, count in pairs)
+            if new and pairs and pairs[-1][0] == version:
+                pairs[-1] = version, pairs[-1][1] + new
+            elif new:
+                pairs.append((version, new))
+        return tuple(pairs)
 
     def unfinished(
-        self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int, name: str
+        self,
+        index: int,
+        tokens: tuple[int, ...],
+        recorder: Recorder | None,
+        stream: int,
+        known: tuple[str, tuple[range, ...]],
     ) -> Partial:
+        name, given = known
         return Partial(
             int(self.position[index]),
             self.sample(index),
             self.prompts[index],
             tokens,
-            self.told(index, tokens, recorder, stream),
+            self.told(index, tokens, recorder, stream, given),
             self.versions(index, tokens),
             replace(self.asked[index], n=1),
             int(self.most[index]),
+            given,
             name,
         )

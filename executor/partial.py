@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import TYPE_CHECKING
 
 from ..data.problem import limit_of
 from ..data.readers.sampling import Sampling
 from .models.recording import TokenLogprob
+
+if TYPE_CHECKING:
+    from .llm import Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,9 @@ class Until:
         Finished share of this call's completions, above 0 and at most 1.
     groups
         Prompts with all completions of this call finished.
+    when
+        Function of a prompt's finished completions, true for example if their rewards differ. ``groups``
+        counts prompts for which it is true; by default one is enough.
     seconds
         Seconds since the call began to decode, checked at least every 16 decode steps.
 
@@ -36,10 +44,15 @@ class Until:
     share: float | None = None
     groups: int | None = None
     seconds: float | None = None
+    when: Callable[[Sequence[Completion]], bool] | None = None
 
     def __post_init__(self) -> None:
-        if (self.finished, self.share, self.groups, self.seconds) == (None, None, None, None):
-            raise ValueError("no condition for the end is given: set finished, share, groups or seconds")
+        if (self.finished, self.share, self.groups, self.seconds, self.when) == (None,) * 5:
+            raise ValueError(
+                "no condition for the end is given: set finished, share, groups, seconds or when"
+            )
+        if self.when is not None and not callable(self.when):
+            raise ValueError(f"when must be a function of a prompt's completions, got {self.when!r}")
         for name in ("finished", "groups"):
             value = getattr(self, name)
             if value is not None:
@@ -58,19 +71,44 @@ class Until:
         """Decode steps between two looks at the clock, or None."""
         return None if self.seconds is None else 16
 
-    def reached(self, done: Sequence[bool], group: Sequence[int], seconds: float) -> bool:
+
+class Ends:
+    """Completions of a call that have ended, against its condition for an early end.
+
+    group: Number of each completion, equal for completions of one prompt.
+    """
+
+    def __init__(self, until: Until | None, group: Sequence[int]) -> None:
+        self._until, self._group = until, group
+        self._left = Counter(group)
+        self._members: defaultdict[int, list[Completion]] = defaultdict(list)
+        self._groups = 0
+        self.done = [False] * len(group)
+
+    def note(self, index: int, completion: Completion) -> None:
+        """Note a finished completion."""
+        group, self.done[index] = self._group[index], True
+        self._left[group] -= 1
+        if self._until is None:
+            return
+        self._members[group].append(completion)
+        if not self._left[group]:
+            members = self._members.pop(group)
+            self._groups += self._until.when is None or bool(self._until.when(members))
+
+    def reached(self, seconds: float) -> bool:
         """Return whether the call ends now."""
-        count = sum(done)
-        if self.seconds is not None and seconds >= self.seconds:
+        until, count, every = self._until, sum(self.done), len(self.done)
+        if count == every or until is None:
+            return count == every
+        if until.seconds is not None and seconds >= until.seconds:
             return True
-        if self.finished is not None and count >= self.finished:
+        if until.finished is not None and count >= until.finished:
             return True
-        if self.share is not None and count >= self.share * len(done):
+        if until.share is not None and count >= until.share * every:
             return True
-        if self.groups is None:
-            return False
-        whole = set(group) - {one for one, over in zip(group, done, strict=True) if not over}
-        return len(whole) >= self.groups
+        groups = until.groups or (None if until.when is None else 1)
+        return groups is not None and self._groups >= groups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +129,11 @@ class Partial:
     told
         Log-probabilities of the tokens so far; None unless requested by ``sampling``.
     versions
-        Pairs (number of the call, tokens drawn in it), in order.
+        Pairs (version of the weights, tokens drawn by it), in order.
     sampling, max_tokens
         Sampling, and the most tokens in all.
+    given
+        Index ranges of tokens that a tool returned.
     name
         Name of its random stream.
     """
@@ -106,4 +146,5 @@ class Partial:
     versions: tuple[tuple[int, int], ...]
     sampling: Sampling
     max_tokens: int
+    given: tuple[range, ...]
     name: str = field(repr=False)

@@ -78,7 +78,8 @@ class Conversations:
         self._asked: dict[int, tuple[Future[Sequence[int]], float]] = {}
         self._answered: SimpleQueue[int] = SimpleQueue()
         self._ended: list[_Turn] = []
-        self._begins: dict[int, tuple[float, int]] = {}
+        # Time and tokens at the begin of each completion's turn.
+        self._begins = {at: (0.0, len(tokens)) for at, tokens in enumerate(engine.answers)}
         self.given: dict[int, tuple[range, ...]] = {}
         """Index ranges of the tool results in each completion."""
 
@@ -92,18 +93,35 @@ class Conversations:
         if not self._execution.idle:
             yield from (request for request in self._execution.step(most) if not self._continues(request))
 
+    def restart(self) -> None:
+        """Let running completions continue by changed weights, with a new KV cache."""
+        run = self._execution
+        running = run.state.running.tolist()
+        run.stop(running)
+        self._engine.reload_weights()
+        self._engine.recompute()
+        for request in running:
+            self._keep(request)
+            self._resume(request, [])
+
     def _continues(self, request: int) -> bool:
+        self._keep(request)
         if self._next_turn is None:
             return False
-        tokens = tuple(self._engine.answers[request])
-        future = self._next_turn(self._positions[request], tokens)
-        self._keep(request, len(tokens))
+        future = self._next_turn(self._positions[request], tuple(self._engine.answers[request]))
         if future is None:
             return False
         self._asked[request] = future, float(self._execution.finished[request])
         self._execution.pause(request)
         future.add_done_callback(lambda _: self._answered.put(request))
         return True
+
+    def _resume(self, request: int, tokens: list[int]) -> None:
+        """Let a completion continue after some more tokens."""
+        self._begins[request] = self._engine.time, len(self._engine.answers[request]) + len(tokens)
+        self._engine.give(request, tokens)
+        self._queue.put_back([request])
+        self._execution.resume(request, len(tokens) + 1)
 
     def answered(self, *, wait: bool) -> list[int]:
         """Continue completions with finished tool calls; return ended ones."""
@@ -128,47 +146,49 @@ class Conversations:
                 run.end(request, since)
                 continue
             self.given[request] = (*self.given.get(request, ()), range(written, written + len(tokens)))
-            self._begins[request] = self._engine.time, written + len(tokens)
-            self._engine.give(request, tokens)
-            if not left:
-                over.append(request)
-                run.end(request, since)
+            if left:
+                self._resume(request, tokens)
                 continue
-            self._queue.put_back([request])
-            run.prefilled[request] = run.first_token[request] = np.nan
-            run.resume(request, len(tokens) + 1)
+            self._engine.give(request, tokens)
+            over.append(request)
+            run.end(request, since)
         return over
 
-    def served(self, problem: Problem, trace: Trace, prompts: Sequence[tuple[int, ...]]) -> Served:
-        """Return the finished call with a request for each turn."""
-        if not self.given:
-            paths = [self._path(prompt, at) for at, prompt in enumerate(prompts)]
-            return Served(problem, trace, paths)
-        rows = self._ended
+    def served(self, problem: Problem, prompts: Sequence[tuple[int, ...]]) -> Served | None:
+        """Return what has run of the call, with a request for each turn; None if nothing has.
+
+        Running turns count as ended now.
+        """
+        run = self._execution
+        for request in run.state.running.tolist():
+            if np.isfinite(run.prefilled[request]):
+                run.finished[request] = self._engine.time
+                self._keep(request)
+        rows = sorted(self._ended, key=lambda turn: turn.request)
+        if not rows:
+            return None
         request = np.array([turn.request for turn in rows])
-        workload = problem.workload
-        names, last, after = [], dict[int, int](), []
-        for row, turn in enumerate(rows):
-            after.append(last.get(turn.request, -1))
-            names.append(
-                f"{workload.ids[turn.request]}@{row}" if after[-1] >= 0 else workload.ids[turn.request]
-            )
-            last[turn.request] = row
-        first = np.array(after) < 0
-        before = np.array([turn.before for turn in rows])
+        first = np.append(True, request[1:] != request[:-1])
+        after = np.where(first, -1, np.arange(len(rows)) - 1)
+        workload, usual = problem.workload, problem.workload.ids[request].tolist()
+        names = [
+            name if begins else f"{name}@{row}"
+            for row, (name, begins) in enumerate(zip(usual, first, strict=True))
+        ]
         tokens = np.array([turn.tokens for turn in rows])
+        several = not first.all()
+        queued = np.array([turn.queued for turn in rows])
+        finished = np.array([turn.finished for turn in rows])
+        planned = tokens if several or len(rows) < len(problem) else workload.output_tokens[request]
         turns = Workload(
             np.array(names, dtype=np.object_),
-            workload.input_tokens[request] + before,
-            tokens,
+            np.array([len(prompts[turn.request]) + turn.before for turn in rows]),
+            planned,
             group=np.where(first, workload.group[request], -1),
             shared_tokens=np.where(first, workload.shared_tokens[request], 0),
         )
-        queued = np.array([turn.queued for turn in rows])
-        finished = np.array([turn.finished for turn in rows])
-        pause = np.where(first, 0.0, np.maximum(0.0, queued - finished[after]))
         told = replace(
-            trace,
+            run.trace(request),
             ids=tuple(names),
             stage_of=np.array([turn.stage_of for turn in rows]),
             slot_of=np.array([turn.slot_of for turn in rows]),
@@ -178,16 +198,17 @@ class Conversations:
             finished=finished,
             tokens=tokens,
         )
-        paths = [self._path(prompts[turn.request], turn.request, turn.before + turn.tokens) for turn in rows]
-        return Served(replace(problem, workload=turns), told, paths, Turns(np.array(after), pause))
+        pause = np.where(first, 0.0, np.maximum(0.0, queued - finished[after]))
+        paths = [
+            (*prompts[turn.request], *self._engine.answers[turn.request][: turn.before + turn.tokens - 1])
+            for turn in rows
+        ]
+        order = Turns(after, pause) if several else None
+        return Served(replace(problem, workload=turns), told, paths, order)
 
-    def _path(self, prompt: tuple[int, ...], request: int, tokens: int | None = None) -> tuple[int, ...]:
-        return (*prompt, *self._engine.answers[request][:tokens][:-1])
-
-    def _keep(self, request: int, tokens: int) -> None:
+    def _keep(self, request: int) -> None:
         """Record the turn that has just ended."""
-        run = self._execution
-        queued, before = self._begins.pop(request, (float(run.arrival[request]), 0))
+        run, (queued, before) = self._execution, self._begins[request]
         self._ended.append(
             _Turn(
                 request,
@@ -198,7 +219,7 @@ class Conversations:
                 float(run.first_token[request]),
                 float(run.finished[request]),
                 before,
-                tokens - before,
+                len(self._engine.answers[request]) - before,
             )
         )
 

@@ -167,6 +167,14 @@ class Execution:
         state = self.state
         return not (state.unarrived or state.running.size or state.waiting.any())
 
+    def stop(self, requests: Sequence[int]) -> None:
+        """End running requests, which may continue later."""
+        for request in requests:
+            self.state.slot_request[self.slot_of[request]] = FREE
+            self.state.kv_held -= self._held(request)
+            self.finished[request] = self.engine.time
+        self.engine.evict(requests)
+
     def pause(self, request: int) -> None:
         """Pause a finished request, which may continue later."""
         if request in self.state.finished:
@@ -181,6 +189,7 @@ class Execution:
 
     def resume(self, request: int, tokens: int) -> None:
         """Let a paused request wait again, with more tokens to prefill."""
+        self.prefilled[request] = self.first_token[request] = self.finished[request] = np.nan
         self.state.decoded[request] += tokens
         self.state.waiting[request] = True
 

@@ -217,7 +217,9 @@ class HuggingFaceEngine:
         """Drop the whole KV cache after a change of weights; tokens stay."""
         self._residence.let_go()
         self.forget_prompts()
-        self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
+        self._drawn = {
+            request for request, tokens in enumerate(self.answers) if tokens and request not in self._resumed
+        }
 
     def restart(self, requests: Sequence[int]) -> None:
         """Drop all tokens of requests that do not run."""
@@ -234,6 +236,7 @@ class HuggingFaceEngine:
             self._rule.give(self._names[request], tokens, len(self.answers[request]))
         self.answers[request] += tokens
         self._resumed.add(request)
+        self._drawn.discard(request)
 
     def wait(self, until: float) -> None:
         """Sleep until ``until`` seconds."""

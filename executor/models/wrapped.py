@@ -123,6 +123,13 @@ class Evaluation:
                 yield
 
 
+def contents_of(model: Any) -> tuple[tuple[int, int], ...]:
+    """Return a key that changes with the model's weights."""
+    return tuple(
+        (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()
+    )
+
+
 def _within(model: Any) -> Any | None:
     """Return a wrapper's content, or None."""
     kinds = {kind.__name__ for kind in type(model).__mro__}

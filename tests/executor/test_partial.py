@@ -12,12 +12,14 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from builders import mostly_slow
 
 from batchbound.executor.llm import LLM, Completion
-from batchbound.executor.partial import Partial, Until
+from batchbound.executor.partial import Ends, Partial, Until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["a", "bb bb", "some longer prompt", "dd", "and one more", "a"]
 LENGTHS = [3, 30, 9, 17, 24, 12]
+
+COMPLETION = Completion(0, (1,), (2,), "", "stop")
 
 WAYS: list[dict[str, Any]] = [
     {"ignore_eos": True},
@@ -136,7 +138,11 @@ def test_new_prompts_go_beside_unfinished_ones_and_share_no_random_stream_with_t
 def test_a_call_ends_as_soon_as_one_of_its_ends_is_reached(
     until: Until, done: list[int], seconds: float, reached: bool
 ) -> None:
-    assert until.reached([bool(one) for one in done], [0, 0, 1, 1], seconds) is reached
+    ends = Ends(until, [0, 0, 1, 1])
+    for index, over in enumerate(done):
+        if over:
+            ends.note(index, COMPLETION)
+    assert ends.reached(seconds) is reached
 
 
 def test_an_end_that_says_nothing_or_what_cannot_be_is_refused() -> None:
@@ -162,3 +168,95 @@ def test_groups_are_handed_back_whole() -> None:
     assert any(ended >= set(range(3 * k, 3 * k + 3)) for k in range(3))
     assert ended.isdisjoint(one.index for one in llm.unfinished)
     assert len(ended) + len(llm.unfinished) == 9
+
+
+def test_a_call_that_its_caller_ends_leaves_unfinished_completions_and_a_report() -> None:
+    llm = engine()
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": LENGTHS, "ignore_eos": True}
+    whole = together(list(llm.generate(PROMPTS, **asked)))
+    for how in ("close", "break", "until"):
+        calls = llm.generate(PROMPTS, **asked, until=Until(finished=1) if how == "until" else None)
+        done: list[Completion] = []
+        for one in calls:
+            done.append(one)
+            if how != "until":
+                break
+        if how == "close":
+            calls.close()  # type: ignore[attr-defined]
+        del calls
+        left = llm.unfinished
+        assert len(done) + len(left) == len(whole)
+        report = llm.report()
+        # Requests that have begun count, with the tokens drawn so far.
+        begun = [one.completion_ids for one in left if one.completion_ids]
+        assert report.requests == len(done) + len(begun) == 3
+        drawn = sum(map(len, [*begun, *(one.completion_ids for one in done)]))
+        assert report.output_tokens == drawn
+        assert report.run_gap is not None
+        assert report.run_gap >= 0
+        for one in llm.generate(left):
+            assert whole[one.prompt_ids, left[one.index].index, 0].completion_ids == one.completion_ids
+
+
+def test_a_stated_cap_counts_for_completions_that_go_on() -> None:
+    llm = engine()
+    list(llm.generate(PROMPTS[:4], max_tokens=12, ignore_eos=True, until=Until(finished=1)))
+    list(llm.generate(PROMPTS[:4], max_tokens=[2, 12, 12, 12], ignore_eos=True, until=Until(finished=1)))
+    left = llm.unfinished
+    assert {one.max_tokens for one in left} == {12}
+    assert {len(one.completion_ids) for one in llm.generate(left, max_tokens=20)} == {20}
+    assert {len(one.completion_ids) for one in llm.generate(left)} == {12}
+    begun = [one for one in left if one.completion_ids]
+    with pytest.raises(ValueError, match="prompt 0 has 2 of 2 tokens already"):
+        llm.generate(begun, max_tokens=2)
+
+
+@pytest.mark.parametrize("groups", [None, 2])
+def test_a_function_of_a_prompts_completions_ends_a_call(groups: int | None) -> None:
+    llm = engine()
+    seen: list[int] = []
+
+    def differ(group: Any) -> bool:
+        assert len(group) == 2
+        seen.append(group[0].index)
+        return bool(group[0].index != 1)
+
+    most = [10, 3, 16, 22]
+    until = Until(when=differ, groups=groups)
+    done = list(llm.generate(PROMPTS[:4], max_tokens=most, n=2, ignore_eos=True, until=until))
+    assert seen == [1, 0, 2][: 1 + (groups or 1)]
+    assert {one.index for one in done} >= set(seen)
+    assert llm.unfinished
+    with pytest.raises(ValueError, match="when must be a function"):
+        Until(when=3)  # type: ignore[arg-type]
+
+
+def test_weights_that_change_between_two_completions_begin_a_version() -> None:
+    llm = engine()
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 3, "ignore_eos": True, "log_probabilities": True}
+    weights = [{name: weight.clone() for name, weight in llm.model.state_dict().items()}]
+    done = []
+    for one in llm.generate(PROMPTS, max_tokens=[4, 30, 9, 17, 24, 12], **asked):
+        done.append(one)
+        if len(done) in (1, 2, 4):
+            with torch.no_grad():
+                for weight in llm.model.parameters():
+                    weight.mul_(1.05)
+            weights.append({name: weight.clone() for name, weight in llm.model.state_dict().items()})
+    assert len(weights) == 4
+    assert max(len(one.versions) for one in done) >= 3
+    for one in done:
+        assert sum(count for _, count in one.versions) == len(one.completion_ids)
+        assert one.log_probabilities is not None
+        at = 0
+        for version, count in one.versions:
+            llm.model.load_state_dict(weights[version - 1])
+            with torch.no_grad():
+                logits = llm.model(torch.tensor([one.prompt_ids + one.completion_ids])).logits[0]
+            expected = logits.log_softmax(-1)[len(one.prompt_ids) - 1 :][
+                range(len(one.completion_ids)), one.completion_ids
+            ]
+            part = slice(at, at + count)
+            assert one.log_probabilities[part] == pytest.approx(expected[part].tolist(), abs=1e-9)
+            at += count
+    assert (llm.report().run_gap or 0) >= 0
