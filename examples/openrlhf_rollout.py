@@ -21,8 +21,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from batchbound.data.readers.sampling import LogprobsMode, Sampling
+from batchbound.executor.completion import Completion
 from batchbound.executor.gathering import Gathering
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.llm import LLM
 
 _OF_TEXT = (
     "skip_special_tokens",

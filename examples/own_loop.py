@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from statistics import mean
 
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.rollout import rollout_function
 
 GROUP = 4

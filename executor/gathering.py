@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any
 
 from ..data.readers.sampling import Sampling
-from .llm import LLM, Completion
+from .completion import Completion
+from .llm import LLM
 from .models.wrapped import unwrapped
 from .rollout import seed_of_call
 

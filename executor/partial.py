@@ -6,14 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING
 
 from ..data.problem import limit_of
 from ..data.readers.sampling import Sampling
+from .completion import Completion
 from .models.recording import TokenLogprob
-
-if TYPE_CHECKING:
-    from .llm import Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

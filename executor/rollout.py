@@ -16,7 +16,8 @@ from ..data.files.outputs import refuse_outputs
 from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import TAIL, TOOLS
-from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
+from .completion import Completion
+from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
 from .models.wrapped import unwrapped
 from .tool_turns import ToolTurns
 

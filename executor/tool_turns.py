@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any
 
-from .llm import Completion
+from .completion import Completion
 
 _NEEDED = ("_tokenize_prompts", "_get_tool_suffix_ids", "_tool_call_loop", "_sync_tool_dicts")
 """Private members of the trainer that this module uses."""

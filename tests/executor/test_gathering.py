@@ -13,8 +13,9 @@ from batchbound.data.files.disk import InputError
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from batchbound.executor.completion import Completion
 from batchbound.executor.gathering import Gathering
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.llm import LLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,7 +16,8 @@ from batchbound.data.files.disk import InputError
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.rollout import rollout_function
 
 PROMPTS = ["a", "bb bb", "some longer prompt", "dd", "and one more"]

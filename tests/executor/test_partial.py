@@ -11,7 +11,8 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
 
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.partial import Ends, Partial, Until
 
 pytestmark = pytest.mark.usefixtures("one_thread")

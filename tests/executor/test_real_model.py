@@ -23,7 +23,8 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from batchbound.cli import main
 from batchbound.executor.attention.float_products import Trial, arithmetic_of, choose_arithmetic
 from batchbound.executor.attention.host_kernels import built, compiler
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
 from batchbound.executor.partial import Until
 

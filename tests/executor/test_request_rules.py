@@ -18,7 +18,8 @@ from builders import mostly_slow
 from transformers.generation import logits_process as processors
 
 from batchbound.data.readers.sampling import Sampling
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.models.endings import Ending
 from batchbound.executor.models.logit_edits import Edit, LogitEdits
 from batchbound.executor.models.request_rules import NOT_SERVED, declared_sampling, rules_of, word_tokens

@@ -16,8 +16,9 @@ from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
+from batchbound.executor.completion import Completion
 from batchbound.executor.engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine
-from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.llm import LLM
 from batchbound.executor.models.request_rules import rules_of
 from batchbound.executor.models.tokenizers import end_tokens
 from batchbound.heuristics.loop import execute
