@@ -14,7 +14,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .api import gantt, plan, run
     from .auditing import Audit, audit
-    from .comparing.runner import compare
+    from .comparing.files import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.iteration_plan import IterationPlan
     from .data.iterations import EngineLimits
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .executor.partial import Partial, Until
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
-    from .heuristics.simulate import simulate
     from .judging import report, verify
     from .models.exegpt.configuration import Targets
     from .planning.history import known_lengths
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
     from .searching import ConfigurationSearch, search
+    from .simulating import simulate
     from .solvers import Limits, Result, solve
 
 
@@ -124,7 +124,7 @@ _HOMES = {
     "Until": ".executor.partial",
     "Workload": ".data.workload",
     "audit": ".auditing",
-    "compare": ".comparing.runner",
+    "compare": ".comparing.files",
     "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
     "gantt": ".api",
@@ -139,7 +139,7 @@ _HOMES = {
     "profile": ".profiling",
     "run": ".api",
     "search": ".searching",
-    "simulate": ".heuristics.simulate",
+    "simulate": ".simulating",
     "solve": ".solvers.solve",
     "suite": ".comparing.instance_library",
     "verify": ".judging",

@@ -160,15 +160,15 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
     return PromptSource(path, inputs.job.digest, tokenizer, inputs.job.columns, inputs.distinct_tokens)
 
 
-def each_once(files: Iterable[str]) -> list[str]:
+def each_once(files: Iterable[PathText]) -> list[str]:
     """Return files without repetitions.
 
     A repeated file would make intervals too narrow.
     """
-    found: dict[str, str] = {}
-    for name in files:
-        found.setdefault(os.path.realpath(name), name)
-    return list(found.values())
+    names: dict[str, str] = {}
+    for name in map(os.fspath, files):
+        names.setdefault(os.path.realpath(name), name)
+    return list(names.values())
 
 
 def _place(job: JobInput, request: int) -> str:

@@ -15,19 +15,25 @@ from .data.costs.layer_profile import LayerProfile
 from .data.costs.link import LINKS, Link, usual_link
 from .data.costs.model_shape import ModelShape
 from .data.files.disk import InputError, read_json_object
+from .data.files.record import plain
 from .data.lengths.pair import LengthPair
 from .data.plan import Maker, Plan, Provenance
 from .data.problem import Problem, limit_of
+from .data.readers.profile_readers import read_profile
 from .heuristics.exegpt.configured import rra_policy
 from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
+from .inputs import Inputs, provenance_of, read_inputs
+from .listening import note
 from .models.bounds.prove import proven_bound
 from .models.exegpt.configuration import Cluster, ExecConfig, Strategy, Targets
-from .models.exegpt.roofline import Roofline, RooflineDevice
+from .models.exegpt.roofline import ROOFLINE_DEVICES, Roofline, RooflineDevice
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
 from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
 from .models.iterations.layer_cost import LayerCost
+from .options.option import Either, PathText, takes
+from .options.search import MOST_ENCODE_BATCH, SearchOptions
 from .solvers.exegpt.execution_search import Found, search_all, whole_frontier
 from .version import __version__
 
@@ -61,6 +67,8 @@ class ConfigurationSearch:
     targets: Targets
     encode_batches: tuple[int, int]
     profiled: bool
+    seconds: float = 0.0
+    """Seconds of the search."""
 
     @property
     def best(self) -> ExecConfig | None:
@@ -140,23 +148,31 @@ class ConfigurationSearch:
     def plan(self, *, provenance: Provenance | None = None) -> Plan:
         """Return the best configuration that ``run`` supports, as a plan.
 
-        Raises InputError if there is none: RRA runs on one device, WAA on two.
+        Raises InputError if there is none.
         """
-        runs = [each.config for each in self.found if each.config and self._runs(each.config)]
+        runs = self.runnable
         if not runs:
             bounds = {name: getattr(self.targets, name) for name in ("latency", "ttft", "tpot")}
             given = [f"--{name}-bound" for name, value in bounds.items() if math.isfinite(value)]
             hint = "Search with --devices 1 or 2." if self.devices > 2 else "Take devices with more memory."
             if self.devices < 3 and given:
                 hint = f"Loosen {' or '.join(given)}."
-            raise InputError("no configuration that `batchbound run` can execute was found", hint=hint)
+            what = "no configuration that `batchbound run` can execute was found"
+            raise InputError(what, hint=f"{self.advice()} {hint}")
         timeline = self.timelines[runs[0].strategy is not Strategy.RRA]
         latency = self.targets.latency
         bound = None if math.isinf(latency) else latency
         return self._plan(planned_configuration(timeline, runs[0], bound), provenance or Provenance())
 
-    def _runs(self, config: ExecConfig) -> bool:
-        return self.devices == (1 if config.strategy is Strategy.RRA else 2)
+    @property
+    def runnable(self) -> list[ExecConfig]:
+        """Configurations that ``run`` supports: RRA on one device, WAA on two."""
+        configurations = [each.config for each in self.found if each.config]
+        return [
+            config
+            for config in configurations
+            if self.devices == (1 if config.strategy is Strategy.RRA else 2)
+        ]
 
     def _plan(self, configuration: PlannedConfiguration, provenance: Provenance) -> Plan:
         begun, problem = time.perf_counter(), self.problem
@@ -176,7 +192,7 @@ class ConfigurationSearch:
         return Plan.of(problem, schedule, bound, maker, provenance=provenance, configuration=configuration)
 
 
-def search(
+def search_problem(
     problem: Problem,
     profiles: Sequence[LayerProfile] = (),
     *,
@@ -259,7 +275,7 @@ def search(
     )
 
 
-def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
+def refuse_timeless(cost: CostModel, file: PathText | None = None) -> None:
     """Raise InputError if prefill or decoding takes no time."""
     if 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
         what = "the search needs both prefill and decoding to take time"
@@ -342,3 +358,73 @@ def timelines_of(
         }
         timelines[handed_over] = Timeline(costs, cluster, lengths)
     return timelines
+
+
+@takes(SearchOptions)
+def search_file(options: SearchOptions) -> ConfigurationSearch:
+    """Search for the configuration of a file's requests, and write its plan."""
+    begun = time.perf_counter()
+    options.check_outputs("output")
+    inputs = read_inputs(options, options.workload, keep_arrivals=False)
+    profiles = _profiles(options)
+    if options.profile and options.cost == "paper":
+        first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
+        inputs = _with_cost_of(inputs, profiles[first], options.profile[first])
+    if not profiles:
+        refuse_timeless(inputs.problem.cost, options.cost)
+    kept = options.encode_batch
+    found = search_problem(
+        inputs.problem,
+        profiles,
+        devices=options.devices,
+        latency_bound=options.targets,
+        latency_margin=options.latency_margin,
+        encode_batches=(kept, kept) if kept else (1, options.most_encode_batch or MOST_ENCODE_BATCH),
+        link=_link(options, profiles),
+    )
+    if options.output is not None:
+        found.plan(provenance=provenance_of(inputs, options.output)).save(options.output)
+    return replace(found, seconds=time.perf_counter() - begun)
+
+
+search = Either(search_file, search_problem)
+
+
+def _link(options: SearchOptions, profiles: Sequence[LayerProfile]) -> Link | None:
+    if options.devices == 1:
+        return None
+    link = options.link_of(profiles[0].device if profiles else "")
+    if link is not None:
+        note(link.text())
+    return link
+
+
+def _profiles(options: SearchOptions) -> list[LayerProfile]:
+    profiles = [read_profile(path) for path in options.profile]
+    if options.roofline or options.device_rates:
+        if options.model_config is None:
+            name = "--roofline" if options.roofline else "--device-rates"
+            raise InputError(f"{name} needs a model", hint="Give its config.json as --model-config.")
+        rates, known = options.device_rates, options.roofline
+        device = ROOFLINE_DEVICES[known] if rates is None and known else RooflineDevice.load(rates or "")
+        link = options.link_of(device.name) if options.devices > 1 else None
+        profiles = roofline_profiles(options.model_config, device, options.devices, link)
+        note(profiles[0].source)
+    for profile in profiles:
+        for warning in profile.warnings:
+            note(f"{profile.device}, tensor parallel {profile.tensor_parallel}: {warning}")
+    return profiles
+
+
+def _with_cost_of(inputs: Inputs, profile: LayerProfile, file: PathText) -> Inputs:
+    from .executor.profiling.calibrate import calibrate_to_profile
+
+    try:
+        fitted = calibrate_to_profile(profile)
+    except ValueError as error:
+        raise InputError(f"no costs can be fitted to it: {error}", file=file) from None
+    source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
+    if profile.operation("loop") is not None:
+        # For profiles of batchbound's engine, a run can check that the machine is the same.
+        source |= plain(fitted)
+    return replace(inputs, problem=replace(inputs.problem, cost=fitted.cost), cost_source=source)

@@ -301,7 +301,10 @@ def test_the_five_folders_are_reached_through_the_package() -> None:
         assert link.resolve() == ROOT / folder
 
 
-CONVERTED = {"audit", "bound", "export", "predict", "profile", "validate", "verify"}
+CONVERTED = {
+    *("audit", "bound", "compare", "export", "predict", "profile", "search", "serve", "simulate"),
+    *("validate", "verify"),
+}
 """Commands that hold options, one call of a library function and one of a screen."""
 
 

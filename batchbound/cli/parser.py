@@ -302,9 +302,9 @@ def _add(container: _Declaring, field: Field) -> None:
     if field.kind is bool:
         how["action"] = "store_true"
     else:
-        how |= {"type": partial(_value, field), "metavar": option.metavar}
+        how |= {"type": partial(_value, field), "metavar": option.metavar or field.bounds.metavar}
         if field.choices and field.kind is str:
-            how["choices"] = field.choices
+            how |= {"choices": field.choices, "metavar": option.metavar}
         if option.words == "append":
             how["action"] = "append"
         elif option.words is not None:

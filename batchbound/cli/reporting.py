@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
@@ -17,12 +15,13 @@ from ..gain_screen import command_lines
 from ..judging import calibration_of
 from ..run_job.earlier import ASSUMED
 from ..run_job.server_result import ServerResult
+from ..screen.report import show_report as show_report
 from ..server_screen import detail_lines, server_lines
 from .output import note, typed_again
-from .streams import escaped, say
+from .streams import say
 
 if TYPE_CHECKING:
-    from ..executor.reports.tables import Row
+    pass
 
 FILE_WIDTH = 120
 """Width in columns of a table in a file or a pipe."""
@@ -83,27 +82,6 @@ def run_line(report: Report) -> str:
     model, bound = duration(report.model_makespan), duration(report.run_bound)
     gap = percent(report.run_gap, 2)
     return f"in {took}{pace}; {model} by the model, {gap} above the proven bound of {bound}"
-
-
-def print_report(value: Report, *, as_json: bool) -> None:
-    """Print a report on stdout, as JSON or as tables."""
-    if as_json:
-        say(json.dumps(value.to_json()))
-        return
-    from ..executor.reports.tables import report_rows
-
-    print_rows(report_rows(value))
-
-
-def print_rows(rows: Sequence[Row]) -> None:
-    """Print the lines of a report on stdout, as a table."""
-    from rich.console import Console
-
-    from ..executor.reports.tables import Row, rows_table
-
-    # Names and values may come from a file or a server.
-    shown = [Row(*map(escaped, astuple(row))) for row in rows]
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(shown))
 
 
 def show_server(result: ServerResult, args: argparse.Namespace) -> bool:

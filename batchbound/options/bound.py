@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
 
 from ..models.formulations.named import MODELS
-from .option import Option, PathText, Rule
+from .option import Rule, everyday
 from .problem import ProblemOptions
+from .values import File
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class BoundOptions(ProblemOptions):
     """A problem to bound."""
 
     _: KW_ONLY
-    json: Annotated[bool, Option("print JSON, certificates included", everyday=True)] = False
+    json: bool = everyday(False, "print JSON, certificates included")
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,11 @@ class ExportOptions(ProblemOptions):
     )
 
     _: KW_ONLY
-    formulation: Annotated[
-        str,
-        Option(
-            "the hybrid paper's model as printed (literal) or completed (repaired), a slot-free one, or the"
-            " bin packing of decode steps (default %(default)s)",
-            everyday=True,
-            choices=tuple(MODELS),
-        ),
-    ] = "slot-free"
-    output: Annotated[
-        PathText,
-        Option(
-            "file of the model (default %(default)s)",
-            everyday=True,
-            metavar="FILE",
-            short="-o",
-            writes=True,
-        ),
-    ] = "model.mps"
-    overwrite: Annotated[bool, Option("replace the output if it exists", everyday=True)] = False
+    formulation: str = everyday(
+        "slot-free",
+        "the hybrid paper's model as printed (literal) or completed (repaired), a slot-free one, or the"
+        " bin packing of decode steps (default %(default)s)",
+        choices=tuple(MODELS),
+    )
+    output: File = everyday("model.mps", "file of the model (default %(default)s)", short="-o", writes=True)
+    overwrite: bool = everyday(False, "replace the output if it exists")

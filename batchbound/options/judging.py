@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from .link import LinkOptions
-from .numbers import Positive, SlotCount
-from .option import Option, Options, PathText
+from .option import Option, Options, PathText, everyday, option
+from .values import AnyPath, File, Positive, SlotCount
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -34,118 +34,74 @@ class AuditOptions(Options):
         ),
     ]
     _: KW_ONLY
-    slots: Annotated[
-        SlotCount | None,
-        Option("slots of the server, max_num_seqs (default: as in RUN)", everyday=True, metavar="N"),
-    ] = None
-    batched_tokens: Annotated[
-        Positive | None,
-        Option(
-            "maximum tokens per iteration, max_num_batched_tokens (default: as in RUN, else 2048 in the"
-            " simulation and no limit in the bound)",
-            everyday=True,
-            metavar="N",
-        ),
-    ] = None
-    kv_tokens: Annotated[
-        Positive | None, Option("KV capacity in tokens (default: as in RUN)", metavar="N")
-    ] = None
-    block_tokens: Annotated[
-        Positive | None,
-        Option(
-            "tokens per block of KV cache (default: as in RUN, else 16 simulated, 1 in the bound)",
-            metavar="N",
-        ),
-    ] = None
-    iterations: Annotated[
-        tuple[int, int] | None,
-        Option(
-            "iterations to audit, counted from 0, if the log has several jobs (default: all)",
-            metavar="FIRST:LAST",
-            parse=_span,
-        ),
-    ] = None
-    profile: Annotated[
-        PathText | None,
-        Option(
-            "layer profile of the device of a measured vLLM run; adds the bound and the losses in seconds",
-            metavar="PATH",
-        ),
-    ] = None
-    html: Annotated[
-        PathText | None,
-        Option("draw the audit on one page for a browser", everyday=True, metavar="FILE", writes=True),
-    ] = None
-    save_cost: Annotated[
-        PathText | None,
-        Option(
-            "write the cost of an iteration, fitted to the run, for `plan --for ENGINE --cost FILE`",
-            metavar="FILE",
-            writes=True,
-        ),
-    ] = None
-    overwrite: Annotated[
-        bool, Option("replace files that exist", everyday=True, needs=("html", "save_cost"))
-    ] = False
-    json: Annotated[bool, Option("print one JSON object instead of tables", everyday=True)] = False
+    slots: SlotCount | None = everyday(None, "slots of the server, max_num_seqs (default: as in RUN)")
+    batched_tokens: Positive | None = everyday(
+        None,
+        "maximum tokens per iteration, max_num_batched_tokens (default: as in RUN, else 2048 in the"
+        " simulation and no limit in the bound)",
+    )
+    kv_tokens: Positive | None = option(None, "KV capacity in tokens (default: as in RUN)")
+    block_tokens: Positive | None = option(
+        None, "tokens per block of KV cache (default: as in RUN, else 16 simulated, 1 in the bound)"
+    )
+    iterations: tuple[int, int] | None = option(
+        None,
+        "iterations to audit, counted from 0, if the log has several jobs (default: all)",
+        metavar="FIRST:LAST",
+        parse=_span,
+    )
+    profile: AnyPath | None = option(
+        None, "layer profile of the device of a measured vLLM run; adds the bound and the losses in seconds"
+    )
+    html: File | None = everyday(None, "draw the audit on one page for a browser", writes=True)
+    save_cost: File | None = option(
+        None,
+        "write the cost of an iteration, fitted to the run, for `plan --for ENGINE --cost FILE`",
+        writes=True,
+    )
+    overwrite: bool = everyday(False, "replace files that exist", needs=("html", "save_cost"))
+    json: bool = everyday(False, "print one JSON object instead of tables")
 
 
 @dataclass(frozen=True)
 class ReportOptions(Options):
     """A plan, the trace of its run, and files to write."""
 
-    plan: Annotated[
-        PathText | None,
-        Option(
-            "plan (default: the newest plan.json or NAME.plan.json in this folder)",
-            positional=True,
-            metavar="PLAN",
-        ),
-    ] = None
-    trace: Annotated[
-        PathText | None,
-        Option(
-            "trace of the run; for replicas, the name given to `run --trace` (default: NAME.trace.jsonl for"
-            " NAME.plan.json, else trace.jsonl; if neither exists, the report is of the plan alone)",
-            positional=True,
-            metavar="TRACE",
-        ),
-    ] = None
-    _: KW_ONLY
-    gantt: Annotated[
-        tuple[PathText, ...],
-        Option(
-            "draw the schedule as .png or .svg; may be repeated", metavar="FILE", words="append", writes=True
-        ),
-    ] = ()
-    html: Annotated[
-        PathText | None,
-        Option("write one page for a browser, with a chart to zoom", metavar="FILE", writes=True),
-    ] = None
-    perfetto: Annotated[
-        PathText | None, Option("write a trace for ui.perfetto.dev", metavar="FILE", writes=True)
-    ] = None
-    overwrite: Annotated[bool, Option("replace files that exist", needs=("html", "gantt", "perfetto"))] = (
-        False
+    plan: PathText | None = option(
+        None,
+        "plan (default: the newest plan.json or NAME.plan.json in this folder)",
+        positional=True,
+        metavar="PLAN",
     )
-    json: Annotated[bool, Option("print one JSON object instead of a table")] = False
+    trace: PathText | None = option(
+        None,
+        "trace of the run; for replicas, the name given to `run --trace` (default: NAME.trace.jsonl for"
+        " NAME.plan.json, else trace.jsonl; if neither exists, the report is of the plan alone)",
+        positional=True,
+        metavar="TRACE",
+    )
+    _: KW_ONLY
+    gantt: tuple[File, ...] = option(
+        (), "draw the schedule as .png or .svg; may be repeated", words="append", writes=True
+    )
+    html: File | None = option(None, "write one page for a browser, with a chart to zoom", writes=True)
+    perfetto: File | None = option(None, "write a trace for ui.perfetto.dev", writes=True)
+    overwrite: bool = option(False, "replace files that exist", needs=("html", "gantt", "perfetto"))
+    json: bool = option(False, "print one JSON object instead of a table")
 
 
 @dataclass(frozen=True)
 class VerifyOptions(Options):
     """A plan to verify, or two traces to compare."""
 
-    plan: Annotated[PathText, Option("plan (default %(default)s)", positional=True, metavar="PLAN")] = (
-        "plan.json"
-    )
+    plan: PathText = option("plan.json", "plan (default %(default)s)", positional=True, metavar="PLAN")
     _: KW_ONLY
-    same_as: Annotated[
-        PathText | None,
-        Option(
-            "compare the digests of two traces of runs with --repeatable: PLAN and this one", metavar="TRACE"
-        ),
-    ] = None
-    json: Annotated[bool, Option("print one JSON object instead of text")] = False
+    same_as: PathText | None = option(
+        None,
+        "compare the digests of two traces of runs with --repeatable: PLAN and this one",
+        metavar="TRACE",
+    )
+    json: bool = option(False, "print one JSON object instead of text")
 
 
 @dataclass(frozen=True)
@@ -161,15 +117,10 @@ class ValidateOptions(LinkOptions):
         ),
     ]
     _: KW_ONLY
-    profile: Annotated[
-        PathText | None,
-        Option(
-            "layer profile of the vLLM run's device: a file, or a folder in LLMServingSim's format",
-            metavar="PATH",
-        ),
-    ] = None
-    cost: Annotated[
-        PathText | None,
-        Option("cost model of a trace: a file of `batchbound profile`", metavar="paper|FILE"),
-    ] = None
-    json: Annotated[bool, Option("print one JSON object instead of a table")] = False
+    profile: AnyPath | None = option(
+        None, "layer profile of the vLLM run's device: a file, or a folder in LLMServingSim's format"
+    )
+    cost: PathText | None = option(
+        None, "cost model of a trace: a file of `batchbound profile`", metavar="paper|FILE"
+    )
+    json: bool = option(False, "print one JSON object instead of a table")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from ..data.costs.link import LINKS, Link, usual_link
 from ..data.files.disk import InputError
-from .numbers import AtLeastZero, Seconds
-from .option import Option, Options
+from .option import Options, option
+from .values import AtLeastZero, Seconds
 
 LINK = ("link", "link_bandwidth", "link_latency")
 """Names of the options."""
@@ -18,25 +17,21 @@ LINK = ("link", "link_bandwidth", "link_latency")
 class LinkOptions(Options):
     """Link between the devices of a model."""
 
-    link: Annotated[
-        str | None,
-        Option(
-            "link between the devices (default: the usual link of the profile's device)",
-            choices=tuple(sorted(LINKS)),
-        ),
-    ] = None
-    link_bandwidth: Annotated[
-        Seconds | None,
-        Option(
-            "one-way bandwidth of the link in 10^9 bytes per second (default: that of --link)", metavar="GB/S"
-        ),
-    ] = None
-    link_latency: Annotated[
-        AtLeastZero | None,
-        Option(
-            "latency of a small collective operation in microseconds (default: that of --link)", metavar="US"
-        ),
-    ] = None
+    link: str | None = option(
+        None,
+        "link between the devices (default: the usual link of the profile's device)",
+        choices=tuple(sorted(LINKS)),
+    )
+    link_bandwidth: Seconds | None = option(
+        None,
+        "one-way bandwidth of the link in 10^9 bytes per second (default: that of --link)",
+        metavar="GB/S",
+    )
+    link_latency: AtLeastZero | None = option(
+        None,
+        "latency of a small collective operation in microseconds (default: that of --link)",
+        metavar="US",
+    )
 
     def link_of(self, device: str) -> Link | None:
         """Return the link of the options, or the device's usual one."""

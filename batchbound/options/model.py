@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..listening import hushed
-from .numbers import Positive, Seed
-from .option import Option, Options
+from .option import Option, Options, option
+from .values import Positive, Seed
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
@@ -21,28 +21,20 @@ class LoadingOptions(Options):
 
     TITLE = "model"
 
-    load_format: Annotated[
-        Literal["auto", "partial", "dummy"],
-        Option(
-            "weights to load; partial: random weights if missing in the checkpoint; dummy: all random",
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        Option("data type of the weights", choices=("auto", "float32", "float64", "bfloat16", "float16")),
-    ] = "auto"
-    device: Annotated[str, Option("device: cpu, cuda, cuda:N or auto (default %(default)s)")] = "auto"
-    threads: Annotated[
-        Positive | None, Option("CPU threads of torch (default: torch's own)", metavar="N")
-    ] = None
-    seed: Annotated[Seed | None, Option("seed of sampling and of random weights (default 0)")] = None
-    tier: Annotated[
-        str,
-        Option(
-            "layout of the KV cache (default: the fastest that reproduces this model's completions)",
-            choices=("auto", "window", "ragged"),
-        ),
-    ] = "auto"
+    load_format: Literal["auto", "partial", "dummy"] = option(
+        "auto", "weights to load; partial: random weights if missing in the checkpoint; dummy: all random"
+    )
+    dtype: str = option(
+        "auto", "data type of the weights", choices=("auto", "float32", "float64", "bfloat16", "float16")
+    )
+    device: str = option("auto", "device: cpu, cuda, cuda:N or auto (default %(default)s)")
+    threads: Positive | None = option(None, "CPU threads of torch (default: torch's own)")
+    seed: Seed | None = option(None, "seed of sampling and of random weights (default 0)")
+    tier: str = option(
+        "auto",
+        "layout of the KV cache (default: the fastest that reproduces this model's completions)",
+        choices=("auto", "window", "ragged"),
+    )
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,16 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    overload,
 )
 
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 T = TypeVar("T")
+U = TypeVar("U")
 Record = TypeVar("Record", bound="Options")
 
 PathText = str | os.PathLike[str]
@@ -44,9 +47,10 @@ PathText = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Range of a number: ``least`` to ``most``, or above ``least``."""
+class Values:
+    """Values of a type: a number from ``least`` (or above it) to ``most``; their name in the help."""
 
+    metavar: str | None = None
     least: float = -math.inf
     most: float = math.inf
     above: bool = False
@@ -82,6 +86,19 @@ class Option:
     writes: bool = False
 
 
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Return a field with a default; a required one is annotated with its :class:`Option`."""
+    stated: dict[str, Any] = {"metadata": {"option": Option(help, **more)}}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, **stated)
+    return dataclasses.field(default=default, **stated)
+
+
+def everyday(default: Any, help: str, **more: Any) -> Any:
+    """Return a field that is shown by ``--help``."""
+    return option(default, help, everyday=True, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Options that have no effect in a case.
@@ -110,8 +127,7 @@ class Rule:
             flags = [options.flag(name) for name in self.needs]
             return f"without {_any_of(flags)}", f"Give {flags[0]} as well, or leave it out."
         if self.when is not None and self.when(options):
-            values = {field.name: getattr(options, field.name) for field in fields_of(type(options))}
-            return self.where.format_map(values), "Leave it out."
+            return self.where.format_map(options.texts()), "Leave it out."
         return None
 
 
@@ -124,7 +140,7 @@ class Field:
     """Type of a value: bool, int, float, str or Mapping."""
     option: Option
     default: Any
-    bounds: Range
+    bounds: Values
     choices: tuple[str, ...] | None
     several: bool
     """True for a tuple of values."""
@@ -178,7 +194,7 @@ class Field:
             raise ValueError(f"{value!r} is not a {'whole number' if self.kind is int else 'number'}")
         bounds = self.bounds
         if bounds.above and number <= bounds.least:
-            raise ValueError(f"{value} is not a positive number")
+            raise ValueError(f"{value:g} is not a positive number")
         if number < bounds.least:
             raise ValueError(f"{value} is not at least {bounds.least:g}")
         if number > bounds.most:
@@ -218,6 +234,14 @@ class Options:
         if wanted:
             return str(value) == wanted
         return value not in (None, False, (), _by_name(type(self))[name].default)
+
+    def texts(self) -> dict[str, str]:
+        """Return the values as texts, for messages."""
+        values = {field.name: getattr(self, field.name) for field in fields_of(type(self))}
+        return {
+            name: ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+        }
 
     @classmethod
     def flag(cls, option: str) -> str:
@@ -290,7 +314,7 @@ def _lineage(record: type) -> Iterator[type[Any]]:
 
 
 def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[Options]) -> Field | None:
-    option, bounds, choices, kinds = None, Range(), None, []
+    option, bounds, choices, kinds = field.metadata.get("option"), Values(), None, []
     waiting, several, optional = [hint], False, False
     while waiting:
         part = waiting.pop(0)
@@ -298,7 +322,7 @@ def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[O
         if origin is Annotated:
             part, *extras = get_args(part)
             option = next((extra for extra in extras if isinstance(extra, Option)), option)
-            bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
+            bounds = next((extra for extra in extras if isinstance(extra, Values)), bounds)
             waiting.append(part)
         elif origin in (Union, types.UnionType):
             waiting += get_args(part)
@@ -323,7 +347,7 @@ def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[O
     return Field(name, kind, option, default, bounds, known, several, optional, *group)
 
 
-def _number(kind: type, text: str, bounds: Range) -> int | float:
+def _number(kind: type, text: str, bounds: Values) -> int | float:
     try:
         number: int | float = int(text) if kind is int else float(text)
     except ValueError:
@@ -378,3 +402,20 @@ class Taking(Generic[P, Record, T]):
 def takes(record: Callable[P, Record]) -> Callable[[Callable[[Record], T]], Taking[P, Record, T]]:
     """Let a function of a record take the record's fields as typed keywords."""
     return lambda function: Taking(record, function)
+
+
+class Either(Generic[P, Record, T, Q, U]):
+    """Function of a file and options, or of an object in place of the file."""
+
+    def __init__(self, of_file: Taking[P, Record, T], of_object: Callable[Q, U]) -> None:
+        functools.update_wrapper(self, of_object)
+        self.of, self._of_file, self._of_object = of_file.of, of_file, of_object
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> U: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function of a file if the first argument is a path."""
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        return (self._of_file if isinstance(first, str | os.PathLike) else self._of_object)(*args, **kwargs)

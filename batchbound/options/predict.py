@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from .numbers import Seed
-from .option import Option, Options, PathText, Rule
+from .option import Option, Options, PathText, Rule, option
+from .values import File, Name, Seed
 
 PREDICTOR = Option("folder that `predict train` wrote", positional=True, metavar="DIR")
 PAIRS = Option(
@@ -29,20 +29,15 @@ class TrainOptions(Options):
     files: Annotated[tuple[PathText, ...], PAIRS]
     _: KW_ONLY
     output: Annotated[PathText, Option("folder of the predictor", metavar="DIR", short="-o", writes=True)]
-    overwrite: Annotated[bool, Option("replace the predictor if it exists")] = False
-    method: Annotated[
-        str,
-        Option(
-            "method: constant; group-mean over earlier completions of the same prompt; quantile regression"
-            " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
-            choices=("constant", "group-mean", "quantile", "encoder"),
-        ),
-    ] = "quantile"
-    encoder: Annotated[
-        str | None,
-        Option("hub name or folder to fine-tune (default: distilbert-base-uncased)", metavar="NAME"),
-    ] = None
-    seed: Annotated[Seed, Option("seed of training (default %(default)s)")] = 0
+    overwrite: bool = option(False, "replace the predictor if it exists")
+    method: str = option(
+        "quantile",
+        "method: constant; group-mean over earlier completions of the same prompt; quantile regression"
+        " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
+        choices=("constant", "group-mean", "quantile", "encoder"),
+    )
+    encoder: Name | None = option(None, "hub name or folder to fine-tune (default: distilbert-base-uncased)")
+    seed: Seed = option(0, "seed of training (default %(default)s)")
 
     @property
     def errors(self) -> Path:
@@ -68,7 +63,7 @@ class RefreshOptions(Options):
     ]
     files: Annotated[tuple[PathText, ...], PAIRS]
     _: KW_ONLY
-    seed: Annotated[Seed, Option("seed of training (default %(default)s)")] = 0
+    seed: Seed = option(0, "seed of training (default %(default)s)")
 
 
 @dataclass(frozen=True)
@@ -78,13 +73,10 @@ class ApplyOptions(Options):
     predictor: Annotated[PathText, PREDICTOR]
     prompts: Annotated[PathText, Option("OpenAI batch file", positional=True, metavar="PROMPTS")]
     _: KW_ONLY
-    output: Annotated[
-        PathText,
-        Option(
-            "file of lengths, for `plan --lengths completions:FILE` (default %(default)s)",
-            metavar="FILE",
-            short="-o",
-            writes=True,
-        ),
-    ] = "lengths.jsonl"
-    overwrite: Annotated[bool, Option("replace the output if it exists")] = False
+    output: File = option(
+        "lengths.jsonl",
+        "file of lengths, for `plan --lengths completions:FILE` (default %(default)s)",
+        short="-o",
+        writes=True,
+    )
+    overwrite: bool = option(False, "replace the output if it exists")

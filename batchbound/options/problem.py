@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.tables import LengthColumns
-from .numbers import Positive, SlotCount, Tokens
-from .option import Option, Options, PathText
+from .option import Option, Options, PathText, everyday, option
+from .values import ModelName, Name, Positive, SlotCount, TokenCount, Tokens
 
 DEFAULT_SLOTS = 32
 
@@ -24,43 +24,27 @@ class PromptTable(Options):
 
     TITLE = "prompts in a table: Parquet, CSV, JSONL, a dataset's folder"
 
-    prompt_column: Annotated[
-        str | None,
-        Option(
-            "column of texts, or of conversations: lists of messages with role and content",
-            everyday=True,
-            metavar="NAME",
-        ),
-    ] = None
-    id_column: Annotated[
-        str | None,
-        Option(
-            "column of the requests' ids (default: they are numbered)",
-            metavar="NAME",
-            needs=("prompt_column",),
-        ),
-    ] = None
-    max_tokens_column: Annotated[
-        str | None,
-        Option(
-            "column of the maximum tokens of each completion (default: max_tokens, if there is one)",
-            metavar="NAME",
-            needs=("prompt_column",),
-        ),
-    ] = None
-    drop_last_assistant: Annotated[
-        bool,
-        Option("leave out a conversation's last message if it is the assistant's", needs=("prompt_column",)),
-    ] = False
+    prompt_column: Name | None = everyday(
+        None, "column of texts, or of conversations: lists of messages with role and content"
+    )
+    id_column: Name | None = option(
+        None, "column of the requests' ids (default: they are numbered)", needs=("prompt_column",)
+    )
+    max_tokens_column: Name | None = option(
+        None,
+        "column of the maximum tokens of each completion (default: max_tokens, if there is one)",
+        needs=("prompt_column",),
+    )
+    drop_last_assistant: bool = option(
+        False, "leave out a conversation's last message if it is the assistant's", needs=("prompt_column",)
+    )
 
-    raw: Annotated[
-        bool,
-        Option(
-            "send texts as they are; by default a text is a user's message, which the model's chat template"
-            " writes, and on a server goes to the chat endpoint",
-            needs=("prompt_column",),
-        ),
-    ] = False
+    raw: bool = option(
+        False,
+        "send texts as they are; by default a text is a user's message, which the model's chat template"
+        " writes, and on a server goes to the chat endpoint",
+        needs=("prompt_column",),
+    )
 
     def columns_of(self, tokenizer: str | None = None) -> PromptColumns | None:
         """Return the named columns of a table of prompts, or None.
@@ -82,15 +66,11 @@ class LengthTable(Options):
 
     TITLE = "lengths in a table with columns of other names"
 
-    input_column: Annotated[str | None, Option("tokens of each prompt", metavar="NAME")] = None
-    output_column: Annotated[str | None, Option("tokens of each completion", metavar="NAME")] = None
-    benchmark_run: Annotated[
-        Positive | None,
-        Option(
-            "number of the run, from 1, in a result file of a serving benchmark with several runs",
-            metavar="N",
-        ),
-    ] = None
+    input_column: Name | None = option(None, "tokens of each prompt")
+    output_column: Name | None = option(None, "tokens of each completion")
+    benchmark_run: Positive | None = option(
+        None, "number of the run, from 1, in a result file of a serving benchmark with several runs"
+    )
 
     @property
     def length_columns(self) -> LengthColumns | None:
@@ -105,77 +85,48 @@ class LimitOptions(PromptTable, LengthTable):
 
     TITLE = "problem"
 
-    slots: Annotated[
-        SlotCount | Literal["auto"],
-        Option(
-            "maximum number of requests in progress; auto needs --kv-capacity or a measured --cost"
-            " (default %(default)s)",
-            everyday=True,
-            metavar="N|auto",
-        ),
-    ] = DEFAULT_SLOTS
-    kv_capacity: Annotated[
-        Positive | None, Option("KV capacity in tokens (default: no limit)", metavar="TOKENS")
-    ] = None
-    prefix_cache: Annotated[
-        Tokens | None,
-        Option(
-            "part of --kv-capacity that keeps shared prompts between prefill stages, in tokens; with 0 each"
-            " stage computes the shared prompts that it needs (default: a quarter of the slots' capacity, or"
-            " the part with the shortest quick schedule)",
-            metavar="TOKENS",
-        ),
-    ] = None
-    prefill_token_cap: Annotated[
-        Positive | None, Option("maximum prompt tokens per prefill stage", metavar="TOKENS")
-    ] = None
-    max_position: Annotated[
-        Positive | None,
-        Option("maximum tokens of a prompt and its completion (default: the model's)", metavar="TOKENS"),
-    ] = None
-    cost: Annotated[
-        PathText,
-        Option(
-            "cost model: the hybrid paper's, or a JSON file of `batchbound profile` or of coefficients"
-            " (default %(default)s)",
-            everyday=True,
-            metavar="paper|FILE",
-        ),
-    ] = "paper"
-    lengths: Annotated[str | None, Option(LENGTHS, everyday=True, metavar="SOURCE")] = None
-    longest_completion: Annotated[
-        Positive | None,
-        Option(
-            "maximum tokens of a completion, in plans and runs; caps known lengths and each request's own"
-            " limit (default: max_tokens or max_completion_tokens of the request)",
-            everyday=True,
-            metavar="TOKENS",
-            older=("--longest-answer", "--max-tokens"),
-        ),
-    ] = None
-    first_token: Annotated[
-        Literal["prefill", "decode"] | None,
-        Option(
-            "stage that yields a completion's first token: prefill as in engines, decode as in the hybrid"
-            " paper (default: prefill; decode for generators)",
-        ),
-    ] = None
-    drop_unanswered: Annotated[bool, Option("leave out rows of a table without a completion")] = False
-    model: Annotated[
-        str | None,
-        Option(
-            "hub name, directory or tiny:FAMILY; its tokenizer counts the tokens of prompts",
-            everyday=True,
-            metavar="MODEL",
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        Option(
-            "tokenizer that counts tokens: bytes, a directory or a hub name (default: the model's)",
-            metavar="NAME",
-        ),
-    ] = None
+    slots: SlotCount | Literal["auto"] = everyday(
+        DEFAULT_SLOTS,
+        "maximum number of requests in progress; auto needs --kv-capacity or a measured --cost"
+        " (default %(default)s)",
+        metavar="N|auto",
+    )
+    kv_capacity: TokenCount | None = option(None, "KV capacity in tokens (default: no limit)")
+    prefix_cache: Tokens | None = option(
+        None,
+        "part of --kv-capacity that keeps shared prompts between prefill stages, in tokens; with 0 each"
+        " stage computes the shared prompts that it needs (default: a quarter of the slots' capacity, or"
+        " the part with the shortest quick schedule)",
+    )
+    prefill_token_cap: TokenCount | None = option(None, "maximum prompt tokens per prefill stage")
+    max_position: TokenCount | None = option(
+        None, "maximum tokens of a prompt and its completion (default: the model's)"
+    )
+    cost: PathText = everyday(
+        "paper",
+        "cost model: the hybrid paper's, or a JSON file of `batchbound profile` or of coefficients"
+        " (default %(default)s)",
+        metavar="paper|FILE",
+    )
+    lengths: str | None = everyday(None, LENGTHS, metavar="SOURCE")
+    longest_completion: TokenCount | None = everyday(
+        None,
+        "maximum tokens of a completion, in plans and runs; caps known lengths and each request's own"
+        " limit (default: max_tokens or max_completion_tokens of the request)",
+        older=("--longest-answer", "--max-tokens"),
+    )
+    first_token: Literal["prefill", "decode"] | None = option(
+        None,
+        "stage that yields a completion's first token: prefill as in engines, decode as in the hybrid"
+        " paper (default: prefill; decode for generators)",
+    )
+    drop_unanswered: bool = option(False, "leave out rows of a table without a completion")
+    model: ModelName | None = everyday(
+        None, "hub name, directory or tiny:FAMILY; its tokenizer counts the tokens of prompts"
+    )
+    tokenizer: Name | None = option(
+        None, "tokenizer that counts tokens: bytes, a directory or a hub name (default: the model's)"
+    )
 
 
 WORKLOAD = (
@@ -184,15 +135,17 @@ WORKLOAD = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlotOptions(LimitOptions):
+    """Limits, costs and lengths of a problem, with a number of slots."""
+
+    slots: SlotCount = everyday(DEFAULT_SLOTS, "maximum number of requests in progress (default %(default)s)")
+
+
 @dataclass(frozen=True)
-class ProblemOptions(LimitOptions):
+class ProblemOptions(SlotOptions):
     """A file of requests, with the limits and costs of their problem."""
 
     TITLE = ""
 
     workload: Annotated[PathText, Option(WORKLOAD, positional=True, metavar="FILE")]
-    _: KW_ONLY
-    slots: Annotated[
-        SlotCount,
-        Option("maximum number of requests in progress (default %(default)s)", everyday=True, metavar="N"),
-    ] = DEFAULT_SLOTS

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from ..checking import BIT_FACTS, Compared, Validated, Verified
 from ..data.bound import Bound
 from ..data.claims.assumptions import assumed_line
-from ..data.costs.link import Link
 from ..data.files.record import plain
 from ..data.iteration_plan import IterationPlan
 from ..data.plan import Plan
@@ -129,7 +128,7 @@ def show_validated(validated: Validated, options: ValidateOptions) -> int:
     """Print the simulator's errors against a run."""
     validation, free = validated.validation, validated.free
     if validated.link is not None and free is not None:
-        note_link(validated.link)
+        note(validated.link.text())
         took, without = (each.metrics["makespan_s"].simulated for each in (validation, free))
         note(f"{1 - without / took:.1%} of the simulated time depends on the link ({took - without:,.3f} s)")
     if options.json:
@@ -138,11 +137,6 @@ def show_validated(validated: Validated, options: ValidateOptions) -> int:
         warnings = (f"WARNING: {warning}" for warning in validated.warnings)
         say("\n".join([*warnings, _table(validation)]))
     return 0
-
-
-def note_link(link: Link) -> None:
-    """Note the link on stderr."""
-    note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
 
 
 def _table(validation: Validation) -> str:

@@ -30,6 +30,11 @@ class Link:
                 " the bandwidth must be positive, the latency zero or more"
             )
 
+    def text(self) -> str:
+        """Return the link in a line."""
+        rates = f"{self.bandwidth / 1e9:g} GB/s, {self.latency * 1e6:g} us"
+        return f"link {self.name}: {rates} ({self.source})"
+
     def all_reduce_seconds(self, devices: int, data: float) -> float:
         """Return the seconds of a ring all-reduce."""
         if devices == 1:

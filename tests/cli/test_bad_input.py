@@ -647,10 +647,8 @@ def test_a_trace_that_exists_is_refused_before_the_simulation(
 ) -> None:
     for name in ("trace.jsonl", "trace.0.jsonl"):
         (tmp_path / name).write_text("precious")
-    for name in ("simulate", "simulate_fleet", "run_hidden"):
-        monkeypatch.setattr(
-            f"batchbound.cli.commands.simulate.{name}", lambda *_, **__: pytest.fail("the work began")
-        )
+    for name in ("simulate_problem", "simulate_fleet", "simulate_file_hidden"):
+        monkeypatch.setattr(f"batchbound.simulating.{name}", lambda *_, **__: pytest.fail("the work began"))
     assert main(["simulate", "table3:0:5", "--trace", str(tmp_path / "trace.jsonl"), *how]) == 2
     assert "jsonl: exists already" in capsys.readouterr().err
 

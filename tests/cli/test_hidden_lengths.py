@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchbound import hidden_lengths
 from batchbound.cli import main
-from batchbound.cli.rollouts import hidden_lengths
 from batchbound.planning import unknown_lengths
 from batchbound.planning.history import History
 
@@ -202,7 +202,6 @@ def test_what_has_no_effect_or_no_sense_is_refused(
         (["--swap", "nan"], "--swap: 'nan' is not a number of at least 0"),
         (["--steps", "step", "--ahead", "-1"], "--ahead: '-1' is not a number of at least 0"),
         (["--steps", "step", "--keep", "0"], "--keep: 0 is not at least 1"),
-        (["--hidden-lengths", "--replicas", "2"], "--replicas has no effect with --hidden-lengths"),
     ],
 )
 def test_a_number_out_of_range_is_refused(
@@ -212,6 +211,11 @@ def test_a_number_out_of_range_is_refused(
         main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", *words])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_hidden_lengths_of_replicas_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", "--replicas", "2"]) == 2
+    assert "--replicas has no effect with --hidden-lengths" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few_sets")

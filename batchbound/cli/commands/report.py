@@ -29,7 +29,7 @@ from ..inputs import check_outputs, refuse_given
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
 from ..parser import Parser
-from ..reporting import print_report
+from ..reporting import show_report
 from ..streams import say
 
 MOST_PANELS = 32
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     endings = Endings.of(traces[0].engine.get("endings"))
     if endings is not None and endings.line is not None and not args.json:
         say(endings.line)
-    print_report(report, as_json=args.json)
+    show_report(report, as_json=args.json)
     panels = [
         Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)
         for k, (trace, each) in enumerate(zip(traces, report.replicas, strict=False))

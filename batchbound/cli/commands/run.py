@@ -23,6 +23,7 @@ from ...run_job.earlier import next_plan, plan_beside, trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
+from ...screen.report import show_report
 from .. import INTERRUPTED, WRONG_BOUND
 from ..inputs import columns_of, positive, refuse_given
 from ..interrupts import terminating
@@ -30,7 +31,7 @@ from ..model import add_model, model_options, silence
 from ..output import note, typed_again, warn
 from ..parser import Parser, Rule
 from ..progress import plan_progress, progress
-from ..reporting import note_empty, print_report, run_line, show_server, warn_of_other_machine
+from ..reporting import note_empty, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import PLANNING, add_planning, has_prompts, lengths_repeat, plan_of_prompts, policy_of
 from ..server_options import ON_SERVERS, add_server, server_options
@@ -427,7 +428,7 @@ def _show_run(result: RunResult, args: argparse.Namespace) -> None:
     where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
     say(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
     if len(traces) > 1:
-        print_report(report, as_json=False)
+        show_report(report, as_json=False)
     say(f"{files.traces[0]}: loss by cause: `batchbound report {args.plan} {files.traces[0]}`")
     if files.picture is not None:
         say(f"{files.picture}: all replicas, for ui.perfetto.dev")

@@ -1,1 +1,0 @@
-"""Rollouts of unknown lengths on the command line."""

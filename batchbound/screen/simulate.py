@@ -1,0 +1,61 @@
+"""Screen of ``batchbound simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..data.lengths.interval import COVERAGE
+from ..executor.reports.tables import Row, duration, percent
+from ..options.simulate import SimulateOptions
+from ..simulating import Simulation
+from .report import show_report, show_rows
+from .streams import say
+
+
+def show(simulation: Simulation, options: SimulateOptions) -> int:
+    """Print the report, or the figures of hidden lengths."""
+    report = simulation.report
+    if not isinstance(report, dict):
+        show_report(report, as_json=options.json)
+    elif options.json:
+        say(json.dumps(report))
+    else:
+        show_rows(_rows(report))
+    return 0
+
+
+def _rows(found: Mapping[str, Any]) -> list[Row]:
+    shares = {
+        "gap": "above the bound",
+        "recovered": "of FCFS's loss recovered",
+        "intraclass_correlation": "correlation within a group (ICC)",
+        "saved": "less time than FCFS with a barrier",
+        "stale_share": "completions begun in an earlier step",
+        "kept_length_bias": "kept completions longer by",
+        "early_length_bias": "completions before the last step longer by",
+    }
+    seconds = {
+        "makespan_s": "makespan",
+        "fcfs_s": "first come, first served",
+        "fcfs_barrier_s": "FCFS with a barrier",
+        "bound_s": "bound with lengths known",
+    }
+    rows = []
+    for key, value in found.items():
+        if key in seconds:
+            note = str(found.get("bound_source", "")) if key == "bound_s" else ""
+            rows.append(Row("seconds", seconds[key], duration(value), note))
+        elif key in shares:
+            rows.append(Row("shares", shares[key], "none lost" if value is None else percent(value), ""))
+        elif key == "expected_mean_s":
+            between = f"{duration(found['expected_low_s'])} to {duration(found['expected_high_s'])}"
+            rows.append(
+                Row("seconds", "expected", duration(value), f"{percent(COVERAGE, 0)} within {between}")
+            )
+        elif key == "staleness_steps":
+            rows.append(Row("counts", "age of a completion in steps", f"{value:.3f}", ""))
+        elif isinstance(value, int | str) and key != "bound_source":
+            rows.append(Row("counts", key.replace("_", " "), str(value), ""))
+    return sorted(rows, key=lambda row: ("seconds", "shares", "counts").index(row.group))
