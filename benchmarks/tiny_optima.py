@@ -10,7 +10,7 @@ import numpy as np
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.iterations import EngineLimits, Sequences
-from batchbound.data.prefix_cache import alike_beginnings
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 
@@ -182,7 +182,7 @@ def sharing_problem(seed: int) -> tuple[tuple[Prompt, ...], Sequences, EngineLim
     )
     output = rng.integers(1, 4, requests)
     work = Sequences(
-        np.array([len(prompt) for prompt in prompts]), output, *alike_beginnings(prompts, output)
+        np.array([len(prompt) for prompt in prompts]), output, tree=PrefixTree.of_prompts(prompts)
     )
     slots, budget, size = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
     largest = int((-(-(work.prompt + work.output - 1) // size)).max())

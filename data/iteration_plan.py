@@ -18,8 +18,9 @@ from .costs.layer_profile import LayerProfile
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import is_of_kind, refuse_other_kinds
 from .files.record import Positive, plain, record
-from .iterations import EngineLimits, IterationBound, Predicted, Sequences, sequences_of
+from .iterations import EngineLimits, IterationBound, Predicted, Sequences
 from .plan import Maker, Plan, Provenance, drop_defaults
+from .prefix_tree import PrefixTree
 from .schedule import Violation
 from .workload import Workload
 
@@ -84,9 +85,8 @@ class IterationPlan:
         Origin of the order.
     counted
         True if the engine's tokenizer counted the prompts; else the bound counts one token of each.
-    cached, shared
-        Prompt tokens in a prefix cache, or computed by another request, as in :class:`.Sequences`, shape
-        (requests,); None without common prefixes or a prefix cache.
+    tree
+        Beginnings that the prompts share, in units that the engine reuses; None if it keeps none, or unknown.
     rates, profile
         Cost of an iteration, in one of two forms; None for a plan in iterations alone.
     least_seconds
@@ -109,8 +109,7 @@ class IterationPlan:
     proven: EngineLimits
     maker: Maker
     counted: bool = True
-    cached: IntArray | None = None
-    shared: IntArray | None = None
+    tree: PrefixTree | None = None
     rates: IterationRates | None = None
     profile: LayerProfile | None = None
     least_seconds: SecondsBound | None = None
@@ -135,7 +134,7 @@ class IterationPlan:
         """Return the least work of the engines, a row per completion."""
         work = self.workload
         if self.counted:
-            return sequences_of(work.input_tokens, work.output_tokens, self.cached, self.shared)
+            return Sequences(work.input_tokens, work.output_tokens, tree=self.tree)
         return least_known(work.output_tokens, self.proven)
 
     @property

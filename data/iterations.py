@@ -9,6 +9,7 @@ import numpy as np
 
 from .arrays import IntArray
 from .files.record import Count, Positive
+from .prefix_tree import PrefixTree
 from .problem import limit_of
 
 UNLIMITED = 2**40
@@ -64,8 +65,9 @@ class Sequences:
     prompt: Tokens of each prompt, shape (sequences,).
     output: Tokens of each completion, at least one, shape (sequences,).
     cached: Most prompt tokens that a prefix cache may hold once earlier rows are computed, shape
-        (sequences,). They are fewer than the prompt's; by default none.
+        (sequences,). They are fewer than the prompt's; by default those of the tree, or none.
     shared: Prompt tokens that another row may compute first; at least ``cached``, by default equal.
+    tree: Shared beginnings of the prompts; None if unknown, or if the engine keeps none.
     exact: True if each row has its own length; False if only the sum over a prompt's completions is known.
     """
 
@@ -74,8 +76,14 @@ class Sequences:
     cached: IntArray = None  # type: ignore[assignment]  # filled with zeros below
     shared: IntArray = None  # type: ignore[assignment]  # filled with those cached
     exact: bool = True
+    tree: PrefixTree | None = None
 
     def __post_init__(self) -> None:
+        if self.tree is not None and self.cached is None:
+            if not np.array_equal(self.tree.prompt_tokens, self.prompt):
+                raise ValueError("the prefix tree is of prompts with other lengths")
+            for name, column in zip(("cached", "shared"), self.tree.reused(self.output), strict=True):
+                object.__setattr__(self, name, column)
         none = np.zeros(len(self.prompt), dtype=np.int64)
         for name in ("prompt", "output", "cached", "shared"):
             given = getattr(self, name)
@@ -120,15 +128,6 @@ class Sequences:
             return False
         peak = -(-(self.prompt + self.output + drafts - 1) // limits.block_tokens)
         return int(np.sort(peak)[::-1][: limits.sequences].sum()) > limits.blocks
-
-
-def sequences_of(
-    prompt: IntArray, output: IntArray, cached: IntArray | None, shared: IntArray | None
-) -> Sequences:
-    """Return sequences; by default prompts are computed in full."""
-    found = Sequences(prompt, output)
-    found = found if cached is None else replace(found, cached=cached, shared=cached)
-    return found if shared is None else replace(found, shared=shared)
 
 
 @dataclass(frozen=True, slots=True)

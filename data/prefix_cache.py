@@ -116,29 +116,6 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
     return tokens
 
 
-def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the most tokens of each prompt in a prefix cache.
-
-    In lexical order, a prompt's longest common prefix with any earlier prompt is that with its predecessor.
-    At most this prefix is cached; the remaining tokens differ between prompts and are computed once each. In
-    another order, a prompt shares at most its prefix with either neighbour. The last token of a prompt is
-    always computed. Among equal prompts, the one with the longest completion is first. The two arrays are
-    cached and shared tokens.
-    """
-    rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-    # With the most significant byte first, bytes sort as their numbers.
-    keys = [row.astype(">i8").tobytes() for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: (keys[i], -int(output[i])))
-    cached = np.zeros(len(rows), dtype=np.int64)
-    shared = np.zeros(len(rows), dtype=np.int64)
-    for before, after in pairwise(order):
-        common = _common(rows[before], rows[after])
-        cached[after] = min(common, len(rows[after]) - 1)
-        for i in (before, after):
-            shared[i] = max(shared[i], min(common, len(rows[i]) - 1))
-    return cached, shared
-
-
 def distinct_tokens(prompts: Sequence[Sequence[int] | IntArray]) -> int:
     """Return the tokens of some prompts, with common beginnings counted once."""
     # With the most significant byte first, bytes sort as their numbers.
@@ -152,13 +129,3 @@ def _common(one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any
     least = min(len(one), len(other))
     differ = np.flatnonzero(one[:least] != other[:least])
     return int(differ[0]) if differ.size else least
-
-
-def group_beginnings(workload: Workload) -> tuple[IntArray, IntArray]:
-    """Return cached and shared tokens of each prompt, by its group."""
-    shared = workload.shared_tokens
-    cached = shared.copy()
-    order = np.lexsort((-workload.output_tokens, workload.group))
-    _, first = np.unique(workload.group[order], return_index=True)
-    cached[order[first]] = 0
-    return cached, shared

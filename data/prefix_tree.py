@@ -169,12 +169,17 @@ class PrefixTree:
     ) -> PrefixTree:
         """Return the tree of one level that a table's groups describe.
 
-        The three columns have shape (requests,). A group's prompts share their first ``shared_tokens``; a
-        negative group is none.
+        The three columns have shape (requests,). A group's prompts share their first ``shared_tokens``, and
+        are equal if these are all but one; a negative group is none.
         """
         prompt, groups, shared = (
             np.array(column, dtype=np.int64) for column in (prompt_tokens, group, shared_tokens)
         )
+        equal = np.flatnonzero((groups >= 0) & (shared > 0) & (prompt == shared + 1))
+        equal = equal[np.argsort(groups[equal], kind="stable")]
+        same = np.flatnonzero(np.diff(groups[equal]) == 0)
+        continues = np.full(len(prompt), -1, dtype=np.int64)
+        continues[equal[same + 1]] = equal[same]
         shared = np.where(groups >= 0, np.minimum(shared, prompt - 1) // unit * unit, 0)
         members = np.flatnonzero(shared > 0)
         _, first, label = np.unique(groups[members], return_index=True, return_inverse=True)
@@ -184,7 +189,7 @@ class PrefixTree:
         shared = np.where(leaf >= 0, shared, 0)
         if (shared[members] != tokens[leaf[members]]).any():
             raise ValueError("requests of a group share different numbers of tokens")
-        return cls(np.full(len(tokens), -1), tokens, leaf, prompt - shared, unit)
+        return cls(np.full(len(tokens), -1), tokens, leaf, prompt - shared, unit, continues)
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -267,6 +272,65 @@ class PrefixTree:
         It is the place of each request's leaf, shape (requests,); requests without a leaf come first.
         """
         return np.append(self.depth_first(key) + 1, 0)[self.leaf]
+
+    def reused(self, output: IntArray) -> tuple[IntArray, IntArray]:
+        r"""Return the prompt tokens that a prefix cache may save.
+
+        Sort the prompts. Prompt i has :math:`L_i` tokens, :math:`l_i` of them in common with the one before
+        it. A prompt that continues others may also reuse what these generated:
+        :math:`g_i = \max_j L_j + o_j - 1` tokens, where prompts j begin it and draw :math:`o_j` tokens. With
+        units of B tokens, any engine with a cold cache computes at least the sum of
+        :math:`L_i - B \lfloor \min(\max(l_i, g_i), L_i - 1) / B \rfloor` prompt tokens, with any order,
+        chunks, evictions and recomputation.
+
+        The proof: a unit that no request generated is first computed by a request, whole, as part of its
+        prompt. Each of the requests that end in a unit computes it, since the last token is always computed.
+        In sorted order a unit is new at the first prompt that holds it, which is one that ends in it if there
+        is one. So the sum charges each unit as often as it is computed at least, and the rest of each prompt
+        to its request.
+
+        output: Tokens of each completion, shape (requests,).
+
+        Returns the reused tokens of each prompt in that order, and the most that any order lets it reuse.
+        """
+        prompt, unit = self.prompt_tokens, self.unit
+        generated = np.minimum(self._generated(prompt.tolist(), output.tolist()), prompt - 1) // unit * unit
+        return np.maximum(self._before(prompt), generated), np.maximum(self.shared_tokens, generated)
+
+    def _generated(self, prompt: list[int], output: list[int]) -> IntArray:
+        """Return the most tokens of each prompt that another request may hold at its end."""
+        chain = self.continues.tolist()
+        reused, held = [0] * len(self), [0] * len(self)
+        for request in self._shorter_first():
+            before = chain[request]
+            if before >= 0:
+                equal = prompt[before] == prompt[request]
+                reused[request] = reused[before] if equal else held[before]
+            own = prompt[request] + output[request] - 1
+            held[request] = max(own, held[before] if before >= 0 else 0)
+        return np.array(reused, dtype=np.int64)
+
+    def _shorter_first(self) -> list[int]:
+        """Return the requests, each after those that it continues."""
+        place, pointers = np.zeros(len(self) + 1, dtype=np.int64), np.append(self.continues, -1)
+        place[:-1] = self.continues >= 0
+        # Pointer doubling: the length of each chain of equal prompts and shorter ones.
+        while (pointers >= 0).any():
+            place, pointers = place + place[pointers], pointers[pointers]
+        order: list[int] = np.argsort(place[:-1], kind="stable").tolist()
+        return order
+
+    def _before(self, prompt: IntArray) -> IntArray:
+        """Return the tokens of each prompt in nodes that an earlier prompt of the sorted ones has."""
+        parents, through, leaves = self.parent.tolist(), self.through.tolist(), self.leaf.tolist()
+        seen, before = [False] * len(parents), np.zeros(len(self), dtype=np.int64)
+        for request in np.lexsort((prompt, self.depth_first_key())).tolist():
+            node = leaves[request]
+            while node >= 0 and not seen[node]:
+                seen[node] = True
+                node = parents[node]
+            before[request] = through[node] if node >= 0 else 0
+        return before
 
     def select(self, requests: npt.ArrayLike) -> PrefixTree:
         """Return the tree of some requests, each at most once."""

@@ -10,6 +10,7 @@ import pytest
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
@@ -32,6 +33,14 @@ def mostly_slow(values: Iterable[object], fast: Container[object]) -> list[Any]:
 def workload_of(prompts: Sequence[int], outputs: Sequence[int], **columns: Any) -> Workload:
     """Return requests of these lengths, named by their position."""
     return Workload([str(i) for i in range(len(prompts))], prompts, outputs, **columns)  # type: ignore[arg-type]
+
+
+def tree_of(
+    parent: Sequence[int], tokens: Sequence[int], leaf: Sequence[int], own: Sequence[int], unit: int = 1
+) -> PrefixTree:
+    """Return a tree of shared beginnings from lists."""
+    columns = [np.array(column, dtype=np.int64) for column in (parent, tokens, leaf, own)]
+    return PrefixTree(columns[0], columns[1], columns[2], columns[3], unit)
 
 
 def problem_of(

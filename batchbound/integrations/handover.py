@@ -52,7 +52,7 @@ def _vllm(plan: IterationPlan, max_position: int | None) -> Handover:
     words += _budget(plan, "--max-num-batched-tokens")
     words += _block(plan, "--block-size")
     words += [] if max_position is None else ["--max-model-len", str(max_position)]
-    words += ["--no-enable-prefix-caching"] if plan.counted and plan.cached is None else []
+    words += ["--no-enable-prefix-caching"] if plan.counted and plan.tree is None else []
     return Handover(
         "vllm",
         plan.ranks,
@@ -68,7 +68,7 @@ def _sglang(plan: IterationPlan, max_position: int | None) -> Handover:
     words += _budget(plan, "--chunked-prefill-size")
     words += _block(plan, "--page-size")
     words += [] if max_position is None else ["--context-length", str(max_position)]
-    words += ["--disable-radix-cache"] if plan.counted and plan.cached is None else []
+    words += ["--disable-radix-cache"] if plan.counted and plan.tree is None else []
     most = max(len(share.requests) for share in plan.shares)
     return Handover(
         "sglang",

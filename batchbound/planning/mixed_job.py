@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.arrays import IntArray
-from ..data.claims.assumptions import COLD_CACHE, DISTINCT, Assumption
+from ..data.claims.assumptions import COLD_CACHE, DISTINCT, Assumption, assumed_of
 from ..data.files.disk import InputError
 from ..data.files.kinds import refuse_other_kinds
 from ..data.iteration_plan import least_known
-from ..data.iterations import EngineLimits, Sequences, sequences_of
-from ..data.prefix_cache import alike_beginnings, group_beginnings
+from ..data.iterations import EngineLimits, Sequences
+from ..data.prefix_tree import PrefixTree
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
@@ -54,9 +54,8 @@ class MixedJob:
         True if lengths are known, False if predicted. The order is fitted only to known lengths.
     counted
         True if the engine's tokenizer counted the prompts; otherwise the bound counts one token of each.
-    cached, shared
-        Prompt tokens that prefix caching may save, as in :class:`.Sequences`, shape (completions,); None
-        without prefix caching.
+    tree
+        Beginnings that prefix caching computes once, with a prompt per completion; None without it.
     assumptions
         Assumptions of the bound about prompts.
     """
@@ -65,16 +64,16 @@ class MixedJob:
     request: IntArray | None = None
     exact: bool = True
     counted: bool = True
-    cached: IntArray | None = None
-    shared: IntArray | None = None
+    tree: PrefixTree | None = None
     assumptions: tuple[Assumption, ...] = ()
 
     def rows(self, members: IntArray | None = None) -> Sequences:
         """Return the sequences to simulate, for some completions or all."""
-        at = np.arange(len(self.workload)) if members is None else members
-        cached, shared = (None if column is None else column[at] for column in (self.cached, self.shared))
         work = self.workload
-        return sequences_of(work.input_tokens[at], work.output_tokens[at], cached, shared)
+        if members is None:
+            return Sequences(work.input_tokens, work.output_tokens, tree=self.tree)
+        tree = None if self.tree is None else self.tree.select(members)
+        return Sequences(work.input_tokens[members], work.output_tokens[members], tree=tree)
 
     def least(self, limits: EngineLimits) -> Sequences:
         """Return the least work that a bound may assume."""
@@ -140,9 +139,8 @@ def read_mixed_job(
         work = read.workload.without_arrivals()
         job = MixedJob(work, exact=read.lengths.kind == "known", assumptions=(COUNTS_ALL,))
         if prefix_caching:
-            cached, shared = group_beginnings(work)
-            distinct = Assumption(DISTINCT, "assumed")
-            job = replace(job, cached=cached, shared=shared, assumptions=(distinct,))
+            tree = PrefixTree.of_groups(work.input_tokens, work.group, work.shared_tokens)
+            job = replace(job, tree=tree, assumptions=(Assumption(DISTINCT, "assumed"), *assumed_of(tree)))
         return ReadJob(job, name, read.lengths)
     if drop_unanswered:
         raise nothing_to_drop(name)
@@ -191,8 +189,9 @@ def _sent(
     if not prefix_caching:
         return replace(job, assumptions=(COUNTS_ALL,))
     each = [tokens for tokens, count in zip(known, choices.tolist(), strict=True) for _ in range(count)]
-    cached, shared = alike_beginnings(each, lengths)
-    return replace(job, cached=cached, shared=shared)
+    salts = [request.body.get("cache_salt") for request in requests]
+    tree = PrefixTree.of_prompts(each, [repr(salts[i]) for i in job.requests()])
+    return replace(job, tree=tree, assumptions=assumed_of(tree))
 
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:

@@ -17,7 +17,7 @@ from ..data.arrays import IntArray
 from ..data.files.disk import InputError, read_json_object, read_text
 from ..data.files.sources import local_file
 from ..data.iteration_plan import IterationPlan, load_plan
-from ..data.iterations import sequences_of
+from ..data.iterations import Sequences
 from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table
@@ -262,9 +262,7 @@ class Batch:
         if self.iterations is not None:
             plan = self.iterations
             request = np.repeat(np.arange(len(self.requests)), self.requests.choices)
-            rows = sequences_of(
-                plan.workload.input_tokens, plan.workload.output_tokens, plan.cached, plan.shared
-            )
+            rows = Sequences(plan.workload.input_tokens, plan.workload.output_tokens, tree=plan.tree)
             return Releasable.of_rows(rows, request, exact=plan.provenance.lengths.get("kind") == "known")
         return Releasable(
             self.requests.prompt_tokens,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..iterations import UNLIMITED, EngineLimits
+from ..prefix_tree import PrefixTree
 
 ONE_TOKEN = "one token a sequence and iteration"
 WHOLE_CONTEXT = "whole context held in KV"
@@ -15,7 +16,9 @@ ONE_ENGINE = "one engine behind each address"
 COLD_CACHE = "cold prefix cache"
 TOKEN_BUDGET = "token budget an iteration"
 NO_EVICTION = "no request is evicted"
-DISTINCT = "prompts that are not equal begin differently"
+DISTINCT = "prompts share the stated beginnings alone"
+TEXTS_DIFFER = "completions of equal prompts differ"
+REUSE_UNIT = "no shorter beginning is reused"
 AT_CAP = "each completion is as long as its cap"
 AS_EXPECTED = "completions are as long as expected"
 
@@ -43,11 +46,19 @@ RELIES_ON: Mapping[str, tuple[str, ...]] = {
     "longest": (ONE_TOKEN, TOKEN_BUDGET),
     "slots": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE),
     "packing": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE, NO_EVICTION),
-    "tokens": (COLD_CACHE, DISTINCT, TOKEN_BUDGET, ONE_ENGINE),
-    "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, COLD_CACHE, DISTINCT),
-    "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, ONE_ENGINE),
+    "tokens": (COLD_CACHE, DISTINCT, REUSE_UNIT, TOKEN_BUDGET, ONE_ENGINE),
+    "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, SLOTS, DISTINCT, REUSE_UNIT, TEXTS_DIFFER),
+    "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, REUSE_UNIT, ONE_ENGINE),
 }
 """Assumptions behind each kind of certificate and bound."""
+
+
+def assumed_of(tree: PrefixTree) -> tuple[Assumption, ...]:
+    """Return the assumptions of bounds about a tree of known prompts."""
+    prompt, later = tree.prompt_tokens, tree.continues >= 0
+    equal = (prompt[later] == prompt[tree.continues[later]]).any()
+    unit = Assumption(REUSE_UNIT, "assumed", f"than {tree.unit} tokens")
+    return (*([Assumption(TEXTS_DIFFER, "assumed")] if equal else []), *([unit] if tree.unit > 1 else []))
 
 
 def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:

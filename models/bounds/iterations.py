@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from .packing.lower_bounds import lifted_bound
+from .tree_area import drawn_blocks, tree_area
 
 KINDS = ("slots", "longest", "packing", "tokens", "KV")
 """Kinds of certificates, one for each argument."""
@@ -42,9 +42,8 @@ def iteration_bound(
       simplest case: of ``k S + 1`` sequences ``k + 1`` share a slot);
     - *tokens*: every prompt token not cached and every generated one but the last is computed once: their
       number over ``B``;
-    - *KV*: in the iteration that draws its token ``j`` a sequence holds at least ``p + j - 1`` tokens, of
-      which those running hold ``p - c + j - 1`` each in blocks of their own (one less where ``c = p - 1``:
-      the last token may be another's, too): their sum over all blocks.
+    - *KV*: in the iteration that draws its token ``j`` a sequence holds its prompt and ``j - 1`` tokens;
+      beginnings that running sequences share are held once (:func:`~.tree_area.tree_area`).
 
     An engine that drafts at most ``k`` tokens draws ``k + 1`` of a sequence in an iteration, so that ``a`` is
     ``ceil(a / (k + 1))`` in all arguments but *tokens*: a draft that is kept was computed, too. Only
@@ -62,10 +61,16 @@ def iteration_bound(
     computed = int((whole.prompt - whole.cached).sum() + (whole.output - 1).sum())
     claims.append((-(-computed // limits.batched_tokens), "tokens", {"kind": "tokens"}))
     if limits.blocks is not None and sequences.exact:
-        claims.append((-(-held_blocks(sequences, limits) // limits.blocks), "KV", {"kind": "KV"}))
+        claims.append((_by_memory(sequences, limits, limits.blocks), "KV", {"kind": "KV"}))
     held = [one for one in claims if one[2]["kind"] in kinds]
     value, source, claim = max(held, key=lambda one: one[0], default=(0, "nothing", {"kind": "none"}))
     return IterationBound(value, source, {**claim, "drafts": drafts} if drafts else claim)
+
+
+def _by_memory(sequences: Sequences, limits: EngineLimits, blocks: int) -> int:
+    if sequences.tree is not None:
+        return tree_area(sequences.tree, sequences.output, limits)
+    return -(-held_blocks(sequences, limits) // blocks)
 
 
 def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
@@ -75,14 +80,7 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
     # If all but the last token are cached, another prompt may hold the last one, too. Prompts of one token
     # never count as cached, but equal ones share a block of one token.
     own = np.where((own == 1) & ((sequences.cached > 0) | (g == 1)), 0, own)
-    return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
-
-
-def _blocks_up_to(tokens: IntArray, g: int) -> IntArray:
-    """Return the sum over x = 1 .. tokens of ceil(x / g)."""
-    whole, rest = tokens // g, tokens % g
-    total: IntArray = g * whole * (whole + 1) // 2 + rest * (whole + 1)
-    return total
+    return int(drawn_blocks(own, sequences.output, g).sum())
 
 
 def _named(witness: Mapping[str, object]) -> dict[str, object]:

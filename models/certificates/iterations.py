@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.schedule import Violation
+from .beginnings import Beginnings, blocks_drawn
 
 
 def verify_iterations(
@@ -69,33 +68,35 @@ def _proven(
 
 
 def _rows(sequences: Sequences) -> list[list[int]]:
-    rows: list[list[int]] = np.stack([sequences.prompt, sequences.output, sequences.cached]).T.tolist()
-    return rows
+    cached: list[int] = sequences.cached.tolist()
+    if sequences.tree is not None:
+        cached, _ = Beginnings.of_tree(sequences.tree).reused(sequences.output.tolist())
+    return [
+        list(row) for row in zip(sequences.prompt.tolist(), sequences.output.tolist(), cached, strict=True)
+    ]
 
 
 def _shared(sequences: Sequences) -> list[int]:
     shared: list[int] = sequences.shared.tolist()
+    if sequences.tree is not None:
+        _, shared = Beginnings.of_tree(sequences.tree).reused(sequences.output.tolist())
     return shared
 
 
 def _kv(sequences: Sequences, limits: EngineLimits, drafts: int) -> int | Violation:
     if limits.blocks is None:
         return Violation("iterations", "the KV cache has no limit")
+    if sequences.tree is not None:
+        draws = [math.ceil(output / (drafts + 1)) for output in sequences.output.tolist()]
+        return Beginnings.of_tree(sequences.tree).least_iterations(draws, limits)
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
         # If all but the last token are cached, another prompt may hold the last one, too. Blocks of one token
         # may hold equal prompts of one token.
         own = 0 if cached == prompt - 1 and (cached or size == 1) else prompt - cached
         # At least one token is drawn in each of the draws before the last.
-        held += _blocks_below(own + math.ceil(output / (drafts + 1)), size) - _blocks_below(own, size)
+        held += blocks_drawn(own, math.ceil(output / (drafts + 1)), size)
     return math.ceil(held / limits.blocks)
-
-
-def _blocks_below(tokens: int, size: int) -> int:
-    """Return the sum of blocks for 0 to ``tokens`` tokens."""
-    # k tokens take ceil(k / size) blocks: `size` numbers in a row take 1, as many take 2, and so on.
-    full, rest = divmod(tokens - 1, size)
-    return size * full * (full + 1) // 2 + rest * (full + 1)
 
 
 def _short(sequences: Sequences, limits: EngineLimits, drafts: int) -> Violation | None:

@@ -11,7 +11,7 @@ import pytest
 from fake_server import FakeServer
 
 from batchbound.cli import main
-from batchbound.data.claims.assumptions import DISTINCT
+from batchbound.data.claims.assumptions import DISTINCT, TEXTS_DIFFER
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.iteration_plan import IterationPlan
@@ -249,21 +249,20 @@ def test_prompts_that_begin_alike_count_once_where_the_engine_keeps_them(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = read_mixed_job(path).job
     assert job.counted
-    assert job.cached is not None
-    assert job.shared is not None
-    assert job.cached.tolist() == [3, 0, 2, 0]
-    assert job.shared.tolist() == [3, 3, 2, 0]
+    work = job.rows()
+    assert work.cached.tolist() == [2, 3, 0, 0]
+    assert work.shared.tolist() == [3, 3, 2, 0]
+    assert [(one.name, one.basis) for one in job.assumptions] == [(TEXTS_DIFFER, "assumed")]
     assert job.workload.group[0] == job.workload.group[1] != job.workload.group[2]
-    assert read_mixed_job(path, prefix_caching=False).job.cached is None
+    assert read_mixed_job(path, prefix_caching=False).job.tree is None
 
 
 def test_a_table_of_lengths_shares_what_its_groups_do(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("input_tokens,output_tokens,group\n5,3,0\n5,9,0\n7,2,-1\n")
     job = read_mixed_job(path).job
-    assert job.cached is not None
-    assert job.cached.tolist() == [4, 0, 0]
-    assert [(one.name, one.basis) for one in job.assumptions] == [(DISTINCT, "assumed")]
+    assert job.rows().cached.tolist() == [0, 4, 0]
+    assert [one.name for one in job.assumptions] == [DISTINCT, TEXTS_DIFFER]
 
 
 def test_the_plan_names_the_prompts_that_it_was_made_of(

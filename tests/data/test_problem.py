@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import problem_of
+from builders import problem_of, tree_of
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import MOST_SLOTS, Problem, ProblemError
 from batchbound.data.workload import Workload
 
@@ -96,7 +95,7 @@ def test_arrivals_can_be_left_out() -> None:
 
 
 def test_a_tree_takes_the_place_of_whole_prompts() -> None:
-    tree = PrefixTree([-1], [4], [0, 0, -1], [2, 1, 3])
+    tree = tree_of([-1], [4], [0, 0, -1], [2, 1, 3])
     workload = Workload.from_lengths([6, 5, 3], [2, 2, 2])
     problem = Problem(workload, CostModel(1.0, 0.0, 1.0, 0.0), 2, tree=tree)
     assert problem.own_tokens.tolist() == [2, 1, 3]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def prefills_in_a_row(state: State) -> Step:
     return replace(step, decode_steps=0) if len(step.prefill) else step
 
 
-def three_requests(**limits: bool) -> Problem:
+def three_requests(**limits: Any) -> Problem:
     return Problem(Workload.from_lengths([2, 2, 2], [2, 4, 1]), COST, slots=2, **limits)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_optima import least_iterations, least_shared_iterations
 
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
-from batchbound.data.prefix_cache import alike_beginnings
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
 from batchbound.models.certificates.iterations import verify_iteration_seconds, verify_iterations
 
@@ -122,7 +122,7 @@ def test_no_bound_is_above_the_optimum_of_an_engine_that_keeps_prompts(
     prompts: list[tuple[int, ...]], output: list[int], sizes: tuple[int, int, int], room: int | None
 ) -> None:
     lengths, drawn = np.array([len(prompt) for prompt in prompts]), np.array(output)
-    work = Sequences(lengths, drawn, *alike_beginnings(prompts, drawn))
+    work = Sequences(lengths, drawn, tree=PrefixTree.of_prompts(prompts))
     slots, budget, block = sizes
     largest = block * int((-(-(lengths + drawn - 1) // block)).max())
     limits = EngineLimits(slots, budget, None if room is None else largest + block * room, block)
@@ -134,10 +134,9 @@ def test_no_bound_is_above_the_optimum_of_an_engine_that_keeps_prompts(
 def test_whoever_computes_a_shared_beginning_it_is_counted_once() -> None:
     # The first two prompts are equal, the third has two tokens in common with them.
     prompts, output = [(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 9)], np.array([1, 5, 2])
-    cached, shared = alike_beginnings(prompts, output)
-    assert cached.tolist() == [3, 0, 2]
-    assert shared.tolist() == [3, 3, 2]
-    work = Sequences(np.array([4, 4, 3]), output, cached, shared)
+    work = Sequences(np.array([4, 4, 3]), output, tree=PrefixTree.of_prompts(prompts))
+    assert work.cached.tolist() == [2, 3, 0]
+    assert work.shared.tolist() == [3, 3, 2]
     # Two tokens an iteration: nobody needs more than one chunk for what no other may have computed.
     assert work.rows(EngineLimits(1, 2)).tolist() == [1, 5, 2]
     bound = iteration_bound(work, EngineLimits(3, 1))

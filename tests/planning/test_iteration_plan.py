@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import workload_of
+from builders import tree_of, workload_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,13 +199,13 @@ def test_an_interrupt_keeps_the_best_order_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_plan_is_the_same_once_it_was_on_disk(tmp_path: Path) -> None:
-    cached = np.array([0, 3, 0, 0])
-    job = job_of([4, 4, 6, 2], [5, 3, 2, 9], cached=cached, shared=np.array([3, 3, 0, 0]))
+    tree = tree_of([-1], [3], [0, 0, -1, -1], [1, 1, 6, 2])
+    job = job_of([4, 4, 6, 2], [5, 3, 2, 9], tree=tree)
     plan = make_iteration_plan(job, Engines((TIGHT,), rates=RATES), limits=WORK)
     plan.save(tmp_path / "plan.json")
     again = IterationPlan.load(tmp_path / "plan.json")
     assert again.to_json() == plan.to_json()
-    assert again.sequences().cached.tolist() == cached.tolist()
+    assert again.sequences().cached.tolist() == [0, 3, 0, 0]
     assert batchbound.verify(again) is None
 
 
@@ -250,10 +250,7 @@ def tampered(plan: IterationPlan) -> dict[str, IterationPlan]:
         "a rate left out": with_seconds(rates={"iterations": 0.0}),
         "seconds of smaller engines": with_seconds(limits=replace(least.limits, sequences=1)),
         "seconds at no cost": replace(plan, rates=None),
-        "all of a prompt cached": replace(plan, cached=plan.workload.input_tokens, shared=None),
-        "more cached than shared": replace(
-            plan, cached=plan.workload.input_tokens - 1, shared=0 * share.requests
-        ),
+        "a tree of other prompts": replace(plan, tree=tree_of([], [], [-1], [1])),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ BENT = CostModel(1.0, 0.1, 1.0, 0.0, prefill_bend=6.0, prefill_per_token_beyond=
 FLOORED = CostModel(0.5, 0.1, 1.0, 0.0, prefill_floor=1.2)
 
 
-def scored(prompts: list[int], cost: CostModel, slots: int, **limits: int) -> Problem:
+def scored(prompts: list[int], cost: CostModel, slots: int, **limits: Any) -> Problem:
     """Return requests whose only token comes out of the prefill stage."""
     workload = Workload.from_lengths(np.array(prompts), np.ones(len(prompts), dtype=np.int64))
     return Problem(workload, cost, slots=slots, prefill_emits_first_token=True, **limits)

@@ -1,0 +1,133 @@
+"""Bounds of shared beginnings, against the optimum of the most permissive engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import mostly_slow, tree_of
+from tiny_trees import least_computed, tiny_job, wrong_claims
+
+from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
+from batchbound.data.prefix_tree import PrefixTree
+from batchbound.models.bounds.iterations import held_blocks, iteration_bound
+from batchbound.models.bounds.tree_area import tree_area
+from batchbound.models.certificates.beginnings import Beginnings
+from batchbound.models.certificates.iterations import verify_iterations
+
+KV = {"kind": "KV"}
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(300), range(20)))
+def test_no_bound_is_above_the_optimum_of_any_engine(seed: int) -> None:
+    assert wrong_claims(seed) == []
+
+
+def test_a_unit_coarser_than_the_engines_proves_more_than_is_true() -> None:
+    wrong = 0
+    for seed in range(60):
+        job = tiny_job(seed)
+        coarse = job.rows(2 * job.unit)
+        wrong += int((coarse.prompt - coarse.cached).sum()) > least_computed(job)
+    assert wrong > 10
+
+
+def test_what_a_longer_prompt_may_reuse_of_generated_tokens_is_not_counted() -> None:
+    # The second prompt repeats the first, its completion of four tokens, and one token more.
+    prompts, output = [[1, 2], [1, 2, 3, 4, 5, 6, 7]], np.array([4, 1])
+    tree = PrefixTree.of_prompts(prompts)
+    assert tree.reused(output)[0].tolist() == [0, 2 + 4 - 1]
+    # With units of two tokens, four are reused: the last drawn token was never computed.
+    assert PrefixTree.of_prompts(prompts, unit=2).reused(output)[0].tolist() == [0, 4]
+
+
+def test_a_system_prompt_is_charged_while_a_request_below_it_draws() -> None:
+    # One beginning of 10 tokens, four requests with a token of their own that draw two tokens: 1 + 2 each.
+    tree, output = tree_of([-1], [10], [0] * 4, [1] * 4), np.array([2] * 4)
+    assert tree_area(tree, output, EngineLimits(4, kv_tokens=14, block_tokens=1)) == 3
+    # In blocks of two: five of the beginning, and one block of its own at each of eight draws.
+    assert tree_area(tree, output, EngineLimits(4, kv_tokens=14, block_tokens=2)) == 4
+
+
+def test_without_nodes_the_area_is_that_of_whole_prompts() -> None:
+    rng = np.random.default_rng(5)
+    prompt, output = rng.integers(2, 60, 40), rng.integers(1, 30, 40)
+    tree = PrefixTree.of_groups(prompt, np.full(40, -1), np.zeros(40))
+    for size in (1, 4, 16):
+        limits = EngineLimits(40, kv_tokens=200, block_tokens=size)
+        blocks = -(-held_blocks(Sequences(prompt, output), limits) // (limits.blocks or 1))
+        assert tree_area(tree, output, limits) == max(blocks, int(output.max()), -(-int(output.sum()) // 40))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "rows", "own", "output", "capacity", "slots", "flat", "area"),
+    [(4000, 1000, 100, 60, 16_000, 256, 501, 648), (2100, 3200, 70, 60, 12_000, 256, 1676, 1931)],
+)
+def test_the_area_of_many_requests_below_a_beginning_is_above_that_of_one_completion(
+    beginning: int, rows: int, own: int, output: int, capacity: int, slots: int, flat: int, area: int
+) -> None:
+    groups = 1 if rows == 1000 else 8
+    leaf = np.arange(rows) % groups
+    tree = PrefixTree(np.full(groups, -1), np.full(groups, beginning), leaf, np.full(rows, own))
+    limits = EngineLimits(slots, kv_tokens=capacity, block_tokens=1)
+    drawn = np.full(rows, output)
+    cached = np.full(rows, beginning)
+    cached[:groups] = 0
+    counted = held_blocks(Sequences(tree.prompt_tokens, drawn, cached), limits)
+    assert -(-counted // capacity) == flat
+    assert tree_area(tree, drawn, limits) == area
+    bound = iteration_bound(Sequences(tree.prompt_tokens, drawn, tree=tree), limits)
+    assert (bound.iterations, bound.source) == (area, "KV")
+
+
+def test_a_forged_tree_proves_nothing_of_the_prompts() -> None:
+    prompts = [[1, 2, 3, k] for k in range(4, 9)]
+    output, limits = np.full(5, 6), EngineLimits(5, 64, 20, 1)
+    forged = PrefixTree.of_groups([4] * 5, [-1] * 5, [0] * 5)
+    bound = iteration_bound(Sequences(np.full(5, 4), output, tree=forged), limits, kinds=("KV",))
+    true = PrefixTree.of_prompts(prompts)
+    rows = Sequences(np.full(5, 4), output, tree=true)
+    assert iteration_bound(rows, limits, kinds=("KV",)).iterations < bound.iterations
+    violation = verify_iterations(rows, limits, bound)
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
+
+
+def test_a_coarser_unit_than_the_plan_states_is_no_tree_of_its_prompts() -> None:
+    prompts = [[1, 2, 3, 4, 5, k] for k in range(6)]
+    fine, coarse = PrefixTree.of_prompts(prompts), PrefixTree.of_prompts(prompts, unit=4)
+    output, limits = np.ones(6, dtype=np.int64), EngineLimits(1, 1)
+    claim = iteration_bound(Sequences(np.full(6, 6), output, tree=coarse), limits)
+    assert claim.iterations == 4 + 6 * 2
+    assert verify_iterations(Sequences(np.full(6, 6), output, tree=fine), limits, claim) is not None
+
+
+@pytest.mark.parametrize("kind", ["KV", "tokens", "slots", "longest", "packing"])
+def test_one_more_iteration_than_proven_is_refused(kind: str) -> None:
+    tree = tree_of([-1, 0], [8, 4], [1, 1, 0, -1], [2, 3, 1, 5], unit=4)
+    rows = Sequences(tree.prompt_tokens, np.array([3, 4, 2, 5]), tree=tree)
+    limits = EngineLimits(2, 4, 32, 4) if kind == "KV" else EngineLimits(2, 4)
+    bound = iteration_bound(rows, limits, kinds=(kind,))
+    assert bound.iterations > 0
+    assert verify_iterations(rows, limits, bound) is None
+    assert verify_iterations(rows, limits, replace(bound, iterations=bound.iterations + 1)) is not None
+
+
+def test_drafts_leave_fewer_draws_to_a_beginning() -> None:
+    tree = tree_of([-1], [10], [0] * 4, [1] * 4)
+    rows = Sequences(tree.prompt_tokens, np.array([4] * 4), tree=tree)
+    limits = EngineLimits(4, 64, 14, 1)
+    bound = iteration_bound(rows, limits, drafts=1, kinds=("KV",))
+    assert bound.iterations == 3
+    assert verify_iterations(rows, limits, bound, drafts=1) is None
+    alone = IterationBound(iteration_bound(rows, limits, kinds=("KV",)).iterations, "KV", KV)
+    assert verify_iterations(rows, limits, alone, drafts=1) is not None
+
+
+def test_prompts_of_different_owners_share_nothing() -> None:
+    prompts = [[1, 2, 3], [1, 2, 3], [1, 2, 4]]
+    again = Beginnings.of_prompts(prompts, ["a", "b", "a"], 1)
+    tree = PrefixTree.of_prompts(prompts, ["a", "b", "a"])
+    assert again.lengths() == tree.prompt_tokens.tolist()
+    assert sum(again.reused([1, 1, 1])[0]) == int(tree.reused(np.ones(3, np.int64))[0].sum()) == 2
