@@ -236,8 +236,8 @@ class Batch:
         """
         if self.lengths_known(options) or not self.requests.repeats or run_of(trace) != run:
             return self
-        ran = ServerRun.load(trace)
-        if not self.learns_from(ran):
+        ran = run_in(trace)
+        if ran is None or not self.learns_from(ran):
             return self
         output = np.empty_like(self.output)
         output[ran.position] = ran.completion_tokens
@@ -338,6 +338,14 @@ def _is_plan(path: str | os.PathLike[str]) -> bool:
 def run_of(trace: Path) -> str | None:
     """Return the digest of the run in a trace, if there is one."""
     try:
-        return ServerRun.load(trace).run if trace.is_file() else None
+        return ServerRun.header(trace).run if trace.is_file() else None
+    except InputError:
+        return None
+
+
+def run_in(trace: Path) -> ServerRun | None:
+    """Return the run in a trace; None if the trace is not whole."""
+    try:
+        return ServerRun.load(trace)
     except InputError:
         return None

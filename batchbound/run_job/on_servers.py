@@ -21,9 +21,9 @@ from ..data.iterations import EngineLimits
 from ..data.readers.completions import is_parquet_name, output_lines, write_completions
 from ..data.readers.server_batch import prompt_groups
 from ..data.readers.server_metrics import ServerMetrics
-from ..data.readers.server_run import ServerCount, ServerRun
+from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
-from .batch_to_send import Batch, ServerOptions, read_batch, run_of
+from .batch_to_send import Batch, ServerOptions, read_batch, run_in, run_of
 from .outputs import run_digest
 from .server_result import ServerResult
 
@@ -57,20 +57,23 @@ def run_on_servers(
     from ..executor.jobs.journal import Journal
     from ..executor.models.faults import RunStoppedError
     from ..executor.server.kept_rows import kept_rows
-    from ..executor.server.server_job import ServerJob, completed
+    from ..executor.server.server_job import ServerJob
 
     output, trace = outputs
     is_parquet_name(output)
     errors = errors_path(output)
     _check_urls(options.urls)
+    identity = _identity(options)
+    if not overwrite and (finished := _unchanged(plan, options, outputs, run_digest(identity))) is not None:
+        return finished
     batch = read_batch(plan, options)
     read = [batch.path, plan, *options.files(), journal_path(output)]
-    identity = _identity(options)
     continues = not overwrite and _continues(output, trace, run_digest(identity))
     if continues:
         kept = kept_rows(output_lines(output), batch.requests, options.retry, output)
-        if kept.done.all():
-            return _finished_before(batch, options, trace, len(kept.failed))
+        ran = run_in(trace)
+        if ran is not None and kept.done.all():
+            return _finished_before(ran, options, len(batch.requests), len(kept.failed), batch.iterations)
     batch = batch.with_earlier(options, trace, run_digest(identity))
     if batch.earlier:
         remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
@@ -123,18 +126,10 @@ def run_on_servers(
                 journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
-    # The run was cut off before its trace: an empty one identifies the finished job.
-    if len(outcome.run) or run_of(trace) != run_digest(identity):
-        replace(outcome.run, run=run_digest(identity), assumptions=assumptions).save(trace)
-    write_completions(output, journal.finished.lines(batch.requests.names))
-    errors.unlink(missing_ok=True)
-    if outcome.failed:
-        lines = journal.finished.lines(batch.requests.names)
-        write_completions(errors, (line for line in lines if not completed(line)))
-    journal.remove()
+    ran = replace(outcome.run, run=run_digest(identity), assumptions=assumptions)
+    _write(plan, batch, ran, outcome.failed, outputs, journal)
     stated = options.batched_tokens is not None
-    ran = replace(outcome.run, assumptions=assumptions)
-    kv_stated = _kv_stated(options, batch)
+    kv_stated = _kv_stated(options, batch.iterations)
     return ServerResult(
         len(batch.requests),
         ran,
@@ -146,6 +141,34 @@ def run_on_servers(
         kv_stated=kv_stated,
         lengths_known=batch.had_lengths(options),
         repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
+    )
+
+
+def _write(
+    requests: Path, batch: Batch, ran: ServerRun, failed: int, outputs: tuple[Path, Path], journal: Journal
+) -> None:
+    """Write trace, completions and failed rows; remove the journal."""
+    from ..executor.server.server_job import completed
+
+    output, trace = outputs
+    errors, names = errors_path(output), batch.requests.names
+    # The run was cut off before its trace: an empty one identifies the finished job.
+    if len(ran) or run_of(trace) != ran.run:
+        replace(ran, whole=None if failed else _whole(requests, batch)).save(trace)
+    write_completions(output, journal.finished.lines(names))
+    marks = ServerRun.header(trace).whole
+    if marks is not None:
+        marks.mark(output)
+    errors.unlink(missing_ok=True)
+    if failed:
+        write_completions(errors, (line for line in journal.finished.lines(names) if not completed(line)))
+    journal.remove()
+
+
+def _whole(requests: Path, batch: Batch) -> WholeJob | None:
+    """Return the marks of a whole job; None for a plan, whose rows are in another file."""
+    return (
+        WholeJob.of(requests, len(batch.requests)) if requests.is_file() and batch.planned is None else None
     )
 
 
@@ -185,12 +208,27 @@ def _restore(output: Path, batch: Batch, kept: KeptRows, identity: Mapping[str, 
     Journal.restore(journal_path(output), identity, done)
 
 
-def _finished_before(batch: Batch, options: ServerOptions, trace: Path, failed: int) -> ServerResult:
+def _unchanged(
+    requests: Path, options: ServerOptions, outputs: tuple[Path, Path], run: str
+) -> ServerResult | None:
+    """Return the result of a whole job whose files have not changed since, without reading its rows."""
+    output, trace = outputs
+    if "cut" in options.retry or not _continues(output, trace, run):
+        return None
+    whole = ServerRun.header(trace).whole
+    if whole is None or not whole.holds(requests, output):
+        return None
+    ran = run_in(trace)
+    return None if ran is None else _finished_before(ran, options, whole.rows, 0, None)
+
+
+def _finished_before(
+    ran: ServerRun, options: ServerOptions, count: int, failed: int, plan: IterationPlan | None
+) -> ServerResult:
     """Return the result of a job without a row to send."""
-    ran = ServerRun.load(trace)
     whole = any(one.name == WHOLE_CONTEXT and one.basis == "checked" for one in ran.assumptions)
-    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations, whole=whole)
-    count, stated = len(batch.requests), options.batched_tokens is not None
+    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, plan, whole=whole)
+    stated = options.batched_tokens is not None
     return ServerResult(
         count,
         ran,
@@ -200,12 +238,11 @@ def _finished_before(batch: Batch, options: ServerOptions, trace: Path, failed: 
         count - len(ran),
         failed,
         finished_before=True,
-        kv_stated=_kv_stated(options, batch),
+        kv_stated=_kv_stated(options, plan),
     )
 
 
-def _kv_stated(options: ServerOptions, batch: Batch) -> bool:
-    plan = batch.iterations
+def _kv_stated(options: ServerOptions, plan: IterationPlan | None) -> bool:
     planned = plan is not None and all(share.limits.kv_tokens is not None for share in plan.shares)
     return options.kv_tokens is not None or planned
 
@@ -214,7 +251,7 @@ def _assumptions(
     facts: Sequence[ServerFacts], options: ServerOptions, batch: Batch, remark: Callable[[str], None]
 ) -> tuple[Assumption, ...]:
     """Return the assumption that each request holds its whole context."""
-    if _kv_stated(options, batch):
+    if _kv_stated(options, batch.iterations):
         return (Assumption(WHOLE_CONTEXT, "stated", "--kv-tokens or the plan's --kv-capacity"),)
     names = [options.model, *(name for fact in facts for name in fact.models)]
     known = [whole for name in names if name is not None and (whole := holds_whole_context(name)) is not None]

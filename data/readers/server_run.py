@@ -7,9 +7,11 @@ import csv
 import io
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -59,6 +61,39 @@ class ServerCount:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeJob:
+    """Marks of a job whose rows all have a completion, to know it again without reading its rows.
+
+    rows: Number of rows.
+    size, changed: Bytes of the file of requests, and its time of change in nanoseconds.
+    written: Time of change that the output got, in nanoseconds.
+    """
+
+    rows: Count
+    size: Count
+    changed: Count
+    written: Count
+
+    @classmethod
+    def of(cls, requests: Path, rows: int) -> WholeJob:
+        """Return the marks of a job that ends now."""
+        state = requests.stat()
+        return cls(rows, state.st_size, state.st_mtime_ns, time.time_ns())
+
+    def mark(self, output: Path) -> None:
+        """Set the output's time of change."""
+        os.utime(output, ns=(self.written, self.written))
+
+    def holds(self, requests: Path, output: Path) -> bool:
+        """Return whether neither file changed since the job ended."""
+        try:
+            state, written = requests.stat(), output.stat().st_mtime_ns
+        except OSError:
+            return False
+        return (state.st_size, state.st_mtime_ns, written) == (self.size, self.changed, self.written)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerRunHeader:
     """First line of a run's file, before a line per request.
 
@@ -79,6 +114,7 @@ class ServerRunHeader:
     run: str | None = None
     assumptions: tuple[Assumption, ...] = ()
     endings: Mapping[str, object] = field(default_factory=dict)
+    whole: WholeJob | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -123,6 +159,7 @@ class ServerRun:
     assumptions: Assumptions about the servers from the user or a model's config.
     lengths: Estimated tokens of the completions of requests with several, by request; no bound uses them.
     endings: Endings of all completions of the job, of :class:`.Endings`; empty if unknown.
+    whole: Marks of the job if all of its rows have a completion, or None.
     """
 
     ids: Sequence[str]
@@ -143,6 +180,7 @@ class ServerRun:
     assumptions: tuple[Assumption, ...] = ()
     lengths: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     endings: Mapping[str, object] = field(default_factory=dict)
+    whole: WholeJob | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -164,6 +202,7 @@ class ServerRun:
             self.run,
             self.assumptions,
             self.endings,
+            self.whole,
         )
         # Views yield one number at a time; lists would hold an object for each.
         columns = [getattr(self, name).data for name in _COLUMNS]
@@ -173,21 +212,23 @@ class ServerRun:
         with atomic_write(path) as stream:
             stream.writelines(f"{encode(line)}\n" for line in chain([plain(header)], rows))
 
+    @staticmethod
+    def header(path: str | os.PathLike[str]) -> ServerRunHeader:
+        """Return the first line of the file that :meth:`save` wrote."""
+        first = next(iter(text_lines(path)), "")
+        return record(ServerRunHeader, parsed_json(first, path, line=1, hint=_HINT), file=path, line=1)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServerRun:
         """Return the run that :meth:`save` wrote."""
-        lines = enumerate(text_lines(path), 1)
-        header = record(
-            ServerRunHeader, parsed_json(next(lines)[1], path, line=1, hint=_HINT), file=path, line=1
-        )
+        header, lines = cls.header(path), enumerate(text_lines(path), 1)
+        next(lines)
         ids, lengths = list[str](), dict[int, tuple[int, ...]]()
         columns = {name: array.array("d" if name in ("sent", "finished") else "q") for name in _COLUMNS}
         for line, text in lines:
             if not text:
                 continue
-            request = record(
-                SentRequest, parsed_json(text, path, line=line, hint=_HINT), file=path, line=line, hint=_HINT
-            )
+            request = _request_of(text, path, line)
             if request.server_of >= len(header.servers):
                 what = f"{request.server_of} is not below {len(header.servers)}"
                 raise InputError(what, file=path, where=f"line {line}, field 'server_of'", hint=_HINT)
@@ -209,8 +250,24 @@ class ServerRun:
             assumptions=header.assumptions,
             lengths=lengths,
             endings=header.endings,
+            whole=header.whole,
             **{name: np.asarray(column) for name, column in columns.items()},
         )
+
+
+_REQUEST = msgspec.json.Decoder(SentRequest)
+
+
+def _request_of(text: str, path: str | os.PathLike[str], line: int) -> SentRequest:
+    try:
+        request = _REQUEST.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        request = None
+    if request is None or max(*(getattr(request, name) for name in _COLUMNS), *request.lengths) >= 2**63:
+        # The slower reader names the field and the mistake.
+        value = parsed_json(text, path, line=line, hint=_HINT)
+        request = record(SentRequest, value, file=path, line=line, hint=_HINT)
+    return request
 
 
 _TIMED = ("prompt_tokens", "completion_tokens", "start", "first", "last")

@@ -14,6 +14,8 @@ from batchbound.data.readers.completions import BatchCompletion, read_completion
 from batchbound.data.readers.server_batch import read_server_batch
 from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.jobs.params import Patience
+from batchbound.run_job import on_servers
+from batchbound.run_job.batch_to_send import read_batch
 from batchbound.run_job.on_servers import _continues
 
 FORMATS = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -155,3 +157,31 @@ def test_completions_that_were_cut_are_counted_with_those_that_said_nothing(
         assert main(["audit", str(tmp_path / "trace.jsonl"), "--slots", "4"]) == 0
         assert line in " ".join(capsys.readouterr().err.split())
         assert main([*words, "--retry", "cut", "--longest-completion", "4"]) == 0
+
+
+def test_a_whole_job_is_known_by_the_marks_of_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(
+        on_servers, "read_batch", lambda path, options: read.append(path) or read_batch(path, options)
+    )
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4) as server:
+        words = words_of(batch, server)
+        assert main(words) == 0
+        figures = json.loads(capsys.readouterr().out)
+        read.clear()
+        assert main(words) == 0
+        said = capsys.readouterr()
+        assert "this job is finished" in said.err
+        assert json.loads(said.out) == figures
+        assert read == []
+        # Edited files are read again.
+        output = tmp_path / "answers.jsonl"
+        output.write_bytes(output.read_bytes())
+        assert main(words) == 0
+        batch.write_bytes(batch.read_bytes() + b"\n")
+        assert main(words) == 0
+        assert len(read) == 2
+        assert sum(server.attempts.values()) == 4
