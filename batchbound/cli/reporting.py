@@ -87,7 +87,7 @@ def run_line(report: Report) -> str:
 def show_server(result: ServerResult, args: argparse.Namespace) -> bool:
     """Print a server run's figures; return whether its bound is wrong."""
     output, run = args.output, result.run
-    if 2 * int((run.completion_tokens <= run.choices).sum()) > len(run):
+    if not result.finished_before and 2 * int((run.completion_tokens <= run.choices).sum()) > len(run):
         note_empty(read_completions(output), raw=args.raw)
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")

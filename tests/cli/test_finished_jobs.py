@@ -15,7 +15,7 @@ from batchbound.data.readers.server_batch import read_server_batch
 from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.jobs.params import Patience
 from batchbound.run_job import on_servers
-from batchbound.run_job.batch_to_send import read_batch
+from batchbound.run_job.batch_to_send import Batch, ServerOptions, read_batch
 from batchbound.run_job.on_servers import _continues
 
 FORMATS = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -163,9 +163,12 @@ def test_a_whole_job_is_known_by_the_marks_of_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr(
-        on_servers, "read_batch", lambda path, options: read.append(path) or read_batch(path, options)
-    )
+
+    def noted(path: Path, options: ServerOptions) -> Batch:
+        read.append(path)
+        return read_batch(path, options)
+
+    monkeypatch.setattr(on_servers, "read_batch", noted)
     batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
     with FakeServer(4) as server:
         words = words_of(batch, server)
