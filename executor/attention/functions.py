@@ -128,6 +128,11 @@ def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.T
         scaling: float | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
+        if value.dtype != query.dtype:
+            # Under autocast rotary embeddings return float32, which the KV cache holds; transformers'
+            # attention rounds queries and keys to the values' format.
+            query, key = (states.to(value.dtype).to(query.dtype) for states in (query, key))
+            value = value.to(query.dtype)
         return function(AttentionCall(module, query, key, value, attention_mask, scaling, others)), None
 
     AttentionInterface.register(name, attention)

@@ -224,6 +224,31 @@ def test_threads_take_turns_on_one_model_and_on_several() -> None:
     assert all(module.training for module in model.modules())
 
 
+def test_a_model_that_runs_under_autocast_of_its_own_takes_the_ragged_tier() -> None:
+    # TRL's trainer wraps the forward call so by default.
+    model = load_model("tiny:llama", dtype="float32", device="cpu")
+    inner = model.forward
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return inner(*given, **named)
+
+    model.forward = forward
+    engine = LLM(model, ByteTokenizer(), slots=3)
+    assert engine.tier.name == "ragged"
+    off = []
+    for one in engine.generate(PROMPTS, max_tokens=20, temperature=1.0, seed=1, log_probabilities=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([one.prompt_ids + one.completion_ids])).logits[0].float()
+        own = logits.log_softmax(-1)[len(one.prompt_ids) - 1 :][
+            range(len(one.completion_ids)), one.completion_ids
+        ]
+        assert one.log_probabilities is not None
+        off += (torch.tensor(one.log_probabilities) - own).abs().tolist()
+    assert sum(off) / len(off) < 0.02
+    assert max(off) < 0.1
+
+
 def test_an_autocast_around_the_call_is_refused_where_it_would_count() -> None:
     double, single = loaded(), loaded().float()
     expected = answers(double)
