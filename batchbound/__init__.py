@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .data.iterations import EngineLimits
     from .data.plan import Plan
     from .data.readers.requests import read_workload
+    from .data.readers.sampling import Sampling
     from .data.report import Report
     from .data.trace import Trace
     from .executor.jobs.params import Patience, RunParams
@@ -65,6 +66,7 @@ __all__ = [
     "RunOptions",
     "RunParams",
     "RunResult",
+    "Sampling",
     "Schedule",
     "ServerOptions",
     "ServerResult",
@@ -116,6 +118,7 @@ _HOMES = {
     "RunOptions": ".run_job.options",
     "RunParams": ".executor.jobs.params",
     "RunResult": ".run_job.run",
+    "Sampling": ".data.readers.sampling",
     "Schedule": ".data.schedule",
     "ServerOptions": ".run_job.batch_to_send",
     "ServerResult": ".run_job.server_result",

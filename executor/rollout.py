@@ -10,24 +10,30 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, TypedDict
 
-import numpy as np
-
-from ..data.files.outputs import refuse_outputs
-from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import TAIL, TOOLS
 from .completion import Completion
 from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
 from .models.wrapped import unwrapped
+from .rollout_files import RolloutFiles
 from .tool_turns import ToolTurns
 
 
 class Rollout(TypedDict):
-    """Token ids and log-probabilities of completions, in prompt order."""
+    """Completions in prompt order; TRL hands the fields after ``logprobs`` to reward functions.
+
+    prompt_ids, completion_ids: Token ids.
+    logprobs: Log-probability of each token; of the first turn only if tools were called.
+    log_probabilities: The same of all turns.
+    finish_reason, versions: As in :class:`~.completion.Completion`.
+    """
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     logprobs: list[list[float]]
+    log_probabilities: list[list[float]]
+    finish_reason: list[str]
+    versions: list[tuple[tuple[int, int], ...]]
 
 
 _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -45,6 +51,7 @@ def rollout_function(
     expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
     history: str | os.PathLike[str] | None = None,
+    log: str | os.PathLike[str] | None = None,
     tool_seconds: float = 60.0,
     **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
@@ -69,8 +76,11 @@ def rollout_function(
         Called with each completion as it finishes, so that rewards can be computed while others decode.
     history
         File with the lengths of each prompt's completions, created if missing and written after each call.
-        Prompts with the longest expected completions are served first. Further processes use ``FILE.1`` and
-        so on. ``plan --lengths history:FILE`` reads it, too.
+        Prompts with the longest expected completions are served first. Further processes write ``FILE.1`` and
+        so on; all read each other's. ``plan --lengths history:FILE`` reads it, too.
+    log
+        Table of each call's lengths, for example ``steps.csv``, to which calls are added. Further processes
+        write ``steps.1.csv`` and so on. ``simulate steps.csv --steps step --hidden-lengths`` reads it.
     tool_seconds
         Time limit of a tool call in seconds; the model reads an error after it. Tools are the trainer's
         ``tools`` and the methods of its environments. Their calls run on threads while other completions
@@ -95,28 +105,17 @@ def rollout_function(
         raise ValueError("n has no effect here: repeat a prompt for each of its completions")
     if history is not None and expected_tokens is not None:
         raise ValueError("expected_tokens has no effect with history: give one of them")
-    if history is not None:
-        # Checked before the call, as a failure after it would lose its completions.
-        refuse_outputs([history], True)
+    files = RolloutFiles(history, log)
     calls = count()
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
         settings = RolloutSettings.of(trainer, max_tokens, sampling)
         refuse_other_model(trainer, engine)
         seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(calls))
-        kept = (
-            None
-            if history is None
-            else f"{os.fspath(history)}.{settings.process}"
-            if settings.process
-            else history
-        )
-        known = None if kept is None else LengthHistory.at(kept)
-        expected: Sequence[int] | None = None
         if expected_tokens is not None:
-            expected = expected_tokens(prompts)
-        elif known is not None and len(known):
-            expected = np.minimum(known.expected(prompts), settings.max_tokens).tolist()
+            expected: Sequence[int] | None = expected_tokens(prompts)
+        else:
+            expected = files.expected(prompts, settings.max_tokens)
         tools = ToolTurns(trainer, prompts, tool_seconds) if getattr(trainer, "tools", None) else None
         how: dict[str, Any] = {
             "sampling": settings.with_seed(seed),
@@ -135,16 +134,19 @@ def rollout_function(
             if on_completion is not None:
                 on_completion(completion)
         answers = [completion for completion in done if completion is not None]
-        if known is not None and kept is not None:
-            known.saw((prompts[one.index], len(one.completion_ids)) for one in answers)
-            known.save(kept)
+        files.saw(prompts, answers, settings.process)
         _report_step(trainer, engine, len(answers))
         ids = [list(answer.completion_ids) for answer in answers]
         values = [list(answer.log_probabilities or ()) for answer in answers]
         if tools is not None:
             ids, values = tools.take_over(answers)
         return Rollout(
-            prompt_ids=[list(answer.prompt_ids) for answer in answers], completion_ids=ids, logprobs=values
+            prompt_ids=[list(answer.prompt_ids) for answer in answers],
+            completion_ids=ids,
+            logprobs=values,
+            log_probabilities=[list(answer.log_probabilities or ()) for answer in answers],
+            finish_reason=[answer.finish_reason for answer in answers],
+            versions=[answer.versions for answer in answers],
         )
 
     return rollout

@@ -110,6 +110,15 @@ class LengthHistory:
         return history
 
     @classmethod
+    def joined(cls, histories: Iterable[LengthHistory]) -> LengthHistory:
+        """Return one history of all lengths, such as those of several processes."""
+        whole = cls()
+        for history in histories:
+            for key, lengths in history._lengths.items():
+                whole._lengths[key] = [*whole._lengths.get(key, []), *lengths]
+        return whole
+
+    @classmethod
     def at(cls, path: str | os.PathLike[str]) -> LengthHistory:
         """Return the history in a file, which may be missing."""
         return cls.load(path) if Path(path).exists() else cls()

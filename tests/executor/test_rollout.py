@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchbound.cli import main
 from batchbound.data.files.disk import InputError
 from batchbound.data.lengths.history import LengthHistory
+from batchbound.data.readers.requests import read_workload
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.executor.llm import LLM
-from batchbound.executor.rollout import rollout_function
+from batchbound.executor.rollout import Rollout, rollout_function
+from batchbound.executor.rollout_files import RolloutFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,11 +53,15 @@ def forward(engine: LLM, prompt: list[int], completion: list[int]) -> Any:
         return engine.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
 
 
+def told_of(answer: Rollout) -> Iterator[tuple[list[int], list[int], list[float]]]:
+    return zip(answer["prompt_ids"], answer["completion_ids"], answer["logprobs"], strict=True)
+
+
 @pytest.mark.parametrize("mode", ["temperature", "processed"])
 def test_length_temperature_and_truncation_are_the_trainers(engine: LLM, mode: Any) -> None:
     answer = rollout_function(engine, logprobs=mode)(PROMPTS, trainer_of(engine, top_k=5))
     assert max(len(ids) for ids in answer["completion_ids"]) == 7
-    for prompt, completion, told in zip(*answer.values(), strict=True):
+    for prompt, completion, told in told_of(answer):
         logits = forward(engine, prompt, completion) / 0.7
         kept = logits.masked_fill(logits < logits.topk(5).values[:, -1:], -torch.inf)
         assert kept.gather(-1, torch.tensor(completion)[:, None]).isfinite().all()
@@ -65,7 +73,7 @@ def test_length_temperature_and_truncation_are_the_trainers(engine: LLM, mode: A
 
 def test_raw_log_probabilities_are_before_temperature(engine: LLM) -> None:
     answer = rollout_function(engine, logprobs="raw")(PROMPTS, trainer_of(engine, top_p=0.5))
-    for prompt, completion, told in zip(*answer.values(), strict=True):
+    for prompt, completion, told in told_of(answer):
         expected = forward(engine, prompt, completion).log_softmax(-1)
         expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
         assert told == pytest.approx(expected.tolist(), abs=1e-9)
@@ -122,7 +130,7 @@ def test_what_contradicts_or_cannot_be_served_is_refused(
 def test_a_trainer_may_have_a_top_p_and_a_top_k_at_temperature_0(engine: LLM) -> None:
     greedy = rollout_function(engine)(PROMPTS, trainer_of(engine, temperature=0.0))
     same = rollout_function(engine)(PROMPTS, trainer_of(engine, temperature=0.0, top_p=0.5, top_k=5))
-    assert same == greedy
+    assert {**same, "versions": []} == {**greedy, "versions": []}
 
 
 def test_a_trainer_of_another_model_is_refused(engine: LLM) -> None:
@@ -164,3 +172,43 @@ def test_a_history_puts_the_longest_first_and_is_written_after_each_call(
         rollout_function(engine, history=path, expected_tokens=lambda prompts: [1] * len(prompts))
     with pytest.raises(InputError, match="its folder does not exist"):
         rollout_function(engine, history=tmp_path / "none" / "history.jsonl")
+
+
+def test_processes_read_the_lengths_of_all_and_write_their_own(engine: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    for process in (0, 1):
+        trainer = trainer_of(engine, process_index=process)
+        rollout_function(engine, history=path)(PROMPTS[process : process + 1], trainer)
+    assert len(LengthHistory.load(path)) == 1
+    assert len(LengthHistory.load(tmp_path / "history.jsonl.1")) == 1
+    joined = LengthHistory.joined(map(LengthHistory.load, tmp_path.iterdir()))
+    assert len(joined) == 2
+    expected = np.minimum(7, joined.expected(PROMPTS)).tolist()
+    assert RolloutFiles(path, None).expected(PROMPTS, 7) == expected
+
+
+def test_a_log_of_calls_can_be_simulated(engine: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+    told = [rollout_function(engine, log=path)(prompts, trainer_of(engine, step)) for step in (0, 1)]
+    rollout_function(engine, log=path)(prompts, trainer_of(engine, process_index=2))
+    assert (tmp_path / "steps.2.csv").is_file()
+    workload = read_workload(str(path)).workload
+    lengths = [len(ids) for answer in told for ids in answer["completion_ids"]]
+    assert workload.output_tokens.tolist() == lengths
+    assert len(set(workload.group.tolist())) == 2 * len(PROMPTS)
+    asked = ["simulate", str(path), "--slots", "2", "--hidden-lengths", "--steps", "step", "--cost", "paper"]
+    assert main([*asked, "--longest-completion", "7", "--json"]) == 0
+    path.write_text("other,columns\n")
+    with pytest.raises(InputError, match="has the columns other,columns"):
+        rollout_function(engine, log=path)
+
+
+def test_rewards_may_read_why_completions_ended_and_by_which_weights(engine: LLM) -> None:
+    answer = rollout_function(engine)(PROMPTS, trainer_of(engine))
+    assert answer["log_probabilities"] == answer["logprobs"]
+    for ids, reason, versions in zip(
+        answer["completion_ids"], answer["finish_reason"], answer["versions"], strict=True
+    ):
+        assert reason == ("length" if len(ids) == 7 else "stop")
+        assert [count for _, count in versions] == [len(ids)]

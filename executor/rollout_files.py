@@ -1,0 +1,79 @@
+"""Files of a rollout function: lengths of earlier completions, and a table of steps."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.files.disk import InputError
+from ..data.files.outputs import refuse_outputs
+from ..data.lengths.history import LengthHistory
+from .completion import Completion
+
+_COLUMNS = ("step", "group", "input_tokens", "output_tokens")
+
+FilePath = str | os.PathLike[str]
+
+
+class RolloutFiles:
+    """Files of a rollout function, with names of their own for each process of a trainer.
+
+    history: File of lengths, or None. A process reads those of all processes, and writes its own.
+    log: CSV table with a row for each completion, or None; calls are its steps.
+
+    Raises InputError if a file cannot be written, or the table has other columns.
+    """
+
+    def __init__(self, history: FilePath | None, log: FilePath | None) -> None:
+        self._history = None if history is None else Path(history)
+        self._log = None if log is None else Path(log)
+        # Checked before the call, as a failure after it would lose its completions.
+        refuse_outputs([path for path in (self._history, self._log) if path is not None], True)
+        if self._log is not None:
+            _next_step(self._log)
+
+    def expected(self, prompts: Sequence[Any], longest: int) -> list[int] | None:
+        """Return expected tokens of each completion by the history, if there is one."""
+        if self._history is None:
+            return None
+        others = sorted(self._history.parent.glob(f"{self._history.name}.*[0-9]"))
+        known = LengthHistory.joined([LengthHistory.at(path) for path in (self._history, *others)])
+        return np.minimum(known.expected(prompts), longest).tolist() if len(known) else None
+
+    def saw(self, prompts: Sequence[Any], completions: Sequence[Completion], process: int) -> None:
+        """Write the completions of a call."""
+        if self._history is not None:
+            own = self._history.with_name(self._history.name + (f".{process}" if process else ""))
+            known = LengthHistory.at(own)
+            known.saw((prompts[one.index], len(one.completion_ids)) for one in completions)
+            known.save(own)
+        if self._log is not None:
+            own = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
+            step = _next_step(own)
+            group = {
+                prompt: number
+                for number, prompt in enumerate(dict.fromkeys(one.prompt_ids for one in completions))
+            }
+            rows = [
+                (step, f"{step}-{group[one.prompt_ids]}", len(one.prompt_ids), len(one.completion_ids))
+                for one in completions
+            ]
+            with own.open("a", newline="", encoding="utf-8") as stream:
+                csv.writer(stream).writerows([_COLUMNS, *rows] if not step else rows)
+
+
+def _next_step(path: Path) -> int:
+    """Return the number of steps in a table, which may be missing."""
+    if not path.exists() or not path.stat().st_size:
+        return 0
+    with path.open(newline="", encoding="utf-8") as stream:
+        header, *rows = csv.reader(stream)
+    if tuple(header) != _COLUMNS:
+        what = f"has the columns {','.join(header)}, a log of rollouts has {','.join(_COLUMNS)}"
+        raise InputError(what, file=path, hint="Name another file.")
+    return int(rows[-1][0]) + 1 if rows else 0
