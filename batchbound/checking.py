@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .cost_cache import costs_of
 from .data.bound import Bound
 from .data.costs.link import FREE_LINK, Link
 from .data.files.disk import InputError
 from .data.files.outputs import refuse_outputs
+from .data.fleet import Fleet
 from .data.iteration_plan import IterationPlan, load_plan
 from .data.plan import Plan
 from .data.problem import Problem
 from .data.readers.measured_run import read_vllm_run
 from .data.readers.profile_readers import read_profile
 from .data.schedule import Violation
-from .data.trace import Trace
+from .data.trace import PLANNED, Trace
 from .executor.profiling.validate import Validation, validate_run, validate_trace
+from .executor.reports.report import model_seconds, served_part
 from .heuristics.iterations.replay import mismatches
 from .inputs import read_cost, read_inputs
 from .judging import verify
 from .listening import note
+from .models.bounds.fleet import work_bound
 from .models.bounds.makespan import difference_set_bound, paper_bound, trivial_bound
 from .models.bounds.packing.partition import solve_partition
 from .models.bounds.prove import proven_bound
+from .models.certificates.fleet import verify_fleet_bound
 from .models.formulations.full_model import UnsupportedProblemError
 from .models.formulations.linear_files import write_mps
 from .models.formulations.linear_model import LinearModel
@@ -33,6 +38,7 @@ from .options.bound import BoundOptions, ExportOptions
 from .options.judging import ValidateOptions, VerifyOptions
 from .options.link import LINK
 from .options.option import takes
+from .run_job.earlier import trace_of
 
 BIT_FACTS = {
     "run": "plan, model or sampling",
@@ -46,11 +52,26 @@ BIT_FACTS = {
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRun:
+    """Bound of a run whose plan knew no lengths.
+
+    trace: File of the run.
+    bound: Bound of its completions, by costs fitted to its stages.
+    seconds: Seconds of its stages by these costs.
+    """
+
+    trace: Path
+    bound: Bound
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
-    """A plan, and its violation, or None."""
+    """A plan, its violation or None, and the run of a plan without lengths."""
 
     plan: Plan | IterationPlan
     violation: Violation | None
+    run: VerifiedRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +96,24 @@ def verify_file(options: VerifyOptions) -> Verified | Compared:
     if options.same_as is not None:
         return _compared(options.plan, options.same_as)
     plan = load_plan(options.plan)
-    unproven = isinstance(plan, Plan) and plan.claim is None
-    return Verified(plan, None if unproven else verify(plan))
+    if isinstance(plan, Plan) and plan.claim is None:
+        trace = trace_of(options.plan) if plan.lengths_unknown and len(plan.fleet.replicas) == 1 else None
+        return Verified(plan, None) if trace is None else _verified_run(plan, trace)
+    return Verified(plan, verify(plan))
+
+
+def _verified_run(plan: Plan, path: Path) -> Verified:
+    """Bound the completions of a run, and verify that bound by its certificate."""
+    trace = Trace.load(path)
+    served = served_part(plan.fleet, [trace])
+    if served is None or trace.engine.get(PLANNED, plan.schedule_digest()) != plan.schedule_digest():
+        return Verified(plan, None)
+    found = costs_of(trace)
+    problem = served.problem() if found is None else replace(served.problem(), cost=found.cost)
+    fleet = Fleet.of(problem, 1)
+    bound = work_bound(fleet) if trace.evictions else proven_bound(problem)
+    run = VerifiedRun(path, bound, model_seconds(problem.cost, trace, overheads=False))
+    return Verified(plan, verify_fleet_bound(fleet, bound), run)
 
 
 def _compared(*paths: str | os.PathLike[str]) -> Compared:

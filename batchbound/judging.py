@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from .data.bound import PROVEN_WITHIN, Bound
+from .data.claims.assumptions import COLD_CACHE, RELIES_ON, Basis, assumed_of, stated_limits
 from .data.costs.cost import CalibratedCost
 from .data.files.disk import InputError
 from .data.files.record import record
@@ -41,7 +42,8 @@ def verify(plan: Plan | IterationPlan) -> Violation | None:
     servers, the prediction of its order is simulated again.
     """
     if isinstance(plan, IterationPlan):
-        return plan.check() or _false_bound(plan) or _false_seconds(plan) or _false_prediction(plan)
+        wrong = plan.check() or _unnamed(plan) or _false_bound(plan)
+        return wrong or _false_seconds(plan) or _false_prediction(plan)
     broken = plan.shares.check(plan.fleet, plan.groups)
     if broken is not None:
         return broken
@@ -153,6 +155,32 @@ def calibration_of(plan: Plan) -> CalibratedCost | None:
     except InputError as error:
         what = str(error).removesuffix(f". {error.hint}")
         raise InputError(what, where="field 'provenance.cost_source'", hint="Plan again.") from None
+
+
+def _unnamed(plan: IterationPlan) -> Violation | None:
+    """Return the first assumption that the plan hides, or calls better founded than it is."""
+    named = {assumption.name: assumption.basis for assumption in plan.assumptions}
+    of_prompts = () if plan.tree is None else assumed_of(plan.tree)
+    needed: dict[str, Basis] = {one.name: one.basis for one in stated_limits(plan.proven, *of_prompts)}
+    if not plan.counted:
+        needed[COLD_CACHE] = "checked"  # the bound counts one token of each prompt
+    elif plan.tree is None:
+        needed[COLD_CACHE] = "stated"  # the engine keeps no prompts
+    relied = {name for kind in plan.kinds for name in RELIES_ON.get(kind, ()) if name in needed}
+    if condition := plan.provenance.condition:
+        needed[condition] = "assumed"
+        relied.add(condition)
+    for name in sorted(relied):
+        if name not in named:
+            return Violation("assumptions", f"the bound relies on {name!r}, which the plan does not name")
+        if _FOUNDED.index(named[name]) > _FOUNDED.index(needed[name]):
+            what = f"{name!r} is called {named[name]}, and for an engine not seen yet it is {needed[name]}"
+            return Violation("assumptions", what)
+    return None
+
+
+_FOUNDED = ("broken", "assumed", "stated", "checked")
+"""Bases of an assumption, from the weakest to the strongest."""
 
 
 def _false_bound(plan: IterationPlan) -> Violation | None:

@@ -108,10 +108,14 @@ class Provenance:
     @property
     def condition(self) -> str:
         """Condition of bounds on the lengths; empty if these are known."""
-        kind = self.lengths.get("kind")
-        if kind == "cap":
+        if self.lengths.get("kind") == "cap":
             return AT_CAP
-        return AS_EXPECTED if kind in EXPECTED_LENGTHS else ""
+        return AS_EXPECTED if self.expects else ""
+
+    @property
+    def expects(self) -> bool:
+        """True if completions need not have the planned lengths."""
+        return self.lengths.get("kind") in EXPECTED_LENGTHS or self.lengths.get("sampled") is True
 
 
 LEAST_REPEATED = 0.02

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+from ..data.claims.assumptions import AS_EXPECTED
 from ..data.plan import EXPECTED_LENGTHS, Plan
 from ..executor.reports.tables import clock_text
 from ..listening import Listener
@@ -139,6 +140,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "stopped_by": plan.maker.stopped_by,
         "cost": plan.provenance.cost_source.get("name"),
         "lengths": plan.provenance.lengths.get("kind"),
+        "lengths_sampled": plan.provenance.lengths.get("sampled"),
         "seconds": seconds,
     }
 
@@ -181,10 +183,12 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
     # Caps are not lengths: figures that need lengths are left out.
     left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
     labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
-    if summary.get("lengths") in EXPECTED_LENGTHS:
+    if summary.get("bound_if") == AS_EXPECTED:
         labels = {**_LABELS, "bound_s": "bound, if they hold"}
     for name, label in labels.items():
         value = summary.get(name)
+        if name == "lengths" and summary.get("lengths_sampled"):
+            value = "expected: those of earlier completions, which are sampled"
         if value is not None and name not in left_out:
             say(f"  {label:20s} {_shown(name, value)}")
 

@@ -215,12 +215,13 @@ def _check_same_job(path: Path, args: argparse.Namespace, kept: int) -> None:
     if planned is None or prompts_digest(args.plan) != planned.sha256:
         raise InputError(f"is no plan of {args.plan} as it is now", file=path, hint=hint)
     longest = plan.provenance.lengths.get("longest")
+    source = {name: value for name, value in plan.provenance.lengths.items() if name != "sampled"}
     lengths = None if args.lengths is None else LengthSource.parse(args.lengths)
     differing = {
         "--slots": args.slots is not None and args.slots != plan.problem.slots,
         "--longest-completion": args.longest_completion is not None and args.longest_completion != longest,
         "--lengths": lengths is not None
-        and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
+        and {**lengths.to_json(), "longest": longest} != {**source, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
         "--prompt-column": columns_of(args, args.tokenizer or args.model) != planned.columns,
         "--model" if args.tokenizer is None else "--tokenizer": not counts_alike(

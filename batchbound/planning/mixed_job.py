@@ -148,6 +148,7 @@ def read_mixed_job(
     output, source = planned_lengths(requests, lengths, longest)
     job = _sent(requests, output, tokenizer, name, prefix_caching=prefix_caching)
     job = replace(job, exact=source.kind == "known")
+    source = replace(source, sampled=source.kind == "completions" and not requests.repeats)
     return ReadJob(job, name, source, prompts_digest(name), requests)
 
 

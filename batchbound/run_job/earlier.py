@@ -36,6 +36,13 @@ def trace_of_plan(plan: str | os.PathLike[str]) -> Path | None:
     )
 
 
+def trace_of(plan: str | os.PathLike[str]) -> Path | None:
+    """Return the trace that a run left beside a plan of prompts, or None."""
+    named = trace_of_plan(plan)
+    beside = [] if named is None else [named, named.with_name("trace.jsonl")]
+    return next((path for path in beside if path.is_file()), None)
+
+
 def earlier_lengths(
     folder: Path, digest: str, columns: PromptColumns | None, tokenizer: str, longest: int | None
 ) -> LengthSource | None:

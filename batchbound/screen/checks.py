@@ -25,18 +25,37 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
     if isinstance(verified, Compared):
         return _show_compared(verified, as_json=options.json)
     plan, violation = verified.plan, verified.violation
-    if isinstance(plan, Plan) and plan.claim is None:
-        return fail(f"{options.plan}: the schedule breaks no rule; there is no bound to verify")
+    if isinstance(plan, Plan) and plan.claim is None and verified.run is None:
+        if not plan.lengths_unknown:
+            return fail(f"{options.plan}: the schedule breaks no rule; there is no bound to verify")
+        _say(options, "the schedule breaks no rule; lengths were unknown, so the plan claims no bound")
+        return 0
     if violation is not None:
         what = "bound" if isinstance(plan, Plan) and plan.followed is None else "plan"
         return fail(f"{options.plan}: the {what} does not hold: {violation}")
-    if options.json:
+    if verified.run is not None:
+        run = verified.run
+        _say(
+            options,
+            f"the schedule breaks no rule, and lengths were unknown; of the completions of {run.trace}:\n"
+            f"no schedule takes less than {run.bound.seconds:.6f} s at this run's costs: {run.bound.source}\n"
+            f"the run took {run.seconds:.6f} s at these costs: gap {run.bound.gap(run.seconds):.4%}",
+            bound_s=run.bound.seconds,
+            bound_source=run.bound.source,
+            makespan_s=run.seconds,
+            gap=run.bound.gap(run.seconds),
+        )
+    elif options.json:
         say(json.dumps({"verified": True, **_claims(plan)}))
     elif isinstance(plan, IterationPlan):
         _show_iterations(plan)
     else:
         _show_plan(plan)
     return 0
+
+
+def _say(options: VerifyOptions, text: str, **figures: object) -> None:
+    say(json.dumps({"verified": True, **figures}) if options.json else text)
 
 
 def _claims(plan: Plan | IterationPlan) -> dict[str, object]:
@@ -77,6 +96,9 @@ def _show_iterations(plan: IterationPlan) -> None:
     assuming = assumed_line(plan.relied_on)
     if assuming is not None:
         say(assuming)
+    stated = [assumption.name for assumption in plan.relied_on if assumption.basis == "stated"]
+    if stated:
+        say(f"stated: {', '.join(stated)}")
     say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
     if plan.gap is not None:
         say(f"gap {plan.gap:.4%}")

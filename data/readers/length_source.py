@@ -27,6 +27,7 @@ class LengthSource:
     value: Tokens of a constant, or the quantile.
     family: Family that is fitted for a quantile.
     longest: Most tokens of any completion, in addition to its request's limit; None for no limit.
+    sampled: True for earlier completions that were drawn without a seed: their lengths need not repeat.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class LengthSource:
     digest: str | None = None
     family: str = "empirical"
     longest: Positive | None = None
+    sampled: bool = False
 
     def __post_init__(self) -> None:
         if self.kind == "answers":
@@ -158,7 +160,7 @@ class LengthSource:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that are set, as plain JSON values."""
-        return {name: value for name, value in plain(self).items() if value not in (None, "empirical")}
+        return {name: value for name, value in plain(self).items() if value not in (None, "empirical", False)}
 
 
 def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) -> LengthSource:

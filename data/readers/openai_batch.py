@@ -64,6 +64,11 @@ class PromptRecord:
         return asked
 
     @property
+    def repeats(self) -> bool:
+        """True if its completion is greedy or has a seed, so that its length repeats."""
+        return not self.sampling().temperature or "seed" in self.asked
+
+    @property
     def completions(self) -> int:
         """Completions of the request: ``n`` of each prompt."""
         return self.samples * max(1, len(self.prompts))

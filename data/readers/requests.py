@@ -141,7 +141,8 @@ def _read_prompts(
     records = each_sample(read_batch(path, columns), path)
     known = [record.output_tokens for record in records]
     source = LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths)
-    source = replace(source, longest=longest)
+    drawn = source.kind == "completions" and not all(record.repeats for record in records)
+    source = replace(source, longest=longest, sampled=drawn)
     ids = [record.custom_id for record in records]
     caps, asked = [record.max_tokens for record in records], [record.says for record in records]
     names = [record.name for record in records]

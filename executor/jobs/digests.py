@@ -21,10 +21,16 @@ def completion_digest(tokens: Sequence[int], log_probabilities: Sequence[float])
 def digest_of(lines: Iterable[Mapping[str, Any]]) -> str:
     """Return the digest of output lines.
 
-    It combines completions' digests and failures' messages.
+    It combines completions' digests and failures' messages, by ``custom_id``, whatever the lines' order.
     """
+    entries = [(str(line["custom_id"]), _own(line)) for line in lines]
     digest = hashlib.sha256()
-    for line in lines:
-        own = repr(line["error"]) if DIGEST not in line and line["error"] is not None else line[DIGEST]
-        digest.update(f"{line['custom_id']}:{own}\n".encode())
+    # Stable, as the completions of a request share its name.
+    for name, own in sorted(entries, key=lambda entry: entry[0]):
+        digest.update(f"{name}:{own}\n".encode())
     return digest.hexdigest()[:32]
+
+
+def _own(line: Mapping[str, Any]) -> str:
+    failed = DIGEST not in line and line["error"] is not None
+    return repr(line["error"]) if failed else str(line[DIGEST])
