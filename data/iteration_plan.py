@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .arrays import IntArray
 from .bound import PROVEN_WITHIN, gap_above
-from .claims.assumptions import Assumption, relied_on, stated_limits
+from .claims.assumptions import Assumption, relied_on
 from .costs.iteration_rates import IterationRates
 from .costs.layer_profile import LayerProfile
 from .files.disk import InputError, read_json_object, write_json
@@ -268,14 +268,7 @@ class IterationPlan:
             If the file is not a plan of this kind, or is inconsistent.
         """
         refuse_other_kinds(path, "no plan for servers", {KIND})
-        value = read_json_object(path)
-        older = value.get(KIND) == 1
-        if older:
-            said = value.pop("assumptions", [])
-            value = {**value, KIND: 2, "remarks": said}
-        plan = record(cls, value, file=path)
-        if older:
-            plan = replace(plan, assumptions=stated_limits(plan.proven))
+        plan = record(cls, read_json_object(path), file=path)
         violation = plan.check()
         if violation is not None:
             raise InputError(f"the plan contradicts itself: {violation}", file=path, hint=cls.JSON_HINT)

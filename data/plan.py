@@ -187,7 +187,6 @@ class Plan(Shown):
     """
 
     JSON_HEADER: ClassVar = ("batchbound_plan", 3)
-    JSON_OLDER: ClassVar = (2,)
     JSON_NAMES: ClassVar = {"makespan": "makespan_s", "shares": "schedule"}
     JSON_HINT: ClassVar = "Plan again."
 
@@ -318,7 +317,7 @@ class Plan(Shown):
         shares = plain(self.shares)
         for one in shares["schedules"]:
             if one is not None:
-                # The name in version 2, so that older traces name the same plan.
+                # The former name, so that traces of earlier runs name the same plan.
                 one["rounds"] = one.pop("decode_steps")
         text = json.dumps([shares, *(column.tolist() for column in columns)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -339,18 +338,16 @@ class Plan(Shown):
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Load a plan that :meth:`save` wrote, and check its schedule.
 
-        Plans of version 1, of one machine or of a fleet, load as well.
-
         Raises
         ------
         InputError
             If the file is not a plan, or its schedule breaks a rule of its problem.
         """
-        refuse_other_kinds(path, "no plan", {"batchbound_plan", "batchbound_fleet_plan"})
+        refuse_other_kinds(path, "no plan", {"batchbound_plan"})
         if holds_requests(path):
             hint = f"Make a plan from it: batchbound plan {os.fspath(path)}."
             raise InputError("holds requests and is not a plan", file=path, hint=hint)
-        value = _upgraded(read_json_object(path), path)
+        value = read_json_object(path)
         fleet = value.get("fleet")
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):
             within = f"fleet.replicas.{number}.cost"
@@ -395,35 +392,6 @@ def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
     for name, default in _DEFAULTS.items():
         if columns[name].count(default) == len(columns[name]):
             del columns[name]
-
-
-def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Convert the fields of a version 1 file."""
-    fleet = "batchbound_fleet_plan" in value
-    if value.get("batchbound_fleet_plan" if fleet else "batchbound_plan") != 1:
-        return value
-    for name in ("requests",) if fleet else ("requests", "limits"):
-        if not isinstance(value.get(name), dict):
-            raise InputError("is not an object", file=path, where=f"field '{name}'", hint=Plan.JSON_HINT)
-    requests = value["requests"] | {"ids": value["requests"].get("id")}
-    shares, emits = value.get("schedule"), value.get("prefill_emits_first_token")
-    if not fleet:
-        limits = dict(value["limits"])
-        emits = limits.pop("prefill_emits_first_token", None)
-        value = value | {"replicas": [{"cost": value.get("cost"), **limits}]}
-        shares = {"replica_of": [0] * len(_listed(requests.get("input_tokens"))), "schedules": [shares]}
-    kept = ("makespan_s", "bound", "maker", "groups", "expected", "configuration")
-    return {
-        "batchbound_plan": 2,
-        **{name: value[name] for name in kept if name in value},
-        "provenance": {name: value.get(name) for name in ("lengths", "cost_source", "prompts")},
-        "fleet": {
-            "workload": requests,
-            "replicas": value.get("replicas"),
-            "prefill_emits_first_token": emits,
-        },
-        "schedule": shares,
-    }
 
 
 def _listed(value: object) -> list[Any]:

@@ -138,7 +138,6 @@ class Report(Shown):
     """
 
     JSON_HEADER: ClassVar = ("batchbound_report", 2)
-    JSON_OLDER: ClassVar = (1,)
     JSON_HINT: ClassVar = "Write it again with `batchbound report`."
     JSON_NAMES: ClassVar = {
         "makespan": "makespan_s",

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from .arrays import FloatArray, IntArray
 from .costs.cost import LONGEST_TIME, CostModel
 from .files.disk import InputError, atomic_write, parsed_json, read_text
-from .files.older import with_new_names
 from .files.record import Count, Positive, plain, record
 from .workload import LONGEST
 
@@ -80,7 +79,6 @@ class TraceHeader:
     """
 
     JSON_HEADER: ClassVar = ("batchbound_trace", 2)
-    JSON_OLDER: ClassVar = (1,)
     JSON_HINT: ClassVar = "Give the trace.jsonl that `batchbound run` wrote, or run again."
 
     slots: Positive
@@ -236,8 +234,6 @@ class Trace:
         if isinstance(rows[0], dict) and "batchbound_server_run" in rows[0]:
             what, hint = "not a batchbound trace", "It is of a server: `batchbound audit` reads it."
             raise InputError(what, file=path, hint=hint)
-        if isinstance(rows[0], dict) and rows[0].get(TraceHeader.JSON_HEADER[0]) in TraceHeader.JSON_OLDER:
-            rows[1:] = [with_new_names(row) for row in rows[1:]]
         header = record(TraceHeader, rows[0], file=path, line=1)
         count = header.stages
         expected = 1 + count + header.requests

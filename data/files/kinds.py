@@ -12,7 +12,6 @@ from .sources import first_bytes, is_url, refuse_streams
 
 KINDS = {
     "batchbound_plan": "a plan",
-    "batchbound_fleet_plan": "a plan",
     "batchbound_steps_plan": "a plan of several steps, of an earlier version",
     "batchbound_steps_progress": "the progress of a run of several steps, of an earlier version",
     "batchbound_iteration_plan": "a plan for servers that mix prompts with generated tokens",
@@ -29,7 +28,6 @@ _STEPS = "Steps are planned one at a time: drive them with batchbound.rollout_fu
 
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
-    "batchbound_fleet_plan": "Give the file of requests that it was made of.",
     "batchbound_steps_plan": _STEPS,
     "batchbound_steps_progress": _STEPS,
     "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",

@@ -50,7 +50,7 @@ def can_be_made_again(path: str | os.PathLike[str]) -> bool:
     return any(is_of_kind(target, kind) for kind in _MADE_AGAIN)
 
 
-_MADE_AGAIN = ("batchbound_plan", "batchbound_fleet_plan", "batchbound_iteration_plan", "batchbound_report")
+_MADE_AGAIN = ("batchbound_plan", "batchbound_iteration_plan", "batchbound_report")
 
 
 def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

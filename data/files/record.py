@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from .disk import InputError
-from .older import with_new_names
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 """An integer of at least zero, in a record."""
@@ -59,7 +58,6 @@ def record(
 ) -> _Kind:
     """Return the record of some JSON values; ignore unknown fields."""
     hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
-    value = _present(kind, value)
     _check_header(kind, value, file, hint)
     names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
     given = value
@@ -126,14 +124,6 @@ def schema(kind: type) -> dict[str, Any]:
         whole["required"] = [header[0], *required]
     described: dict[str, Any] = _one_line(whole)
     return described
-
-
-def _present(kind: type, value: object) -> object:
-    header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
-    older: tuple[int, ...] = getattr(kind, "JSON_OLDER", ())
-    if header is None or not isinstance(value, dict) or type(value.get(header[0])) is not int:
-        return value
-    return {**with_new_names(value), header[0]: header[1]} if value[header[0]] in older else value
 
 
 def _check_header(kind: type, value: object, file: str | os.PathLike[str] | None, hint: str) -> None:

@@ -26,17 +26,6 @@ Curve = Callable[[int], int]
 ROUNDING = 1e-9
 """Tolerated relative error of floating-point sums."""
 
-DELETED = {"ends": "slot ends", "refuted": "rounded packings"}
-"""Deleted arguments by the field of their claims."""
-
-EXACT_PAIRS = "late"
-"""Field of older certificates that may rest on exact pairs of stages."""
-
-
-def deleted(argument: str) -> str:
-    """Return the sentence about a deleted argument."""
-    return f"{argument!r} is of an earlier version: plan it again"
-
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     """Return an error in a bound, or None if it is proven.
@@ -72,7 +61,7 @@ def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
         return Violation(
             "the certificate proves the bound", f"it proves {proven!r} s, the bound says {bound.seconds!r} s"
         )
-    if bound.source not in (source_of(bound.certificate), _FORMER.get(str(bound.certificate["kind"]))):
+    if bound.source != source_of(bound.certificate):
         what = f"{bound.source!r}, and its certificate proves {source_of(bound.certificate)!r}"
         return Violation("a bound is called by its argument", what)
     return None
@@ -103,25 +92,12 @@ _SOURCES = {
 }
 
 
-_FORMER = {"states": "every stage from every state"}
-"""Former names in plan files."""
-
-
 def proven_seconds(problem: Problem, bound: Bound) -> float:
     """Return the seconds that a bound's certificate proves."""
-    proven = _derived_seconds(problem, bound)
-    if EXACT_PAIRS in bound.certificate and bound.seconds > proven * (1 + ROUNDING):
-        raise RefutedError("a certificate is of a known kind", deleted("exact pairs"))
-    return proven
-
-
-def _derived_seconds(problem: Problem, bound: Bound) -> float:
     work, certificate = Work(), bound.certificate
     _check_terms(problem, bound.terms)
     if "evictions" in certificate:
         _check_evictions(problem, certificate)
-    if certificate["kind"] == "enumeration":
-        raise RefutedError("a certificate is of a known kind", deleted("enumeration"))
     if certificate["kind"] == "states":
         if problem.workload.shared_tokens.any():
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
@@ -129,7 +105,6 @@ def _derived_seconds(problem: Problem, bound: Bound) -> float:
         return bound.seconds
     if certificate["kind"] not in ("trivial", *(check.kind for check in CHECKS)):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
-    _refuse_deleted(certificate)
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
     decode_steps = _checked_steps(problem, slots, _object(certificate, "decode_steps"), work)
@@ -157,12 +132,6 @@ def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
         if alone or kind == "KV tokens over capacity":
             return
     raise RefutedError("evictions", f"{kind!r} does not hold of schedules that evict")
-
-
-def _refuse_deleted(certificate: Mapping[str, Any]) -> None:
-    for name, argument in DELETED.items():
-        if certificate.get(name):
-            raise RefutedError("a certificate is of a known kind", deleted(argument))
 
 
 def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Curve], work: Work) -> float:
@@ -253,8 +222,6 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
 def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed decode steps, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "decode_steps")
-    if claim["kind"] == "every packing":
-        raise RefutedError("a certificate is of a known kind", deleted("every packing"))
     if claim["kind"] not in STEP_CHECKS:
         raise RefutedError("decode_steps", f"no argument is called {claim['kind']!r}")
     proven = STEP_CHECKS[claim["kind"]](problem, slots, claim, work)

@@ -119,18 +119,6 @@ EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a certificate of another kind": (put("bound/certificate/kind", "faith"), "'faith' is not"),
     "no certificate": (put("bound/certificate", {}), "a certificate"),
     "a certificate that is a list": (put("bound/certificate", [1]), "field 'bound.certificate'"),
-    "an enumeration, which an earlier version repeated": (
-        put("bound/certificate", {"kind": "enumeration", "stages": 5, "decode_steps": 300}),
-        "the bound does not hold: a certificate is of a known kind: 'enumeration' is of an earlier version",
-    ),
-    "slot ends, which an earlier version proved": (
-        put("bound/certificate/ends", [{"decode_steps": 9}]),
-        "'slot ends' is of an earlier version: plan it again",
-    ),
-    "every packing, which an earlier version tried": (
-        put("bound/certificate/decode_steps", {"kind": "every packing", "at_least": 3, "capacity": 2}),
-        "'every packing' is of an earlier version: plan it again",
-    ),
     "a certificate of more stages": (put("bound/certificate/stages/at_least", 10**6), "1000000 claimed"),
     "a certificate of more decode steps": (
         put("bound/certificate/decode_steps/at_least", 10**6),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
 KINDS: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
 KINDS |= {"null": type(None), "number": (int, float)}
-PLANS = Path(__file__).parent / "version_1"
+PLANS = Path(__file__).parent / "plans"
 
 
 def generated() -> dict[str, dict[str, object]]:

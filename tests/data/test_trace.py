@@ -189,12 +189,3 @@ def test_what_is_no_trace_is_refused_in_one_line(text: str, said: str, tmp_path:
     with pytest.raises(InputError, match=said) as caught:
         Trace.load(tmp_path / "trace.jsonl")
     assert "\n" not in str(caught.value)
-
-
-def test_a_trace_of_version_1_loads(path: Path) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["batchbound_trace"] = 1
-    for line in lines[1:5]:
-        line["rounds"] = line.pop("decode_steps")
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert Trace.load(path).stages == served().stages

@@ -382,16 +382,6 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {**PACKED_STEPS, "capacity": 10**15}),
         f"a certificate is small: its check takes more than {MOST_STEPS:,} steps",
     ),
-    "an enumeration, which earlier versions repeated": (
-        SMALL,
-        {"kind": "enumeration", "stages": 2, "decode_steps": 6},
-        "a certificate is of a known kind: 'enumeration' is of an earlier version: plan it again",
-    ),
-    "every packing, which earlier versions tried": (
-        PACKED,
-        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 36, "capacity": 35}),
-        "a certificate is of a known kind: 'every packing' is of an earlier version: plan it again",
-    ),
     "a decode step more than reading takes": (
         READING,
         trivial(3, by_slots(1), {**BY_READING, "at_least": 13}),

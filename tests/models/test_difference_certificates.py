@@ -82,14 +82,6 @@ def difference(**changes: Any) -> Bound:
         ({"charges": 3}, "a certificate is readable: charges is 3, not a list"),
         ({"charges": [1.5]}, "a certificate is readable: charges is 1.5, not a whole number"),
         ({"charges": []}, "the certificate proves the bound"),
-        (
-            {"refuted": [{"values": 0, "capacity": 11}]},
-            "a certificate is of a known kind: 'rounded packings' is of an earlier version",
-        ),
-        (
-            {"ends": [{"decode_steps": 9}]},
-            "a certificate is of a known kind: 'slot ends' is of an earlier version: plan it again",
-        ),
     ],
 )
 def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str) -> None:
@@ -101,18 +93,6 @@ def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str)
 def test_claims_of_differences_are_checked_in_just_these_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
     assert steps_of(verified_within(problem, difference(), monkeypatch)) == 19
-
-
-@pytest.mark.parametrize("late", [[0], [0, 3], None])
-def test_a_bound_of_an_earlier_version_passes_only_if_it_holds_without_exact_pairs(late: Any) -> None:
-    problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
-    bound = difference(late=late)
-    assert verify_bound(problem, bound) is None
-    terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + 1}
-    violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
-    assert str(violation) == (
-        "a certificate is of a known kind: 'exact pairs' is of an earlier version: plan it again"
-    )
 
 
 def test_requests_of_no_steps_leave_stages_alone() -> None:

@@ -333,16 +333,6 @@ def test_a_plan_claims_a_proof_only_under_assumptions_that_are_checked_or_stated
     assert least_label(known, *plan.kinds) == "proven least"
 
 
-def test_a_plan_of_version_1_holds_under_assumptions_that_nobody_stated(tmp_path: Path) -> None:
-    plan = make_iteration_plan(job_of([3, 3], [2, 4]), Engines((TIGHT,)), limits=WORK)
-    value = {**plan.to_json(), "batchbound_iteration_plan": 1, "assumptions": ["a sentence"]}
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(value))
-    loaded = IterationPlan.load(path)
-    assert loaded.remarks == ("a sentence",)
-    assert {one.basis for one in loaded.relied_on} >= {"assumed"}
-
-
 def test_no_packing_bounds_engines_of_which_one_may_evict() -> None:
     # Together they have room for the four largest, 8 + 8 + 2 + 2 of 25 tokens; the small engine has not.
     job = job_of([4, 4, 1, 1, 1], [5, 5, 2, 2, 2])
