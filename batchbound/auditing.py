@@ -44,6 +44,7 @@ from .executor.reports.iteration_audit import (
     orders_of,
 )
 from .executor.reports.log_audit import WORK, audit_log
+from .executor.reports.prompt_audit import PromptAudit
 from .executor.reports.run_assumptions import kinds_under
 from .heuristics.iterations.fitted_audit import estimate_seconds, simulated_orders
 from .heuristics.iterations.iteration_fit import LARGEST_ERROR, IterationFit, PricedRun, TimedJob, fit_log
@@ -62,6 +63,9 @@ _BUDGET = 2048
 
 _ROUNDED = 1e-9
 """Fraction of the measured seconds that counts as rounding."""
+
+_STANDS = {"longest first": "best order found"}
+"""Names of simulated orders on a prefix cache, where they differ."""
 
 _NO_COST = "no seconds: the iterations do not fit a linear cost"
 
@@ -243,6 +247,7 @@ def _counted(
         "by the order of the requests (simulated)": {
             name: one.iterations for name, one in found.simulated.items()
         },
+        **_of_prompts(found.prompts),
         "certificate": dict(found.bound.certificate),
     }
     if found.counted is None or found.broken:
@@ -250,6 +255,19 @@ def _counted(
     parts = {name: float(value) for name, value in found.losses.items()}
     lost = Losses("iterations", found.counted, found.bound.iterations, parts, found.label)
     return tables, (lost,), remarks
+
+
+def _of_prompts(prompts: PromptAudit | None) -> dict[str, Mapping[str, object]]:
+    """Return the table of prompt tokens against the tree of shared beginnings."""
+    if prompts is None:
+        return {}
+    table = {
+        "computed by the server": prompts.computed,
+        "needed": prompts.needed,
+        "computed again after eviction": prompts.again,
+        **{f"simulated, {_STANDS.get(name, name)}": run.prompt_tokens for name, run in prompts.runs.items()},
+    }
+    return {"prompt tokens": {name: tokens for name, tokens in table.items() if tokens is not None}}
 
 
 def _with_seconds(

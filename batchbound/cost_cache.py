@@ -6,11 +6,12 @@ import datetime
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .data.costs.cost import CalibratedCost
+from .data.costs.iteration_rates import IterationRates
 from .data.files.disk import InputError
 from .data.trace import Trace
 
@@ -69,6 +70,28 @@ class CostCache:
             key=lambda one: threads is not None and not str(one.engine.get("device")).endswith(of_threads),
             default=None,
         )
+
+    def keep_server(self, url: str, models: Sequence[str], rates: IterationRates) -> bool:
+        """Save a server's costs of an iteration; return whether they were saved."""
+        path = self._server(url, models)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rates.save(path)
+        except OSError:
+            # An unwritable cache must not fail the run.
+            return False
+        return True
+
+    def find_server(self, url: str, models: Sequence[str]) -> IterationRates | None:
+        """Return the costs of an iteration that an earlier run on a server measured."""
+        path = self._server(url, models)
+        try:
+            return IterationRates.load(path) if path.is_file() else None
+        except InputError:
+            return None  # written by another version: the next run writes it again
+
+    def _server(self, url: str, models: Sequence[str]) -> Path:
+        return self.folder / "servers" / f"{_digest('|'.join([url, *models]))}.json"
 
     def _kept(self, model: str) -> Iterator[tuple[int, float, Path]]:
         for path in self._folder_of(model).glob("*-*.json"):

@@ -31,7 +31,7 @@ def server_lines(
     first, known = simulated.get("file order"), simulated.get("longest first")
     rows: list[tuple[str, int | None, str]] = []
     if first is not None:
-        rows.append(("first come, first served", first, "simulated, same lengths"))
+        rows.append(("first come, first served", first, _first_come(figures)))
     rows.append(("this run", counted, _this_run(figures, taken, first)))
     worth = 0.0
     if known is not None and taken:
@@ -47,6 +47,7 @@ def server_lines(
         f"  {name:<25}{'unknown' if count is None else format(count, ','):>9}    {note}"
         for name, count, note in rows
     ]
+    lines += _prompt_lines(figures)
     if figures.get("assuming"):
         lines.append(f"  {figures['assuming']}")
     if worth >= _EQUAL and command is not None and not planned:
@@ -72,18 +73,41 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
     return lines + [f"  {'lost: ' + name:52s} {lost:+9,d}" for name, lost in losses.items()]
 
 
+def _first_come(figures: Mapping[str, Any]) -> str:
+    seconds = figures.get("simulated_seconds", {}).get("file order")
+    return "simulated, same lengths" + ("" if seconds is None else f"; {seconds:,.3g} s")
+
+
+def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Return the line of prompt tokens against the tree of shared beginnings."""
+    computed, needed = figures.get("prompt_tokens_computed"), figures.get("prompt_tokens_needed")
+    if computed is None or needed is None:
+        return []
+    again, seconds = figures["prompt_tokens_again"], figures.get("seconds_again")
+    line = f"  {computed:,} prompt tokens computed, {needed:,} needed"
+    if again:
+        line += f": {again:,} computed again"
+        line += f", about {seconds:,.2g} s" if seconds else ""
+    return [line]
+
+
 def _this_run(figures: Mapping[str, Any], taken: int | None, first: int | None) -> str:
     """Return seconds, speed, and iterations against first come, first served."""
     speed = figures.get("output_tokens_per_s")
     parts = [f"{figures['makespan_s']:,.3g} s" + (f", {speed:,.0f} tokens/s" if speed else "")]
-    if taken and first:
-        saved = 1 - taken / first
-        parts.append(
-            "no gain" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {'fewer' if saved > 0 else 'more'}"
-        )
+    first_seconds = figures.get("simulated_seconds", {}).get("file order")
+    if taken and first and first_seconds:
+        # Seconds are what people pay.
+        parts.append(_saved(1 - figures["makespan_s"] / first_seconds, "less time"))
+    elif taken and first:
+        parts.append(_saved(1 - taken / first, "fewer"))
     if figures.get("iterations") is None:
         parts.append("simulated" if taken and first else "no counter")
     return "; ".join(parts)
+
+
+def _saved(saved: float, less: str) -> str:
+    return "no gain" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {less if saved > 0 else 'more'}"
 
 
 def _worth(worth: float, figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool) -> str:

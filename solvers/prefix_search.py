@@ -22,6 +22,9 @@ _SIMULATED = 8_000_000
 _LATE = 20
 """Length of late acceptance: steps between the compared orders."""
 
+_STALLED = 10
+"""Moves without a better order after which a search ends, for each request."""
+
 _TRIES = 8
 """Attempts at drawing a move that changes the order."""
 
@@ -92,11 +95,15 @@ class _Search:
         """Search until a limit; keep the best order that is sure."""
         ends = None if budget.seconds is None else time.perf_counter() + budget.seconds
         rng, left = random.Random(budget.seed), budget.work
+        most, stalled = _STALLED * max(_LATE, len(self.best.order)), 0
         name, at = f"{self.best.name}, improved", self.best
         regret = best = at.regret(self._least)
         before = deque([regret] * _LATE)
         try:
             while self.best.seconds[0] > enough:
+                stalled += 1
+                if stalled > most:
+                    return StoppedBy.STALLED
                 if ends is not None and time.perf_counter() >= ends:
                     return StoppedBy.TIME
                 if left is not None:
@@ -109,7 +116,7 @@ class _Search:
                 if found <= max(regret, before[0]):
                     at, regret = outlook, found
                 if found < best and outlook.is_sure(self._file):
-                    self.best, best = outlook, found
+                    self.best, best, stalled = outlook, found, 0
                 before.popleft()
                 before.append(regret)
         except KeyboardInterrupt:

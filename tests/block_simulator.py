@@ -57,47 +57,43 @@ class _Request:
         return tuple(self.tokens[: (block + 1) * size])
 
 
-class BlockSimulator:
-    """All requests wait at the start; counts iterations, prompt tokens and preemptions."""
+class BlockEngine:
+    """Engine to which requests are added; counts its iterations, prompt tokens, hits and preemptions."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        output: Sequence[int],
-        slots: int,
-        budget: int,
-        blocks: int,
-        size: int,
-    ) -> None:
-        self.requests = [
-            _Request(i, list(p), o) for i, (p, o) in enumerate(zip(prompts, output, strict=True))
-        ]
+    def __init__(self, slots: int, budget: int, blocks: int, size: int) -> None:
         self.slots, self.budget, self.size, self.pool = slots, budget, size, _Pool(blocks)
+        self.waiting: deque[_Request] = deque()
+        self.running: list[_Request] = []
         self.iterations = self.prompt_tokens = self.preemptions = self.decodes = self.kv_tokens = 0
+        self.hits = 0
+        """Prompt tokens found in the cache when a request first began, as vLLM counts them."""
 
-    def run(self, order: Sequence[int]) -> BlockSimulator:
-        waiting = deque(self.requests[i] for i in order)
-        running: list[_Request] = []
-        while waiting or running:
-            scheduled = self._schedule(waiting, running)
-            assert scheduled, "a request alone exceeds the memory"
-            self.iterations += 1
-            for request, new in scheduled:
-                decodes = request.generated > 0 and request.computed == len(request.tokens) - 1
-                if decodes and not request.preempted:
-                    self.decodes += 1
-                    self.kv_tokens += request.computed + 1
-                else:
-                    self.prompt_tokens += new
-                request.computed += new
-                if request.computed == len(request.tokens):
-                    request.preempted = False
-                    request.generated += 1
-                    request.tokens.append((request.number, request.generated))
-                    if request.generated == request.output:
-                        running.remove(request)
-                        self.pool.give_back(request.blocks)
-        return self
+    def add(self, number: int, prompt: Sequence[Hashable], output: int) -> None:
+        """Let a request wait."""
+        self.waiting.append(_Request(number, list(prompt), output))
+
+    def step(self) -> list[int]:
+        """Run an iteration; return the numbers of requests that ended."""
+        scheduled, ended = self._schedule(self.waiting, self.running), []
+        assert scheduled, "a request alone exceeds the memory"
+        self.iterations += 1
+        for request, new in scheduled:
+            decodes = request.generated > 0 and request.computed == len(request.tokens) - 1
+            if decodes and not request.preempted:
+                self.decodes += 1
+                self.kv_tokens += request.computed + 1
+            else:
+                self.prompt_tokens += new
+            request.computed += new
+            if request.computed == len(request.tokens):
+                request.preempted = False
+                request.generated += 1
+                request.tokens.append((request.number, request.generated))
+                if request.generated == request.output:
+                    self.running.remove(request)
+                    self.pool.give_back(request.blocks)
+                    ended.append(request.number)
+        return ended
 
     def _schedule(self, waiting: deque[_Request], running: list[_Request]) -> list[tuple[_Request, int]]:
         budget, scheduled, preempted = self.budget, [], False
@@ -138,6 +134,7 @@ class BlockSimulator:
             for block in hit:
                 self.pool.touch(block)
             request.blocks, request.computed = hit, len(hit) * self.size
+            self.hits += 0 if request.preempted else request.computed
             new = min(len(request.tokens) - request.computed, budget)
             self._allocate(request, new)
             scheduled.append((request, new))
@@ -154,3 +151,26 @@ class BlockSimulator:
             block = request.blocks[k]
             block.name = request.name(k, self.size)
             self.pool.named.setdefault(block.name, block)
+
+
+class BlockSimulator(BlockEngine):
+    """All requests wait at the start."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        output: Sequence[int],
+        slots: int,
+        budget: int,
+        blocks: int,
+        size: int,
+    ) -> None:
+        super().__init__(slots, budget, blocks, size)
+        self.requests = list(zip(prompts, output, strict=True))
+
+    def run(self, order: Sequence[int]) -> BlockSimulator:
+        for number in order:
+            self.add(number, *self.requests[number])
+        while self.waiting or self.running:
+            self.step()
+        return self

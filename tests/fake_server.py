@@ -257,7 +257,7 @@ class FakeServer:
             "id": f"cmpl-{name}",
             "choices": made,
             "usage": {
-                "prompt_tokens": 1,
+                "prompt_tokens": self._prompt_tokens(body),
                 "completion_tokens": tokens * max(1, choices),
             },
         }
@@ -270,6 +270,9 @@ class FakeServer:
             )
             made[-1] |= ended
         return 200, json.dumps(answer | ODD.get(str(fault), {})), ""
+
+    def _prompt_tokens(self, body: Mapping[str, Any]) -> int:
+        return 1
 
     async def _engine(self) -> None:
         deaths = list(self.die_after)

@@ -51,7 +51,13 @@ ROOMS = {
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
-    "heuristics.iterations": {"data", "models.bounds", "models.iterations", "heuristics.serving"},
+    "heuristics.iterations": {
+        "data",
+        "models.bounds",
+        "models.iterations",
+        "heuristics.prefixes",
+        "heuristics.serving",
+    },
     "heuristics.prefixes": {"data", "models.bounds", "models.iterations"},
     "heuristics.exegpt": {"data", "models.exegpt", "heuristics"},
     "solvers": {
@@ -101,7 +107,13 @@ ROOMS = {
         "executor.jobs",
         "executor.models",
     },
-    "executor.reports": {"data", "heuristics", "heuristics.serving", "models.bounds"},
+    "executor.reports": {
+        "data",
+        "heuristics",
+        "heuristics.prefixes",
+        "heuristics.serving",
+        "models.bounds",
+    },
 }
 """
 Which rooms a room may import, besides itself; ``data`` and ``models`` stand for all of theirs.

@@ -24,6 +24,7 @@ from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
 from .batch_to_send import Batch, ServerOptions, read_batch, run_in, run_of
+from .beginnings import QUEUED, Beginnings, keep_rates, read_beginnings, traced, tree_release
 from .outputs import run_digest
 from .server_result import ServerResult
 
@@ -103,16 +104,8 @@ def run_on_servers(
     whole = assumptions[0].basis in ("checked", "stated")
     limits = _limits(options, slots, len(facts), metrics, batch.iterations, whole=whole)
     best_order = options.order == "auto"
-    again = 0 if batch.unknown else _asked_again(options, batch, limits)
-    if again:
-        remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
-        # Only this order can adapt to observed lengths.
-        options = replace(options, order="longest")
-    elif batch.iterations is not None and options.order == "auto":
-        options = replace(options, order="plan")
-    release = _release(options, batch, limits, remark)
-    kind = None if again else _kinds(options, batch, remark)
-    job = _ordered(job, release, slots, options, batch.output if again else None, kind)
+    beginnings = read_beginnings(job, batch, options, facts, slots, remark)
+    job, release = _in_order(job, batch, options, slots, limits, beginnings, remark)
     if continues:
         _restore(output, batch, kept, identity | served)
     with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
@@ -126,8 +119,9 @@ def run_on_servers(
                 journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
-    ran = replace(outcome.run, run=run_digest(identity), assumptions=assumptions)
+    ran = traced(outcome.run, beginnings, run_name=run_digest(identity), assumptions=assumptions)
     _write(plan, batch, ran, outcome.failed, outputs, journal)
+    rates = keep_rates(ran, limits, facts)
     stated = options.batched_tokens is not None
     kv_stated = _kv_stated(options, batch.iterations)
     return ServerResult(
@@ -141,6 +135,7 @@ def run_on_servers(
         kv_stated=kv_stated,
         lengths_known=batch.had_lengths(options),
         repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
+        rates=rates,
     )
 
 
@@ -343,6 +338,33 @@ def _kinds(options: ServerOptions, batch: Batch, remark: Callable[[str], None]) 
         return None
     remark(f"{count} kinds of requests: longer ones go first once completions show that it saves")
     return kind
+
+
+def _in_order(
+    job: ServerJob,
+    batch: Batch,
+    options: ServerOptions,
+    slots: int,
+    limits: EngineLimits,
+    beginnings: Beginnings | None,
+    remark: Callable[[str], None],
+) -> tuple[ServerJob, Release]:
+    """Return the job in the order of fewest predicted seconds or iterations, and that order."""
+    if beginnings is not None and options.order == "auto" and batch.planned is None:
+        release = tree_release(beginnings, batch, options, remark)
+        if release is not None:
+            job = replace(job, waiting=QUEUED * slots)
+            return _ordered(job, release, slots, options, None, None), release
+    again = 0 if batch.unknown else _asked_again(options, batch, limits)
+    if again:
+        remark(f"{again:,} requests repeat a prompt: the order adapts as completions arrive")
+        # Only this order can adapt to observed lengths.
+        options = replace(options, order="longest")
+    elif batch.iterations is not None and options.order == "auto":
+        options = replace(options, order="plan")
+    release = _release(options, batch, limits, remark)
+    kind = None if again else _kinds(options, batch, remark)
+    return _ordered(job, release, slots, options, batch.output if again else None, kind), release
 
 
 def _ordered(

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.claims.assumptions import assumed_line, broken_line
+from ..data.costs.iteration_rates import IterationRates
 from ..data.iterations import EngineLimits
 from ..data.readers.server_run import ServerRun
 from ..executor.reports.iteration_audit import audit_iterations
+from ..executor.reports.prompt_audit import PromptAudit
 
 if TYPE_CHECKING:
     from ..heuristics.serving.release import Release
@@ -45,6 +47,8 @@ class ServerResult:
         True if the lengths were known: stated, or those of an earlier run.
     repeats
         True if the same command would know the lengths next time, from this run's trace.
+    rates
+        Costs of an iteration, fitted to this run; None without a fit.
     """
 
     requests: int
@@ -58,6 +62,7 @@ class ServerResult:
     kv_stated: bool = False
     lengths_known: bool = False
     repeats: bool = False
+    rates: IterationRates | None = None
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """Return the run's figures by JSON key.
@@ -74,7 +79,11 @@ class ServerResult:
         run = self.run
         try:
             audit = audit_iterations(
-                run, self.limits, budget_known=self.budget_known, kv_stated=self.kv_stated
+                run,
+                self.limits,
+                budget_known=self.budget_known,
+                kv_stated=self.kv_stated,
+                rates=self.rates,
             )
         except ValueError as error:
             remark(f"no bound: {error}")
@@ -107,6 +116,22 @@ class ServerResult:
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
             "comparable": audit.comparable,
             "losses": audit.losses,
+            **self._prompts(audit.prompts),
+        }
+
+    def _prompts(self, prompts: PromptAudit | None) -> dict[str, object]:
+        """Return the figures of prompt tokens, with seconds by this run's costs."""
+        if prompts is None:
+            return {}
+        rates, again = self.rates, prompts.again
+        runs = prompts.runs.items()
+        return {
+            "prompt_tokens_computed": prompts.computed,
+            "prompt_tokens_needed": prompts.needed,
+            "prompt_tokens_again": again,
+            "seconds_again": None if rates is None or again is None else rates.prompt_tokens * again,
+            "simulated_prompt_tokens": {name: run.prompt_tokens for name, run in runs},
+            "simulated_seconds": {} if rates is None else {name: run.seconds(rates) for name, run in runs},
         }
 
 

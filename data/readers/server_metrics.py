@@ -24,6 +24,7 @@ class ServerMetrics:
     of KV cache, and prompt tokens from the prefix cache.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
     prefix_caching: True if prompts may share KV cache.
+    reuse_unit: Tokens by which a beginning is reused.
     started: Start of the counters in seconds since 1970.
     speculates: True if the server drafts tokens; None if unknown.
     drafts: Most drafted tokens of a sequence in an iteration; None if unknown.
@@ -39,6 +40,7 @@ class ServerMetrics:
     kv_tokens: int | None = None
     block_tokens: int | None = None
     prefix_caching: bool | None = None
+    reuse_unit: int | None = None
     started: float | None = None
     speculates: bool | None = None
     drafts: int | None = None
@@ -149,6 +151,7 @@ def parse_metrics(text: str) -> ServerMetrics:
         kv_tokens=_first(totals, kind.kv_tokens) if kv is None else kv * max(1, len(engines)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",
+        reuse_unit=_whole(cache.get("prefix_match_unit")) or block,
         started=next((totals[name] for name in kind.started if name in totals), None),
         speculates=speculates,
         drafts=0 if speculates is False else max(positions) + 1 if positions else None,

@@ -22,6 +22,7 @@ from ..claims.assumptions import Assumption
 from ..files.disk import InputError, atomic_write, parsed_json, read_text, text_lines
 from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, plain, record
+from ..prefix_tree import PrefixTree
 
 _HINT = "Give the file that `batchbound run --server` wrote with --trace."
 
@@ -94,10 +95,20 @@ class WholeJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedNodes:
+    """Nodes of the tree of prompts, as in :class:`~.prefix_tree.PrefixTree`."""
+
+    parent: tuple[int, ...]
+    tokens: tuple[Positive, ...]
+    unit: Positive = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ServerRunHeader:
     """First line of a run's file, before a line per request.
 
     requests: Number of lines that follow.
+    nodes: Beginnings that the prompts share, by the server's token ids; None if unknown.
 
     The other fields are those of :class:`ServerRun`.
     """
@@ -115,6 +126,7 @@ class ServerRunHeader:
     assumptions: tuple[Assumption, ...] = ()
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
+    nodes: SharedNodes | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -123,7 +135,10 @@ class ServerRunHeader:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """Line of a request: its entries in the columns of :class:`ServerRun`."""
+    """Line of a request: its entries in the columns of :class:`ServerRun`.
+
+    leaf, own, continues: Entries of the tree of prompts, if there is one.
+    """
 
     id: str
     choices: Positive
@@ -135,9 +150,13 @@ class SentRequest:
     server_of: Count
     failed: Count
     lengths: tuple[Count, ...] = ()
+    leaf: int = -1
+    own: Count = 0
+    continues: int = -1
 
 
-_FIELDS = [field.name for field in fields(SentRequest)]
+_OF_TREE = ("leaf", "own", "continues")
+_FIELDS = [field.name for field in fields(SentRequest) if field.name not in _OF_TREE]
 _COLUMNS = _FIELDS[1:-1]
 
 
@@ -160,6 +179,7 @@ class ServerRun:
     lengths: Estimated tokens of the completions of requests with several, by request; no bound uses them.
     endings: Endings of all completions of the job, of :class:`.Endings`; empty if unknown.
     whole: Marks of the job if all of its rows have a completion, or None.
+    tree: Beginnings that the prompts share, by the server's token ids; None if unknown.
     """
 
     ids: Sequence[str]
@@ -181,6 +201,7 @@ class ServerRun:
     lengths: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
+    tree: PrefixTree | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -203,11 +224,18 @@ class ServerRun:
             self.assumptions,
             self.endings,
             self.whole,
+            _nodes_of(self.tree),
         )
         # Views yield one number at a time; lists would hold an object for each.
         columns = [getattr(self, name).data for name in _COLUMNS]
         each = (self.lengths.get(k, ()) for k in range(len(self)))
-        rows = (dict(zip(_FIELDS, row, strict=True)) for row in zip(self.ids, *columns, each, strict=True))
+        names = _FIELDS
+        each_row = zip(self.ids, *columns, each, strict=True)
+        if self.tree is not None:
+            names = [*_FIELDS, *_OF_TREE]
+            of_tree = [getattr(self.tree, name).data for name in _OF_TREE]
+            each_row = zip(self.ids, *columns, each, *of_tree, strict=True)
+        rows = (dict(zip(names, row, strict=True)) for row in each_row)
         encode = json.JSONEncoder(allow_nan=False).encode
         with atomic_write(path) as stream:
             stream.writelines(f"{encode(line)}\n" for line in chain([plain(header)], rows))
@@ -224,7 +252,8 @@ class ServerRun:
         header, lines = cls.header(path), enumerate(text_lines(path), 1)
         next(lines)
         ids, lengths = list[str](), dict[int, tuple[int, ...]]()
-        columns = {name: array.array("d" if name in ("sent", "finished") else "q") for name in _COLUMNS}
+        names = _COLUMNS if header.nodes is None else [*_COLUMNS, *_OF_TREE]
+        columns = {name: array.array("d" if name in ("sent", "finished") else "q") for name in names}
         for line, text in lines:
             if not text:
                 continue
@@ -239,6 +268,7 @@ class ServerRun:
                 column.append(getattr(request, name))
         if len(ids) != header.requests:
             raise InputError("the file ends before the run does", file=path, hint="Copy it whole.")
+        leaf, own, continues = (np.asarray(columns.pop(name, ()), np.int64) for name in _OF_TREE)
         return cls(
             ids=tuple(ids),
             slots=header.slots,
@@ -251,6 +281,7 @@ class ServerRun:
             lengths=lengths,
             endings=header.endings,
             whole=header.whole,
+            tree=_tree_of(header.nodes, leaf, own, continues, path),
             **{name: np.asarray(column) for name, column in columns.items()},
         )
 
@@ -268,6 +299,28 @@ def _request_of(text: str, path: str | os.PathLike[str], line: int) -> SentReque
         value = parsed_json(text, path, line=line, hint=_HINT)
         request = record(SentRequest, value, file=path, line=line, hint=_HINT)
     return request
+
+
+def _nodes_of(tree: PrefixTree | None) -> SharedNodes | None:
+    if tree is None:
+        return None
+    return SharedNodes(tuple(tree.parent.tolist()), tuple(tree.tokens.tolist()), tree.unit)
+
+
+def _tree_of(
+    nodes: SharedNodes | None,
+    leaf: IntArray,
+    own: IntArray,
+    continues: IntArray,
+    path: str | os.PathLike[str],
+) -> PrefixTree | None:
+    if nodes is None or not len(leaf):
+        return None
+    parent, tokens = np.array(nodes.parent, np.int64), np.array(nodes.tokens, np.int64)
+    try:
+        return PrefixTree(parent, tokens, leaf, own, nodes.unit, continues)
+    except ValueError as error:
+        raise InputError(str(error), file=path, hint=_HINT) from None
 
 
 _TIMED = ("prompt_tokens", "completion_tokens", "start", "first", "last")

@@ -18,13 +18,16 @@ from ...data.claims.assumptions import (
     least_label,
     relied_on,
 )
+from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import UNLIMITED, EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
 from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
+from .prompt_audit import PromptAudit, audit_prompts
 from .run_assumptions import Claim, claim_of, kinds_under
 
 ORDER = "order: beyond longest first"
+AGAIN = "order: prompts computed again after eviction"
 OTHER = "not explained (client, network, other traffic)"
 KV_UNKNOWN = "KV cache, which is not simulated; client, network"
 OPEN = "longest first above the bound"
@@ -42,6 +45,7 @@ class IterationAudit:
         job too large to simulate.
     drafts: Most tokens that the servers draft of a sequence in an iteration; None if unknown.
     short_of_kv: True if servers preempted requests under a KV capacity that is not simulated.
+    prompts: Prompt tokens against the tree of beginnings; None without a tree.
     """
 
     counted: int | None
@@ -52,6 +56,7 @@ class IterationAudit:
     assumptions: tuple[Assumption, ...] = ()
     drafts: int | None = 0
     short_of_kv: bool = False
+    prompts: PromptAudit | None = None
 
     @property
     def broken(self) -> str | None:
@@ -103,7 +108,8 @@ class IterationAudit:
             return together
         sent, best = self.simulated["as sent"].iterations, self.simulated["longest first"].iterations
         best = min(sent, best)
-        parts = {ORDER: sent - best, OPEN: best - self.bound.iterations}
+        order = AGAIN if self.prompts is not None and self.prompts.order_recomputes else ORDER
+        parts = {order: sent - best, OPEN: best - self.bound.iterations}
         if self.counted is not None:
             parts = {KV_UNKNOWN if self.short_of_kv else OTHER: self.counted - sent, **parts}
         return parts if min(parts.values()) >= 0 else together
@@ -132,11 +138,18 @@ def sequences_of(run: ServerRun) -> Sequences:
 
 
 def audit_iterations(
-    run: ServerRun, limits: EngineLimits, *, budget_known: bool, kv_stated: bool = False
+    run: ServerRun,
+    limits: EngineLimits,
+    *,
+    budget_known: bool,
+    kv_stated: bool = False,
+    rates: IterationRates | None = None,
 ) -> IterationAudit:
     """Audit a run's iterations.
 
     The bound uses a KV capacity that is stated or checked.
+
+    rates: Costs by which the best order on a prefix cache is chosen.
     """
     sequences = sequences_of(run)
     observed = sum(server.most_running or 0 for server in run.servers)
@@ -150,6 +163,8 @@ def audit_iterations(
     known = [count for count in counts if count is not None]
     claim = claim_of(run, sequences, proven, budget_known=budget_known, kv_stated=kv_stated)
     bound = iteration_bound(sequences, proven, drafts=claim.drafts or 0, kinds=claim.kinds)
+    prompts = audit_prompts(run, limits, rates)
+    simulated = replace(limits, sequences=proven.sequences)
     return IterationAudit(
         counted=max(known) if len(known) == len(counts) else None,
         bound=bound,
@@ -158,7 +173,8 @@ def audit_iterations(
         assumptions=_shown(claim, bound),
         drafts=claim.drafts,
         short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
-        simulated=_simulated_run(run, sequences, replace(limits, sequences=proven.sequences)),
+        simulated=prompts.predicted if prompts is not None else _simulated_run(run, sequences, simulated),
+        prompts=prompts,
     )
 
 

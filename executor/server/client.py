@@ -102,6 +102,19 @@ class ServerClient:
         found = isinstance(response, Response) and response.status == 200
         return response.text if found and isinstance(response, Response) else None
 
+    async def ask(self, path: str, body: bytes, timeout: float = 60.0) -> Any:
+        """Return the JSON that a path replies to a body; None for an error or no reply."""
+        connection = self._idle.pop() if self._idle else self._new()
+        try:
+            async with asyncio.timeout(timeout):
+                response = await connection.exchange("POST", path, body)
+        except (OSError, BrokenConnectionError, TimeoutError):
+            connection.hang_up()
+            return None
+        finally:
+            self._idle.append(connection)
+        return _parsed(response) if response.status == 200 else None
+
     async def unreachable(self) -> str | None:
         """Return why the server gives no response but its own errors, or None.
 

@@ -32,6 +32,7 @@ from .probe import ServerFacts, Watch, probe
 from .reordering import ByKinds, ByPrompts, Reordering
 from .reply import Kind, Reply
 from .sending import Outage, Sender, run_until_stopped
+from .tokenizing import PromptTokens, prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +72,7 @@ class ServerJob:
     cap: Cap of each completion that is sent; None keeps the rows' own.
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
+    waiting: Least completions beyond the slots that wait at each server, so that it admits in this order.
     """
 
     requests: Sequence[ServerRequest]
@@ -89,6 +91,7 @@ class ServerJob:
     cap: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
+    waiting: int = 0
 
     @property
     def flying(self) -> int:
@@ -96,7 +99,8 @@ class ServerJob:
         if self.in_flight is not None:
             return self.in_flight
         largest = int(ServerBatch.of(self.requests).choices.max(initial=1))
-        return in_flight_of(self.slots, running_of(largest, self.params.running_share))
+        usual = in_flight_of(self.slots, running_of(largest, self.params.running_share))
+        return max(usual, self.slots + self.waiting)
 
     def probe(self) -> tuple[ServerFacts, ...]:
         """Return the facts about each server."""
@@ -107,6 +111,18 @@ class ServerJob:
                 for client in clients:
                     stack.push_async_callback(client.close)
                 return tuple(await asyncio.gather(*map(probe, clients)))
+
+        return run_until_stopped(ask())
+
+    def prompt_tokens(self, fact: ServerFacts) -> PromptTokens | None:
+        """Return the token ids of all prompts by a server; None if it does not tell them."""
+
+        async def ask() -> PromptTokens | None:
+            client = self._client(fact.url)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(client.close)
+                named = self.model or (fact.models[0] if fact.models else None)
+                return await prompt_tokens(client, ServerBatch.of(self.requests), named)
 
         return run_until_stopped(ask())
 

@@ -10,9 +10,12 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.iterations import EngineLimits, Sequences
+from ...data.prefix_tree import PrefixTree
 from ...data.readers.iteration_log import IterationLog
 from ...data.workload import Workload
 from ...models.iterations.iteration_minorant import Minorant, Work
+from ..prefixes.engine import TreeEngine
+from ..prefixes.vllm_cache import BlockTree
 from ..serving.device import DeviceBatch
 from ..serving.release import engine_of, fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
@@ -141,6 +144,28 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
         rates = found
         if near:
             break
+    return IterationFit(rates, _error(work, seconds), len(seconds))
+
+
+def fit_cached(job: TimedJob, tree: PrefixTree, limits: EngineLimits) -> IterationFit:
+    """Fit an iteration's seconds to the ends of requests on an engine with a prefix cache.
+
+    All requests wait at the start. Raises ValueError if a request alone exceeds the KV cache.
+
+    tree: Tree of the job's prompts, in the order they were sent.
+    """
+    blocks = BlockTree.of(tree, limits.block_tokens)
+    engine = TreeEngine(blocks, job.sequences.output, limits, range(len(tree)))
+    engine.run()
+    ends = np.array(engine.ends, dtype=np.int64)
+    at = np.unique(np.linspace(0, len(ends) - 1, min(len(ends), _MOST_MARKS)).astype(np.int64))
+    work = np.zeros((len(at), len(fields(Work))))
+    work[:, _COLUMNS] = ends[at, 1:]
+    # Ends are told apart by their times: the k-th end by the server is the k-th simulated one.
+    seconds = np.sort(job.last - job.start.min())[at]
+    if len(seconds) < LEAST_MARKS:
+        work[:, 1:] = 0.0  # too few to fit more than one rate
+    rates, _ = fit_rates(work, seconds)
     return IterationFit(rates, _error(work, seconds), len(seconds))
 
 

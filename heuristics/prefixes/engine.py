@@ -74,6 +74,8 @@ class TreeEngine:
         self._partial_held = 0
         self._done = self._t = 0
         self._prompt_tokens = self._decodes = self._kv_tokens = self._preemptions = 0
+        self.ends: list[tuple[int, int, int, int, int]] = []
+        """Request, and iterations, decodes, prompt tokens and KV tokens up to its end, in order of ends."""
 
     def run(self) -> CachedRun:
         """Return the work of all requests; raise ValueError if one alone exceeds the memory."""
@@ -211,6 +213,7 @@ class TreeEngine:
         for request, held in sorted(over, key=lambda end: self._admitted[end[0]]) if len(over) > 1 else over:
             del self._running[request]
             self._cache.give_back(request, held)
+            self.ends.append((request, self._t, self._decodes, self._prompt_tokens, self._kv_tokens))
         self._done += len(over)
 
     def _chunk_on(self, request: int) -> None:

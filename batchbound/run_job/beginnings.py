@@ -1,0 +1,213 @@
+"""Shared beginnings of prompts for servers: their tree, and the order that computes each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..cost_cache import CostCache
+from ..data.arrays import IntArray
+from ..data.claims.assumptions import Assumption
+from ..data.costs.iteration_rates import IterationRates
+from ..data.iterations import EngineLimits, Predicted, Sequences
+from ..data.prefix_tree import PrefixTree
+from ..data.readers.server_batch import ServerBatch, ServerRequest, encoded
+from ..data.readers.server_run import ServerRun
+from ..heuristics.iterations.iteration_fit import TimedJob, fit_cached
+from ..heuristics.prefixes.choice import Scenario, possible_rates
+from ..heuristics.prefixes.orders import FILE_ORDER
+from ..heuristics.serving.release import Release
+from ..solvers.prefix_search import search_tree_order
+from ..solvers.result import Limits
+
+if TYPE_CHECKING:
+    from ..executor.server.probe import ServerFacts
+    from ..executor.server.server_job import ServerJob
+    from .batch_to_send import Batch, ServerOptions
+
+_CACHING = ("vllm", "sglang")
+"""Engines that reuse beginnings unless they are told not to."""
+
+_BYTES_PER_TOKEN, _PIECE = 4, 12
+"""Bytes of a token in estimates, and of the pieces that are compared."""
+
+_NUMBERS, _FACTORS = 2**24 - 3, np.array([1, 7_368_787, 104_395_301], dtype=np.uint64)
+"""Numbers of pieces, and factors that mix their words."""
+
+_GUESSES = (32, 128, 512)
+"""Tokens of completions of unknown length to plan for."""
+
+_SEARCH = Limits(seconds=1.0)
+"""Search time of an order, beyond the simple ones."""
+
+QUEUED = 2
+"""Slots' worth of requests that wait at a server, so that it admits them in order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginnings:
+    """What the prompts of a job share, and one engine that serves them.
+
+    tree: Tree of the prompts, shape (requests,).
+    exact: True if it is of the server's own token ids; False if estimated from the messages' bytes.
+    limits: Limits of one engine, with the KV cache that it states.
+    rates: Costs that an earlier run on this server measured; None without one.
+    """
+
+    tree: PrefixTree
+    exact: bool
+    limits: EngineLimits
+    rates: IterationRates | None = None
+
+    @property
+    def needed(self) -> int | None:
+        """Prompt tokens that a cold engine computes at least; None if not known."""
+        if not self.exact or (self.tree.continues >= 0).any():
+            return None
+        return self.tree.distinct_tokens
+
+    def fits(self, output: IntArray) -> bool:
+        """Return whether the KV cache holds all prompts and completions together."""
+        room = self.limits.kv_tokens
+        return room is None or self.tree.distinct_tokens + int(output.sum()) <= room
+
+
+def read_beginnings(
+    job: ServerJob,
+    batch: Batch,
+    options: ServerOptions,
+    facts: Sequence[ServerFacts],
+    slots: int,
+    remark: Callable[[str], None],
+) -> Beginnings | None:
+    """Return what a job's prompts share; None if nothing, or if the engine does not reuse it.
+
+    Token ids are those of the rows or of the server's ``/tokenize``. Without them a tree of the messages'
+    bytes orders the rows.
+    """
+    requests, fact = batch.requests, facts[0]
+    if len(requests) < 2 or (requests.choices > 1).any() or fact.engine not in _CACHING:
+        return None
+    metrics = fact.metrics
+    caching = None if metrics is None else metrics.prefix_caching
+    guess = estimated_tree(requests)
+    if not len(guess.parent):
+        return None
+    if caching is False:
+        saved = int(guess.prompt_tokens.sum()) - guess.distinct_tokens
+        remark(f"turn on prefix caching: about {saved:,} fewer prompt tokens (--enable-prefix-caching)")
+        return None
+    block = 1 if metrics is None or metrics.block_tokens is None else metrics.block_tokens
+    unit = 1 if metrics is None or metrics.reuse_unit is None else metrics.reuse_unit
+    tokens = job.prompt_tokens(fact)
+    tree, exact = (
+        (guess, False)
+        if tokens is None
+        else (PrefixTree.of_prompts(tokens.ids, tokens.identities, unit), True)
+    )
+    if not len(tree.parent):
+        return None
+    if not exact:
+        remark("the server does not tokenize these prompts: shared beginnings are estimated from their bytes")
+    engines = 1 if metrics is None or metrics.engines is None else metrics.engines
+    stated = options.kv_tokens or (
+        None if metrics is None or metrics.kv_tokens is None else metrics.kv_tokens // engines
+    )
+    limits = EngineLimits(slots // engines, options.batched_tokens or 2048, stated, block)
+    return Beginnings(tree, exact, limits, CostCache.of_user().find_server(fact.url, fact.models))
+
+
+def estimated_tree(requests: ServerBatch) -> PrefixTree:
+    """Return the tree of the messages' bytes, at a token per four bytes."""
+    tree = PrefixTree.of_prompts(map(_pieces, requests), requests.kind.tolist())
+    size = _PIECE // _BYTES_PER_TOKEN
+    return replace(tree, tokens=tree.tokens * size, own=tree.own * size)
+
+
+def _pieces(request: ServerRequest) -> IntArray:
+    """Return a number for each piece of a prompt's bytes; different pieces may rarely have the same."""
+    says = request.says
+    text = says.encode("utf-8", "replace") if isinstance(says, str) else encoded(says)
+    words = np.frombuffer(text + b"\0" * (_PIECE - len(text) % _PIECE), "<u4").reshape(-1, _PIECE // 4)
+    mixed: IntArray = (words.astype(np.uint64) * _FACTORS).sum(axis=1, dtype=np.uint64) % np.uint64(_NUMBERS)
+    return mixed.astype(np.int64)
+
+
+def tree_release(
+    beginnings: Beginnings, batch: Batch, options: ServerOptions, remark: Callable[[str], None]
+) -> Release | None:
+    """Return the order of fewest predicted seconds; None if the cache holds all and lengths are unknown."""
+    known = batch.lengths_known(options)
+    if not known and beginnings.fits(batch.output):
+        return None
+    room = beginnings.limits.kv_tokens
+    lengths = [batch.output] if known else [_guess(batch.output, tokens) for tokens in _GUESSES]
+    if room is not None:
+        longest = room // beginnings.limits.block_tokens * beginnings.limits.block_tokens
+        lengths = [np.minimum(each, longest - beginnings.tree.prompt_tokens) for each in lengths]
+        if min(int(each.min()) for each in lengths) < 1:
+            remark("a prompt exceeds the server's KV cache: shared beginnings are not planned")
+            return None
+    scenarios = [Scenario(output, rates) for output in lengths for rates in possible_rates(beginnings.rates)]
+    budget = replace(_SEARCH, seed=options.seed) if known else None
+    found = search_tree_order(beginnings.tree, scenarios, beginnings.limits, budget, lengths_known=known)
+    mine, file = found.outlook, found.baselines[FILE_ORDER]
+    # The usual costs, between the extremes.
+    usual = len(scenarios) // 2
+    run, first = mine.runs[usual], file.runs[usual]
+    predicted = None
+    if known:
+        seconds = mine.seconds[usual] if beginnings.rates is not None else None
+        predicted = Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)
+    about = "" if known and beginnings.exact else "about "
+    iterations = f"{run.iterations:,} iterations and " if known else ""
+    line = f"order: {mine.name}, {about}{iterations}{run.prompt_tokens:,} prompt tokens computed"
+    if mine.name != FILE_ORDER:
+        theirs = f"{first.iterations:,} and " if known else ""
+        line += f" (file order: {theirs}{first.prompt_tokens:,})"
+    remark(line)
+    return Release(mine.name, mine.order, predicted)
+
+
+def _guess(caps: IntArray, tokens: int) -> IntArray:
+    return np.where(caps > 0, np.minimum(caps, tokens), tokens)
+
+
+def traced(
+    run: ServerRun,
+    beginnings: Beginnings | None,
+    *,
+    run_name: str | None,
+    assumptions: tuple[Assumption, ...],
+) -> ServerRun:
+    """Return a run's record with its name, its assumptions and the tree of its prompts."""
+    named = replace(run, run=run_name, assumptions=assumptions)
+    if beginnings is None or not beginnings.exact or not len(run):
+        return named
+    return replace(named, tree=beginnings.tree.select(run.position))
+
+
+def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts]) -> IterationRates | None:
+    """Fit a run's seconds of an iteration on its prefix cache, and keep them for the next run.
+
+    Returns None without a tree, for several engines, and if the iterations fit no linear cost.
+    """
+    from ..executor.reports.prompt_audit import engine_limits
+
+    engine = engine_limits(run, limits)
+    if run.tree is None or engine is None or run.failed.any() or (run.completion_tokens < 1).any():
+        return None
+    sequences = Sequences(run.tree.prompt_tokens, run.completion_tokens)
+    job = TimedJob(sequences, np.arange(len(run)), np.zeros(len(run)), run.finished)
+    try:
+        fit = fit_cached(job, run.tree, engine)
+    except ValueError:
+        return None
+    if fit.error is None or not fit.is_linear or not any(fit.rates.rates.values()):
+        return None
+    rates = IterationRates(**fit.rates.rates, source="fitted to a run", error=fit.error)
+    CostCache.of_user().keep_server(facts[0].url, facts[0].models, rates)
+    return rates

@@ -1,0 +1,157 @@
+"""``run --server`` on a server with a prefix cache: order, figures, and what the next run knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cached_server import FakeCachedServer
+from fake_server import FakeServer
+from server_batches import run_words
+
+from batchbound.cli import main
+from batchbound.data.readers.server_batch import Sent
+from batchbound.data.readers.server_run import ServerRun
+from batchbound.executor.server.client import ServerClient
+from batchbound.executor.server.reply import Reply
+
+DOCUMENTS, QUESTIONS = 6, 5
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep costs in a folder of the test; and no proxy stands between us and ourselves."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("BATCHBOUND_COST_CACHE", str(tmp_path / "costs"))
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the prompts in the order they are sent."""
+    names: list[str] = []
+    send = ServerClient.send
+
+    async def noted(client: ServerClient, request: Sent) -> Reply:
+        names.append(str(json.loads(request.body)["prompt"]))
+        return await send(client, request)
+
+    monkeypatch.setattr(ServerClient, "send", noted)
+    return names
+
+
+def _write(path: Path, *, tidy: bool, lengths: bool) -> Path:
+    """Write questions on documents of 40 tokens, four letters each: in turn, or by document."""
+    rows = []
+    for at in range(DOCUMENTS * QUESTIONS):
+        document, question = divmod(at, QUESTIONS) if tidy else divmod(at, DOCUMENTS)[::-1]
+        prompt = chr(65 + document) * 160 + f"Why {question}"
+        body = {"prompt": prompt, "max_tokens": 3 + (7 * at) % 5}
+        row = {"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body}
+        rows.append(row | ({"output_tokens": body["max_tokens"]} if lengths else {}))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _run(
+    batch: Path, sent: list[str], capsys: pytest.CaptureFixture[str], *words: str, **server: Any
+) -> tuple[dict[str, Any], FakeCachedServer]:
+    sent.clear()
+    count = DOCUMENTS * QUESTIONS
+    # All wait before the first iteration, so that counts do not depend on how fast the client is.
+    options = ["--slots", "2", "--in-flight", str(count), "--overwrite"]
+    fake = FakeCachedServer(2, gate=count, total=count, sent=sent, blocks=30, **server)
+    with fake:
+        assert main(run_words(batch, fake, *options, *words)) == 0
+    return json.loads(capsys.readouterr().out), fake
+
+
+NEEDED = DOCUMENTS * 40 + DOCUMENTS * QUESTIONS * 2
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_an_interleaved_file_computes_each_document_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str], *, lengths: bool
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=lengths)
+    by_file, _ = _run(batch, sent, capsys, "--order", "file")
+    by_tree, fake = _run(batch, sent, capsys)
+    assert by_tree["prompt_tokens_needed"] == by_file["prompt_tokens_needed"] == NEEDED
+    assert by_tree["prompt_tokens_computed"] <= 1.1 * NEEDED
+    assert by_file["prompt_tokens_computed"] > 3 * NEEDED
+    assert by_file["prompt_tokens_again"] == by_file["prompt_tokens_computed"] - NEEDED
+    # First come, first served is simulated on the same cache.
+    assert by_tree["simulated_prompt_tokens"]["file order"] == by_file["prompt_tokens_computed"]
+    assert by_tree["simulated_iterations"]["file order"] == by_file["iterations"]
+    assert len(fake.tokenized) == DOCUMENTS * QUESTIONS
+
+
+def test_the_prediction_is_what_the_server_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    figures, fake = _run(batch, sent, capsys)
+    assert figures["predicted_iterations"] == figures["iterations"] == fake.engine.iterations
+    assert figures["simulated_prompt_tokens"]["as sent"] == figures["prompt_tokens_computed"]
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_a_tidy_file_is_not_torn_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str], *, lengths: bool
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=True, lengths=lengths)
+    figures, _ = _run(batch, sent, capsys)
+    assert figures["prompt_tokens_computed"] <= 1.1 * NEEDED
+    assert figures["iterations"] <= figures["simulated_iterations"]["file order"]
+
+
+def test_the_screen_says_what_was_computed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    count = DOCUMENTS * QUESTIONS
+    fake = FakeCachedServer(2, gate=6, total=count, sent=sent, blocks=30)
+    with fake:
+        words = run_words(batch, fake, "--slots", "2", "--order", "file")
+        assert main([word for word in words if word != "--json"]) == 0
+        computed = count * 42 - fake.engine.hits
+    screen = capsys.readouterr().out
+    assert (
+        f"{computed:,} prompt tokens computed, {NEEDED} needed: {computed - NEEDED:,} computed again"
+        in screen
+    )
+
+
+def test_the_trace_keeps_the_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    _run(batch, sent, capsys, "--order", "file")
+    ran = ServerRun.load(tmp_path / "trace.jsonl")
+    assert ran.tree is not None
+    assert ran.tree.distinct_tokens == NEEDED
+    assert ran.tree.prompt_tokens.tolist() == [42] * len(ran)
+    assert main(["audit", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)
+    assert tables["prompt tokens"]["needed"] == NEEDED
+    assert tables["prompt tokens"]["computed again after eviction"] > 2 * NEEDED
+
+
+def test_a_server_that_does_not_tokenize_gets_an_order_by_bytes_and_no_exact_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    figures, fake = _run(batch, sent, capsys, tokenizes=False)
+    assert fake.engine.prompt_tokens < 1.2 * NEEDED
+    assert "prompt_tokens_needed" not in figures
+
+
+def test_a_server_without_prefix_caching_is_told_what_it_would_save(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    with FakeServer(2, gate=6, total=DOCUMENTS * QUESTIONS) as server:
+        words = run_words(batch, server, "--slots", "2", "--verbose")
+        assert main([word for word in words if word != "--json"]) == 0
+    assert "turn on prefix caching" in "".join(capsys.readouterr())
