@@ -62,13 +62,6 @@ class Beginnings:
     limits: EngineLimits
     rates: IterationRates | None = None
 
-    @property
-    def needed(self) -> int | None:
-        """Prompt tokens that a cold engine computes at least; None if not known."""
-        if not self.exact or (self.tree.continues >= 0).any():
-            return None
-        return self.tree.distinct_tokens
-
     def fits(self, output: IntArray) -> bool:
         """Return whether the KV cache holds all prompts and completions together."""
         room = self.limits.kv_tokens

@@ -13,6 +13,7 @@ from ...data.claims.assumptions import (
     ONE_TOKEN,
     SLOTS,
     TOKEN_BUDGET,
+    WHOLE_CONTEXT,
     Assumption,
     blame,
     least_label,
@@ -20,6 +21,7 @@ from ...data.claims.assumptions import (
 )
 from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import UNLIMITED, EngineLimits, IterationBound, Predicted, Sequences
+from ...data.prefix_tree import PrefixTree
 from ...data.readers.server_run import ServerRun
 from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
@@ -131,10 +133,24 @@ def sequences_of(run: ServerRun) -> Sequences:
     nth = np.arange(len(of)) - np.repeat(np.cumsum(choices) - choices, choices)
     output = total[of] // choices[of] + (nth < total[of] % choices[of])
     prompt = run.prompt_tokens[done][of]
+    tree = _tree_of(run, done)
+    if tree is not None and np.array_equal(tree.prompt_tokens, prompt):
+        return Sequences(prompt, output, tree=tree)
     # A constant counter shows that nothing was shared; an engine without one may share all.
     hit = any(server.prefix_caching is not False and server.cached_tokens != 0 for server in run.servers)
     cached = prompt - 1 if hit else np.where(nth > 0, prompt - 1, 0)
     return Sequences(prompt, output, cached, exact=bool((choices == 1).all()))
+
+
+def _tree_of(run: ServerRun, done: IntArray) -> PrefixTree | None:
+    """Return the tree of the completed requests, if the engine reuses beginnings by no less than its unit."""
+    if run.tree is None:
+        return None
+    whole = next((one.basis for one in run.assumptions if one.name == WHOLE_CONTEXT), "assumed")
+    # The block of a model with windows or state-space layers is larger than what it reuses.
+    if run.tree.unit > 1 and whole not in ("checked", "stated"):
+        return None
+    return run.tree if len(done) == len(run) else run.tree.select(done)
 
 
 def audit_iterations(

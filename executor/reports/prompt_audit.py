@@ -30,23 +30,21 @@ class PromptAudit:
 
     computed: Prompt tokens that the server computed, by its counter of cached ones; None without one. Those
         computed again after a preemption are not in it.
-    needed: Prompt tokens that a cold engine computes at least; None where prompts continue others.
+    needed: Prompt tokens that a cold engine computes at least.
     runs: Simulated runs: ``as sent``, ``file order`` and ``longest first``, which stands for the best order
         found with these lengths; empty if the job is too large or the server's memory unknown.
     limits: Limits of the engine in the simulation.
     """
 
     computed: int | None
-    needed: int | None
+    needed: int
     runs: Mapping[str, CachedRun]
     limits: EngineLimits
 
     @property
     def again(self) -> int | None:
         """Prompt tokens computed again; None if unknown."""
-        if self.computed is None or self.needed is None:
-            return None
-        return max(0, self.computed - self.needed)
+        return None if self.computed is None else max(0, self.computed - self.needed)
 
     @property
     def order_recomputes(self) -> bool:
@@ -81,7 +79,8 @@ def audit_prompts(
     computed = None
     if known and len(known) == len(cached):
         computed = int(run.prompt_tokens[done].sum()) - sum(known)
-    needed = None if (tree.continues >= 0).any() else tree.distinct_tokens
+    cold, _ = tree.reused(run.completion_tokens[done])
+    needed = int((tree.prompt_tokens - cold).sum())
     engine = engine_limits(run, limits)
     runs = {} if engine is None else _simulated(run, done.tolist(), tree, engine, rates)
     return PromptAudit(computed, needed, runs, engine or limits)

@@ -74,8 +74,9 @@ def run_on(metrics: ServerMetrics, lengths: list[int], iterations: int | None, s
     )
 
 
-def audited(run: ServerRun, kv: int | None = None, **stated: bool) -> IterationAudit:
-    found = audit_iterations(run, EngineLimits(run.slots, 64, kv, 1), budget_known=False, **stated)
+def audited(run: ServerRun, kv: int | None = None, *, kv_stated: bool = False) -> IterationAudit:
+    limits = EngineLimits(run.slots, 64, kv, 1)
+    found = audit_iterations(run, limits, budget_known=False, kv_stated=kv_stated)
     assert verify_iterations(found.sequences, found.limits, found.bound, found.drafts) is None
     return found
 
