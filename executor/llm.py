@@ -397,7 +397,7 @@ class LLM:
             self.model,
             call.prompts,
             call.most,
-            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun),
+            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun, self._share),
             tier=self._tier,
             on_token=None if on_token is None else call.of_prompts(on_token),
         )

@@ -67,6 +67,11 @@ struct Layout {
     }
     // Where count columns from first on lie: one division a block instead of one a column.
     void places(int64_t row, int64_t first, int64_t count, int64_t* found) const {
+        if (table && block == 1) {
+            const int64_t* own = table + row * table_step + first;
+            for (int64_t c = 0; c < count; c++) found[c] = own[c] * column_step;
+            return;
+        }
         for (int64_t c = 0; c < count;) {
             const int64_t begin = at(row, first + c);
             const int64_t end = table ? std::min(count, c + block - (first + c) % block) : count;

@@ -82,40 +82,6 @@ def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
     return output.reshape(rows, heads, values.shape[-1])
 
 
-def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
-    """Attend by torch's flash attention for packed sequences.
-
-    It needs float16 or bfloat16 on CUDA. The padded slots are read as if they were packed. In this view
-    tokens lie next to each other and heads overlap; row r begins at token r * heads * columns.
-    """
-    if held.table is not None:
-        raise ValueError("it reads rows that lie in one piece")
-    keys, values, lengths, window, scale = held[:5]
-    rows, key_value_heads, columns, size = keys.shape
-    plane = key_value_heads * columns
-    tokens = (rows - 1) * plane + columns
-    steps = (size, columns * size, 1)
-    begins = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        query,
-        keys.as_strided((tokens, key_value_heads, size), steps, keys.storage_offset()),
-        values.as_strided((tokens, key_value_heads, size), steps, values.storage_offset()),
-        begins,
-        begins * plane,
-        1,
-        # The slots' capacity, not the longest row: a captured graph keeps the number of its first step.
-        columns,
-        0.0,
-        False,
-        False,
-        scale=scale,
-        window_size_left=-1 if window is None else window - 1,
-        window_size_right=-1 if window is None else 0,
-        seqused_k=lengths.int(),
-    )[0]
-    return output
-
-
 def flash_decoding(query: torch.Tensor, held: Held) -> torch.Tensor:
     """Attend by the Triton kernel of :mod:`.flash_decoding`."""
     from .flash_decoding import attend
@@ -126,7 +92,6 @@ def flash_decoding(query: torch.Tensor, held: Held) -> torch.Tensor:
 
 KERNELS: Mapping[str, Kernel] = {
     "flash decoding (Triton)": flash_decoding,
-    "flash varlen (torch)": varlen_flash,
     "masked sdpa": masked,
 }
 

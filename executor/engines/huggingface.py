@@ -13,12 +13,12 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
-from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.trace import Stage
 from ..models.mixed_sampling import MixedSampler
 from ..models.sampling import Sampler
 from ..models.wrapped import Evaluation, unwrapped
+from .beginnings import SharedBeginnings
 from .device_memory import keep_freed_memory
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
@@ -40,12 +40,15 @@ class DecodeOptions:
     kv_tokens: Most KV tokens on the device, padding included; further requests take turns with the host. None
         for as many as the slots need.
     begun: Earlier tokens of completions by request, which count as prompt and towards the most tokens.
+    share_prompts: Compute a beginning that several prompts share once. Without it a completion's bits do not
+        depend on the other prompts.
     """
 
     eos_ids: frozenset[int] = NO_EOS
     sampler: TokenRule | None = None
     kv_tokens: int | None = None
     begun: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    share_prompts: bool = True
 
 
 _GREEDY = DecodeOptions()
@@ -109,9 +112,15 @@ class HuggingFaceEngine:
         self._tier = choose_tier(model) if tier is None else tier
         make = self._tier.batch
         options: dict[str, Any] = {"sampler": decoding.sampler}
+        self._beginnings = SharedBeginnings(prompts) if decoding.share_prompts else None
+        if self._beginnings is not None and self._tier.name == "ragged":
+            # On the host memory is ample: beginnings that no row reads may take as much again as the slots.
+            roomy = inner.device.type == "cpu" and decoding.kv_tokens is None and problem.kv_capacity is None
+            most = slots * capacity if roomy else problem.prefix_cache
+            options["shared_tokens"] = min(most, self._beginnings.tokens)
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens - begun).max())
-            options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest), inner.device)
+            options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest))
         with self._evaluating():
             self._residence = OffloadingBatch(
                 lambda slots: make(inner, slots, capacity, **options),
@@ -121,7 +130,6 @@ class HuggingFaceEngine:
             )
         self._prompts, self._most, self._eos = prompts, most_tokens, decoding.eos_ids
         self._on_token = on_token
-        self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
@@ -149,15 +157,17 @@ class HuggingFaceEngine:
             for request in fresh
         ]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
-        before = self._residence.prefilled
+        before, shared = self._residence.prefilled, self._beginnings
         with self._evaluating():
             first = self._residence.prefill(
                 fresh,
                 prompts,
                 [len(tokens) for tokens in kept],
-                self._later(fresh),
+                None if shared is None else [shared.path(request) for request in fresh],
                 [self.answers[request][-1] if request in self._drawn else -1 for request in fresh],
             )
+        if shared is not None:
+            self._residence.forget(shared.begin(fresh))
         self._drawn.difference_update(fresh)
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request] or request in self._resumed
@@ -209,9 +219,7 @@ class HuggingFaceEngine:
 
     def forget_prompts(self) -> None:
         """Drop stored shared prompts."""
-        self._residence.forget_prompts()
-        if self._cache is not None:
-            self._cache.clear()
+        self._residence.forget()
 
     def recompute(self) -> None:
         """Drop the whole KV cache after a change of weights; tokens stay."""
@@ -224,8 +232,8 @@ class HuggingFaceEngine:
     def restart(self, requests: Sequence[int]) -> None:
         """Drop all tokens of requests that do not run."""
         begun = [request for request in requests if self.answers[request]]
-        if self._cache is not None:
-            self._cache.begin_again(np.array(begun, dtype=np.int64))
+        if self._beginnings is not None:
+            self._beginnings.begin_again(begun)
         for request in begun:
             self.answers[request] = []
             self._residence.drop(request)
@@ -269,14 +277,6 @@ class HuggingFaceEngine:
             **troubles,
         }
 
-    def _later(self, requests: Sequence[int]) -> list[int] | None:
-        """Return whether each request's prompt is kept for later."""
-        if self._cache is None:
-            return None
-        begun = [request for request in requests if not self.answers[request]]
-        self._cache.begin(np.array(begun, dtype=np.int64))
-        return [int(not self.answers[request] and self._cache.keeps(request)) for request in requests]
-
     def _append_up_to_cap(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens up to the end; return how many are beyond it."""
         answer = self.answers[request]
@@ -306,35 +306,30 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if a group's requests have different prompts."""
+    """Raise ValueError if a group's prompts do not share what the plan says."""
     first: dict[int, int] = {}
-    own = problem.own_tokens.tolist()
+    shared = problem.workload.shared_tokens.tolist()
     for index, prefix in enumerate(problem.prefix_of.tolist()):
         if prefix < 0:
             continue
         other = first.setdefault(prefix, index)
-        if tuple(prompts[index]) != tuple(prompts[other]) or own[index] != 1:
+        if tuple(prompts[index][: shared[index]]) != tuple(prompts[other][: shared[index]]):
             name, of = (str(problem.workload.ids[i]) for i in (index, other))
-            raise ValueError(f"the prompt of {name!r} is not that of {of!r}, and the plan shares it")
+            raise ValueError(
+                f"the prompt of {name!r} does not begin as that of {of!r}, and the plan shares"
+                f" {shared[index]} tokens"
+            )
 
 
-def _within(
-    kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int], device: Any
-) -> dict[str, Any]:
+def _within(kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int]) -> dict[str, Any]:
     """Return a batch's options for exactly a plan's KV capacity.
 
-    On a GPU, rows of the ragged tier are contiguous if the longest request in every slot is within the
-    capacity; otherwise they are in blocks. ``longest`` are the tokens of the longest request as planned, and
-    at most.
+    ``longest`` are the tokens of the longest request as planned, and at most.
     """
-    from ..kv.paged_store import BLOCK
     from ..kv.window_batch import columns_for
 
     if tier.name == "ragged":
         # No request grows beyond its most tokens, so capacity beyond all slots' need is unused.
-        whole = slots * (longest[1] + 1)
-        if device.type != "cpu" and whole <= kv_capacity + slots * BLOCK:
-            return {}
         return {"kv_tokens": min(kv_capacity, slots * longest[1])}
     columns = columns_for(longest[0])
     if slots * columns > kv_capacity:

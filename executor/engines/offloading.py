@@ -18,7 +18,7 @@ from ..models.faults import NotFiniteError, OutOfMemoryError, RequestFailedError
 
 if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
-    from ..kv.store import Suspended
+    from ..kv.store import Path, Suspended
 
 
 CALM_STEPS = 256
@@ -54,7 +54,7 @@ class OffloadingBatch:
             # The first prefill also detects this, and continues with fewer slots.
             self.ran_out += 1
         self.prefilled = 0
-        """Prompt tokens computed so far, plus one for each request that shared them."""
+        """Prompt tokens computed so far."""
         self.moved = 0
         """Times that a running request was moved to the host."""
 
@@ -78,7 +78,7 @@ class OffloadingBatch:
         requests: Sequence[int],
         prompts: Sequence[Sequence[int]],
         emitted: Sequence[int],
-        later: Sequence[int] | None = None,
+        paths: Sequence[Path] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
         """Prefill prompts and let them join."""
@@ -95,7 +95,7 @@ class OffloadingBatch:
                     prompts[part],
                     request_ids=[self._names[request] for request in requests[part]],
                     emitted=emitted[part],
-                    later=None if later is None else later[part],
+                    paths=None if paths is None else paths[part],
                     drawn=None if drawn is None else drawn[part],
                 )
                 self.prefilled += self._batch.prefilled
@@ -174,9 +174,9 @@ class OffloadingBatch:
         """Drop the KV cache of all restored requests."""
         self._suspended.clear()
 
-    def forget_prompts(self) -> None:
-        """Drop stored prompts."""
-        self._batch.forget_prompts()
+    def forget(self, names: Iterable[int] | None = None) -> None:
+        """Drop shared beginnings that no further prompt begins with, by default all."""
+        self._batch.forget(names)
 
     def drop(self, request: int) -> None:
         """Drop a restored request, which does not continue."""

@@ -137,7 +137,8 @@ class Job:
     def decoding(self) -> DecodeOptions:
         """Engine options: end of completions, sampling, KV cache on the device."""
         ends = NO_EOS if self.pinned else self._ends
-        return DecodeOptions(ends, self.sampler, self.kv_tokens)
+        # Bits must not depend on which prompts are left.
+        return DecodeOptions(ends, self.sampler, self.kv_tokens, share_prompts=not self.repeatable)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
         """Serve every request without a completion in the journal."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ..attention.decoder import Decoder
 from ..models.faults import NotFiniteError, OutOfMemoryError, out_of_memory
 from ..models.sampling import Sampler, TokenRule
-from .kept_prompts import KeptPrompts
-from .store import KeyValueStore, Suspended
+from .store import KeyValueStore, Path, Suspended
 
 
 class RunningBatch(ABC):
@@ -43,10 +42,8 @@ class RunningBatch(ABC):
         self._row_of_slot: dict[int, int] = {}
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
         self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
-        # A quarter of what the slots hold: what is beyond is computed again.
-        self._kept = KeptPrompts()
         self.prefilled = 0
-        """Prompt tokens that the latest prefill computed, and one for each request that shared them."""
+        """Prompt tokens that the latest prefill computed."""
         self._layers_of = Counter(self._decoder.sliding_windows)
         self._padding_columns = 0
 
@@ -61,9 +58,13 @@ class RunningBatch(ABC):
 
     @abstractmethod
     def _insert(
-        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], paths: Sequence[Path]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Prefill prompts; yield indices and logits of completed ones."""
+        """Fill rows with prompts; yield indices and logits of completed ones."""
+
+    @abstractmethod
+    def forget(self, names: Iterable[int] | None = None) -> None:
+        """Drop beginnings that no further prompt begins with, by default all."""
 
     @abstractmethod
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -119,10 +120,13 @@ class RunningBatch(ABC):
         *,
         request_ids: Sequence[str] | None = None,
         emitted: Sequence[int] | None = None,
-        later: Sequence[int] | None = None,
+        paths: Sequence[Path] | None = None,
         drawn: Sequence[int] | None = None,
     ) -> list[int]:
-        """Prefill prompts and let them join; on an error none does."""
+        """Prefill prompts and let them join; on an error none does.
+
+        ``paths``: beginnings that each prompt shares with others, of this call or not.
+        """
         self._check_prefill(slots, prompts)
         if not slots:
             return []
@@ -139,7 +143,7 @@ class RunningBatch(ABC):
         rows = [self._take_row(slot) for slot in slots]
         self._changed()
         try:
-            for indices, found in self._first_logits(rows, prompts, later):
+            for indices, found in self._insert(rows, prompts, paths or [()] * len(rows)):
                 logits = found if settled is None else _only(found, settled[indices])
                 chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
                 state[0, indices] = chosen
@@ -147,7 +151,7 @@ class RunningBatch(ABC):
         except BaseException as error:
             for slot in slots:
                 self.release(slot)
-            self._kept.clear()
+            self.forget()
             self._raise_out_of_memory(error)
             raise
         state[3] += 1
@@ -194,7 +198,7 @@ class RunningBatch(ABC):
         """
         rows = [self._take_row(0)]
         try:
-            for _ in self._insert(rows, [[0]]):
+            for _ in self._insert(rows, [[0]], [()]):
                 pass
         except Exception as error:
             self._raise_out_of_memory(error)
@@ -206,10 +210,6 @@ class RunningBatch(ABC):
     def reload_weights(self) -> None:
         """Compute with the model's present weights and the old KV cache."""
         self._decoder.reload_weights()
-
-    def forget_prompts(self) -> None:
-        """Drop kept prompts."""
-        self._kept.clear()
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -242,43 +242,6 @@ class RunningBatch(ABC):
             raise
         self._state[:, row] = request.state.to(self._decoder.device)
         self._changed()
-
-    def _first_logits(
-        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], later: Sequence[int] | None
-    ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Fill rows with prompts; yield completed ones' indices and logits."""
-        self.prefilled = sum(len(prompt) for prompt in prompts)
-        if later is None:
-            yield from self._insert(rows, prompts)
-            return
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            alike.setdefault(tuple(prompt), []).append(index)
-        new: list[tuple[tuple[int, ...], list[int]]] = []
-        for prompt, indices in alike.items():
-            kept = self._kept.get(prompt)
-            if kept is None:
-                new.append((prompt, indices))
-                continue
-            for index in indices:
-                self._store.write_row(rows[index], kept.layers)
-            if not later[indices[-1]]:
-                self._kept.drop(prompt)
-            yield indices, kept.logits.expand(len(indices), -1)
-        self.prefilled = sum(len(prompt) for prompt, _ in new) + len(prompts) - len(new)
-        first = [rows[indices[0]] for _, indices in new]
-        for done, logits in self._insert(first, [prompt for prompt, _ in new]) if new else ():
-            filled: list[int] = []
-            of: list[int] = []
-            for at, one in enumerate(done):
-                prompt, indices = new[one]
-                for index in indices[1:]:
-                    self._store.copy_row(rows[indices[0]], rows[index])
-                if later[indices[-1]]:
-                    self._kept.keep(prompt, self._store.read_row(rows[indices[0]]), logits[at : at + 1])
-                filled += indices
-                of += [at] * len(indices)
-            yield filled, logits[of]
 
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
         """Run decode steps while results have room; yield their number."""

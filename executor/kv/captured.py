@@ -19,7 +19,7 @@ import torch
 from ..attention.decoder import Decoder
 from ..models.sampling import TokenRule
 from .batch import score
-from .slot_store import KeyValueSlots
+from .paged_store import PagedSlots
 
 DecodeStep = Callable[[], Any]
 
@@ -94,7 +94,7 @@ class CapturedSteps:
     def __init__(
         self,
         decoder: Decoder,
-        store: KeyValueSlots,
+        store: PagedSlots,
         sampler: TokenRule,
         state: torch.Tensor,
         capture: Capture,

@@ -1,16 +1,17 @@
-"""Prompts that are computed once for several requests.
+"""Prompts that the window tier computes once for several requests.
 
 This module needs torch when it is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-Prompt = tuple[int, ...]
+Prompt = tuple[int, int]
+"""Name of all but the last token, and the last token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,17 +25,23 @@ class KeptPrompt:
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     logits: torch.Tensor
 
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens."""
+        return int(self.layers[0][0].shape[1])
+
 
 class KeptPrompts:
-    """Kept prompts, which the caller chooses."""
+    """Prompts that further requests have, up to some tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: int) -> None:
+        self._most = most_tokens
         self._kept: dict[Prompt, KeptPrompt] = {}
 
     @property
     def tokens(self) -> int:
         """Number of prompt tokens in the kept KV caches."""
-        return sum(len(prompt) for prompt in self._kept)
+        return sum(kept.tokens for kept in self._kept.values())
 
     def get(self, prompt: Prompt) -> KeptPrompt | None:
         """Return a kept prompt, or None."""
@@ -43,14 +50,12 @@ class KeptPrompts:
     def keep(
         self, prompt: Prompt, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor
     ) -> None:
-        """Copy a prompt's KV cache."""
-        copies = [(keys.clone(), values.clone()) for keys, values in layers]
-        self._kept[prompt] = KeptPrompt(copies, logits.clone())
+        """Copy a prompt's KV cache if there is room."""
+        if self.tokens + layers[0][0].shape[1] <= self._most:
+            copies = [(keys.clone(), values.clone()) for keys, values in layers]
+            self._kept[prompt] = KeptPrompt(copies, logits.clone())
 
-    def drop(self, prompt: Prompt) -> None:
-        """Drop a prompt that no further request begins with."""
-        self._kept.pop(prompt, None)
-
-    def clear(self) -> None:
-        """Drop all prompts."""
-        self._kept.clear()
+    def forget(self, names: Iterable[int] | None) -> None:
+        """Drop prompts by name; None drops all."""
+        gone = {name for name, _ in self._kept} if names is None else set(names)
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] not in gone}

@@ -12,20 +12,28 @@ import torch
 
 from ..attention.decoder import Decoder
 from ..attention.functions import AttentionCall, attend_from_latest
+from ..attention.host_kernels import Rows
 from ..attention.kernels import agree
-from .slot_store import KeyValueSlots, Segment
+from .paged_store import PagedSlots, Segment
 
 _LOG = logging.getLogger(__name__)
+_FEW = 4
+"""Tokens up to which those after a stored beginning attend as decode steps do."""
 
 
-def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Pack prompts into forward calls, splitting those that do not fit."""
+def pack(
+    lengths: Sequence[int], most_tokens: int, begins: Sequence[int] | None = None
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Pack prompts into forward calls, splitting those that do not fit.
+
+    begins: First token to compute of each prompt.
+    """
     pieces: list[tuple[int, int, int]] = []
     room = most_tokens
-    for index, length in enumerate(lengths):
-        offset = 0
+    for index, (length, begin) in enumerate(zip(lengths, begins or [0] * len(lengths), strict=True)):
+        offset = begin
         while offset < length:
-            if room == 0 or (pieces and offset == 0 and room < length <= most_tokens):
+            if room == 0 or (pieces and offset == begin and room < length - begin <= most_tokens):
                 yield pieces
                 pieces, room = [], most_tokens
             tokens = min(length - offset, room)
@@ -40,14 +48,30 @@ class PackedAttention:
     It includes the tokens that earlier calls stored.
     """
 
-    def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
+    def __init__(self, decoder: Decoder, store: PagedSlots) -> None:
         self._decoder, self._store = decoder, store
         self._begins: torch.Tensor | None = None
+        self._few: tuple[torch.Tensor, Rows] | None = None
+        self._long: Sequence[Segment] = ()
         self._flash: dict[int | None, bool] = {}
 
     def begin(self) -> None:
         """Prepare for a call on the store's segments."""
-        self._begins = _flash_begins(self._store.segments, self._decoder)
+        store = self._store
+        self._begins = _flash_begins(store.segments, self._decoder)
+        few = [part for part in store.segments if part.offset and part.tokens <= _FEW]
+        if store.kernels is None:
+            few = []
+        self._few = self._as_rows(few) if few else None
+        self._long = [part for part in store.segments if part not in few]
+
+    def _as_rows(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, Rows]:
+        """Return the places of tokens in the call, and each token as a row."""
+        places = [
+            (part.begin + at, part.row, part.offset + at) for part in segments for at in range(part.tokens)
+        ]
+        at, rows, positions = torch.tensor(places, device=self._decoder.device).T.contiguous()
+        return at, Rows(positions, self._store.table[rows], 1)
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
         """Return a layer's output, shape (1, tokens, heads, head size)."""
@@ -67,15 +91,25 @@ class PackedAttention:
     def _attend_each(self, call: AttentionCall, window: int | None) -> torch.Tensor:
         query = call.query
         output = query.new_empty(1, query.shape[2], query.shape[1], call.value.shape[-1])
-        store, buffers = self._store, self._store.attending.buffers
-        for part in self._store.segments:
+        store = self._store
+        if self._few is not None:
+            at, rows = self._few
+            output[0, at] = store.kernels.attend(  # type: ignore[union-attr]  # there are few only with kernels
+                query[0, :, at].transpose(0, 1),
+                *store.attending.buffers,
+                rows,
+                window=window,
+                scale=call.scaling,
+            )
+        for part in self._long:
             tokens, held = slice(part.begin, part.begin + part.tokens), part.offset + part.tokens
-            own = (call.key[:, :, tokens], call.value[:, :, tokens])
+            own = [call.key[:, :, tokens], call.value[:, :, tokens]]
             if part.offset:
-                own = (
-                    store.part(buffers[0], part.row, part.row + 1, 0, held).to(query.dtype),
-                    store.part(buffers[1], part.row, part.row + 1, 0, held).to(query.dtype),
-                )
+                pages = store.pages_of(part.row, held)
+                own = [
+                    buffer.index_select(0, pages).transpose(0, 1)[None].to(query.dtype)
+                    for buffer in store.attending.buffers
+                ]
             output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],
                 *own,

@@ -1,45 +1,96 @@
-"""KV cache in blocks of one pool.
+"""KV cache in pages of one token, which rows may share.
 
-Rows take blocks as they grow, which may lie anywhere (PagedAttention, Kwon et al. 2023). Attention reads a
-copy of the columns it needs, a layer and a group of rows at a time.
+Rows take pages as they grow, which may lie anywhere (PagedAttention, Kwon et al. 2023). A page holds one
+token, as in SGLang: rows share a beginning of any length, and nothing is copied.
 
 This module needs torch and transformers when it is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..attention.host_kernels import Rows
-from .slot_store import KeyValueSlots, SlotLayer
-from .store import untouched_zeros
-
-BLOCK = 16
-"""Tokens of a block with a capacity; smaller wastes less."""
-
-_LARGE_BLOCK = 64
-"""Tokens of a block of a growing pool; larger reads faster."""
+from ..attention.host_kernels import HostKernels, Rows
+from .store import KeyValueStore, Path, StoreLayer, untouched_zeros
 
 
-class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
-    """One layer's KV cache, shape (tokens of the pool, heads, head size)."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Prompt tokens in a forward call, and their place.
 
-    place: PagedSlots
+    offset: Column of its first token: earlier columns are stored, or computed in the same call.
+    begin: Index of the first token in the input of the call.
+    """
+
+    row: int
+    offset: int
+    begin: int
+    tokens: int
+
+
+_Places = tuple[list[int], list[int], list[int]]
+"""Rows, columns and pages to write into the table."""
+
+
+@dataclass(slots=True, eq=False)
+class _Beginning:
+    """Pages of a beginning that rows share.
+
+    rows: Rows that read it.
+    kept: True while further rows may begin with it.
+    """
+
+    pages: list[int]
+    rows: int = 0
+    kept: bool = True
+
+
+class PagedLayer(StoreLayer["PagedSlots"]):  # type: ignore[no-untyped-call]
+    """One layer's KV cache, shape (pages, heads, head size).
+
+    Parameters are those of :class:`~.store.StoreLayer`.
+    """
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        shape = (self.place.blocks + 1) * self.place.block, states.shape[1], states.shape[3]
+        shape = self.place.pages + 1, states.shape[1], states.shape[3]
         return untouched_zeros(shape, self.place.dtype or states.dtype, states.device)
 
-    def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
-        return buffer
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store keys and values; return those to attend to.
+
+        While the store has segments these are the prompts' own, of shape (1, heads, tokens, head size), else
+        the whole buffers.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        store = self.place
+        store.attending = self
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            if store.kernels is not None and not store.segments:
+                store.kernels.keep(states, buffer, store.held)
+            else:
+                tokens = states.transpose(1, 2).flatten(0, 1)
+                buffer.index_copy_(0, store.targets(), tokens.to(buffer.dtype))
+        return (key_states, value_states) if store.segments else self.buffers
+
+    def get_seq_length(self) -> int:
+        """Return the columns held before the coming tokens."""
+        return 0 if self.place.segments else max(self.place.lengths, default=0)
 
 
-class PagedSlots(KeyValueSlots):
-    """KV cache of all layers in blocks."""
+class PagedSlots(KeyValueStore):
+    """KV cache of all layers in pages.
 
-    _layer_class = PagedLayer
+    slots, columns: Most rows, and tokens of the longest row; the latter grows.
+    capacity: Pages; None for a pool that grows with the columns.
+    shared: Pages for beginnings that no row reads, in addition.
+    """
 
     def __init__(
         self,
@@ -49,74 +100,133 @@ class PagedSlots(KeyValueSlots):
         *,
         capacity: int | None,
         device: torch.device,
+        shared: int = 0,
     ) -> None:
-        super().__init__(slots, columns, sliding_windows)
+        self.slots, self.columns, self._shared = slots, columns, shared
         self._grows = capacity is None
-        self.block = _LARGE_BLOCK if capacity is None else BLOCK
-        self.blocks = self._pool() if capacity is None else capacity // self.block + slots
-        self._free = list(range(self.blocks - 1, -1, -1))
-        self._blocks_of: list[list[int]] = []
-        # Rows out of use that fill a captured decode step up write to the last block, which is no one's.
-        self._table = torch.full(
-            (slots, -(-columns // self.block)), self.blocks, dtype=torch.int64, device=device
-        )
-        self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
+        # A row has room for its coming token as well.
+        self.pages = self._pool() if capacity is None else capacity + slots + shared
+        self._free = list(range(self.pages - 1, -1, -1))
+        self.lengths: list[int] = []
+        """Tokens that each row in use holds."""
+        self.kernels: HostKernels | None = None
+        """Functions that write the KV cache of decode steps; torch's without them."""
+        self.dtype: torch.dtype | None = None
+        """Number format of the KV cache; None for that of the first keys."""
+        self.segments: Sequence[Segment] = ()
+        """Token ranges of the prompts that a prefill packs into one sequence."""
+        self._own: list[list[int]] = []
+        self._begins: list[list[_Beginning]] = []
+        # The least recently used one is first.
+        self._beginnings: dict[int, _Beginning] = {}
+        # Rows out of use that fill a captured decode step up write to the last page, which is no one's.
+        self.table = torch.full((slots, columns), self.pages, dtype=torch.int64, device=device)
+        """Pages of each row, shape (slots, columns)."""
+        self._rows = self._positions = torch.empty(0, dtype=torch.int64)
+        self._targets: torch.Tensor | None = None
+        self._paged_layers = [PagedLayer(self, window) for window in sliding_windows]
+        self.attending = self._paged_layers[0]
+        """The layer that attends next: its KV cache was requested last."""
+        super().__init__(layers=list(self._paged_layers))
+
+    @property
+    def rows(self) -> int:
+        """Rows in use."""
+        return len(self.lengths)
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages of rows and of beginnings."""
+        return self.pages - len(self._free)
 
     @property
     def held(self) -> Rows:
         """Places of the rows, and of their next tokens."""
-        return Rows(self._positions, self._table, self.block)
-
-    @property
-    def table(self) -> torch.Tensor:
-        """Blocks of each row, shape (slots, blocks)."""
-        return self._table
+        return Rows(self._positions, self.table, 1)
 
     def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Set the places of the coming tokens.
+        """Set the places of the coming tokens, shape (tokens,).
 
         ``positions`` is read again in every decode step.
         """
-        super().begin_steps(positions, rows)
-        self._places = {}
+        self._rows = torch.arange(len(positions), device=positions.device) if rows is None else rows
+        self._positions, self._targets = positions, None
 
     def end_steps(self, decode_steps: int = 1) -> None:
-        """Count a decode step's tokens as held."""
+        """Count the tokens of decode steps as held."""
         self.lengths = [tokens + decode_steps for tokens in self.lengths]
-        self._targets, self._places = {}, {}
+        self._targets = None
 
-    def targets(self, heads: int) -> torch.Tensor:
-        """Return the places of coming keys and values, flattened."""
-        if heads not in self._targets:
-            places = (
-                self._table[self._rows, self._positions // self.block] * self.block
-                + self._positions % self.block
-            )
-            planes = places[:, None] * heads + torch.arange(heads, device=places.device)
-            self._targets[heads] = planes.reshape(-1)
-        return self._targets[heads]
+    def targets(self) -> torch.Tensor:
+        """Return the pages of coming keys and values, shape (tokens,)."""
+        if self._targets is None:
+            self._targets = self.table[self._rows, self._positions]
+        return self._targets
+
+    def pages_of(self, row: int, tokens: int) -> torch.Tensor:
+        """Return the pages of a row's first tokens."""
+        return self.table[row, :tokens]
+
+    def begin_rows(self, rows: Sequence[int], tokens: Sequence[int], paths: Sequence[Path]) -> list[int]:
+        """Take the pages of empty rows; return the first column that each has to compute.
+
+        Beginnings that are not there are computed by the first row with them.
+        """
+        self.make_room(max(tokens))
+        places: _Places = [], [], []
+        begins = [self._begin_row(row, path, places) for row, path in zip(rows, paths, strict=True)]
+        self._grow(rows, tokens, places)
+        return begins
+
+    def _begin_row(self, row: int, path: Path, places: _Places) -> int:
+        begin, first = 0, None
+        for name, end in path:
+            beginning = self._beginnings.get(name)
+            if beginning is None:
+                first = begin if first is None else first
+                beginning = self._beginnings[name] = _Beginning(self._take(end - begin))
+            beginning.rows += 1
+            self._begins[row].append(beginning)
+            _extend(places, row, begin, beginning.pages)
+            begin = end
+        for name, _ in reversed(path):
+            # The order is that of their use, the ends of a path before its root.
+            self._beginnings[name] = self._beginnings.pop(name)
+        return begin if first is None else first
+
+    def forget(self, names: Iterable[int] | None = None) -> None:
+        """Drop beginnings that no further row begins with, by default all."""
+        for name in list(self._beginnings) if names is None else names:
+            beginning = self._beginnings.pop(name, None)
+            if beginning is not None:
+                beginning.kept = False
+                if not beginning.rows:
+                    self._give_back(beginning.pages)
 
     def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Take as many blocks as rows need."""
+        """Take as many pages as rows need."""
         self.make_room(max(tokens))
+        self._grow(rows, tokens, ([], [], []))
+
+    def _grow(self, rows: Sequence[int], tokens: Sequence[int], places: _Places) -> None:
+        """Take the pages that rows lack, and write the table."""
         lacking = self._lacking(rows, tokens)
-        if sum(lacking) > len(self._free):
-            raise MemoryError(f"the rows outgrow the {self.blocks * self.block} tokens of the KV capacity")
-        taken = []
+        pages = self._take(sum(lacking))
         for row, count in zip(rows, lacking, strict=True):
-            for _ in range(count):
-                blocks = self._blocks_of[row]
-                taken.append((row, len(blocks), self._free[-1]))
-                blocks.append(self._free.pop())
-        if taken:
-            places = torch.tensor(taken, device=self._table.device)
-            self._table[places[:, 0], places[:, 1]] = places[:, 2]
+            if count:
+                own, pages = pages[:count], pages[count:]
+                _extend(places, row, self._taken(row), own)
+                self._own[row] += own
+        if places[0]:
+            written = torch.tensor(places, device=self.table.device)
+            self.table[written[0], written[1]] = written[2]
 
     def reserve_steps(self, decode_steps: int) -> int:
-        """Take the blocks for some decode steps of all rows."""
-        decode_steps = super().reserve_steps(decode_steps)
-        rows = range(self.rows)
-        while decode_steps > 1 and sum(self._lacking(rows, self._after(decode_steps))) > len(self._free):
+        """Take the pages for some decode steps of all rows; return how many."""
+        longest, rows = max(self.lengths), range(self.rows)
+        self.make_room(longest + 1)
+        decode_steps = min(decode_steps, self.columns - longest)
+        while decode_steps > 1 and not self._fits(sum(self._lacking(rows, self._after(decode_steps)))):
             decode_steps -= 1
         self.reserve(rows, self._after(decode_steps))
         return decode_steps
@@ -124,11 +234,37 @@ class PagedSlots(KeyValueSlots):
     def _after(self, decode_steps: int) -> list[int]:
         return [tokens + decode_steps for tokens in self.lengths]
 
+    def _taken(self, row: int) -> int:
+        return len(self._own[row]) + sum(len(beginning.pages) for beginning in self._begins[row])
+
     def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        return [
-            max(0, -(-held // self.block) - len(self._blocks_of[row]))
-            for row, held in zip(rows, tokens, strict=True)
-        ]
+        return [max(0, held - self._taken(row)) for row, held in zip(rows, tokens, strict=True)]
+
+    def _fits(self, pages: int) -> bool:
+        """Return whether some pages are free, or kept for further rows."""
+        unread = (len(each.pages) for each in self._beginnings.values() if not each.rows)
+        return pages <= len(self._free) or pages <= len(self._free) + sum(unread)
+
+    def _free_pages(self, pages: int) -> None:
+        """Free pages by dropping beginnings that no row reads."""
+        if not self._fits(pages):
+            raise MemoryError(f"the rows outgrow the {self.pages} tokens of the KV capacity")
+        while len(self._free) < pages:
+            self.forget([next(name for name, each in self._beginnings.items() if not each.rows)])
+
+    def _take(self, count: int) -> list[int]:
+        self._free_pages(count)
+        pages = self._free[len(self._free) - count :][::-1]
+        del self._free[len(self._free) - count :]
+        return pages
+
+    def _give_back(self, pages: list[int]) -> None:
+        freed = torch.tensor(pages, dtype=torch.int64, device=self.table.device)
+        for layer in self._paged_layers:
+            if layer.is_initialized:
+                for buffer in layer.buffers:
+                    buffer.index_fill_(0, freed, 0)
+        self._free += pages[::-1]
 
     def make_room(self, tokens: int) -> None:
         """Make room for a row of some tokens."""
@@ -142,79 +278,72 @@ class PagedSlots(KeyValueSlots):
         except BaseException:
             self.columns = before
             raise
-        wider = self._table.new_full((self.slots, -(-self.columns // self.block)), self.blocks)
-        wider[:, : self._table.shape[1]] = self._table
-        self._table = wider
+        wider = self.table.new_full((self.slots, self.columns), self.pages)
+        wider[:, :before] = self.table
+        self.table = wider
 
     def _pool(self) -> int:
-        return self.slots * -(-self.columns // self.block)
+        return self.slots * self.columns + self._shared
 
-    def _grow_pool(self, blocks: int) -> None:
-        held = [block for blocks_ in self._blocks_of for block in blocks_]
-        used = torch.tensor(held, dtype=torch.int64, device=self._table.device)
+    def _grow_pool(self, pages: int) -> None:
         grown = []
+        used = torch.tensor(sorted(set(range(self.pages)).difference(self._free)), dtype=torch.int64)
+        used = used.to(self.table.device)
         # All allocations before any assignment: running out of memory leaves the store as it was.
-        for layer in self._slot_layers:
+        for layer in self._paged_layers:
             if layer.is_initialized:
                 wider = []
                 for buffer in layer.buffers:
-                    shape = (blocks + 1) * self.block, *buffer.shape[1:]
-                    wider.append(untouched_zeros(shape, buffer.dtype, buffer.device))
-                    moved = buffer.view(self.blocks + 1, -1)[used]
-                    wider[-1].view(blocks + 1, -1).index_copy_(0, used, moved)
+                    wider.append(untouched_zeros((pages + 1, *buffer.shape[1:]), buffer.dtype, buffer.device))
+                    wider[-1].index_copy_(0, used, buffer[used])
                 grown.append((layer, wider))
         for layer, (keys, values) in grown:
             layer.keys, layer.values = keys, values
-        self._table[self._table == self.blocks] = blocks
-        self._free = list(range(blocks - 1, self.blocks - 1, -1)) + self._free
-        self.blocks = blocks
+        self.table[self.table == self.pages] = pages
+        self._free = list(range(pages - 1, self.pages - 1, -1)) + self._free
+        self.pages = pages
 
-    def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
-        """Copy some columns of some rows, (rows, heads, columns, head size)."""
-        key = (first, last, begin, end)
-        if key not in self._places:
-            columns = torch.arange(begin, end, device=buffer.device)
-            places = self._table[first:last, columns // self.block] * self.block + columns % self.block
-            self._places[key] = places.reshape(-1)
-        rows = buffer.index_select(0, self._places[key])
-        return rows.view(last - first, end - begin, *buffer.shape[1:]).transpose(1, 2)
+    def tokens_of(self, row: int) -> int:
+        """Return the tokens of a row."""
+        return self.lengths[row]
 
     def append_row(self) -> None:
         """Add an empty row."""
-        super().append_row()
-        self._blocks_of.append([])
+        self.lengths.append(0)
+        self._own.append([])
+        self._begins.append([])
 
     def drop_row(self) -> None:
         """Remove the last row."""
-        super().drop_row()
-        self._blocks_of.pop()
-        self._table[self.rows].fill_(self.blocks)
+        for column in (self.lengths, self._own, self._begins):
+            column.pop()
 
     def move_row(self, source: int, target: int) -> None:
-        """Give a wiped row the blocks of another."""
-        self.lengths[target] = self.lengths[source]
-        self._blocks_of[target], self._blocks_of[source] = self._blocks_of[source], []
-        self._table[target] = self._table[source]
+        """Give a wiped row the pages of another."""
+        self.lengths[target], self.lengths[source] = self.lengths[source], 0
+        self._own[target], self._own[source] = self._own[source], []
+        self._begins[target], self._begins[source] = self._begins[source], []
+        self.table[target] = self.table[source]
 
     def wipe_row(self, row: int) -> None:
-        """Zero a row's contents, and free its blocks."""
-        blocks, self._blocks_of[row] = self._blocks_of[row], []
-        if blocks:
-            freed = torch.tensor(blocks, device=self._table.device)
-            for layer in self._slot_layers:
-                if layer.is_initialized:
-                    for buffer in layer.buffers:
-                        buffer.view(self.blocks + 1, -1).index_fill_(0, freed, 0)
-        self._free += blocks
+        """Zero and free what a row alone holds."""
+        pages, self._own[row] = self._own[row], []
+        for beginning in self._begins[row]:
+            beginning.rows -= 1
+            if not (beginning.rows or beginning.kept):
+                pages = pages + beginning.pages
+        self._begins[row] = []
+        if pages:
+            self._give_back(pages)
+        self.table[row].fill_(self.pages)
         self.lengths[row] = 0
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copy a row's KV cache, each of shape (heads, tokens, head size)."""
-        self._places = {}
-        tokens = self.lengths[row]
+        pages = self.pages_of(row, self.lengths[row])
         copies = []
-        for layer in self._slot_layers:
-            keys, values = (self.part(buffer, row, row + 1, 0, tokens)[0] for buffer in layer.buffers)
+        for layer in self._paged_layers:
+            keys, values = (buffer.index_select(0, pages).transpose(0, 1) for buffer in layer.buffers)
             copies.append((keys, values))
         return copies
 
@@ -222,11 +351,17 @@ class PagedSlots(KeyValueSlots):
         """Write every layer's KV cache, (heads, tokens, head size), into a row."""
         tokens = layers[0][0].shape[1]
         self.reserve([row], [tokens])
-        columns = torch.arange(tokens, device=self._table.device)
-        places = self._table[row, columns // self.block] * self.block + columns % self.block
-        for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
+        pages = self.pages_of(row, tokens)
+        for layer, (keys, values) in zip(self._paged_layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
             for buffer, states in zip(layer.buffers, (keys, values), strict=True):
-                buffer.index_copy_(0, places, states.to(buffer).transpose(0, 1))
+                buffer.index_copy_(0, pages, states.to(buffer).transpose(0, 1))
         self.lengths[row] = tokens
+
+
+def _extend(places: _Places, row: int, column: int, pages: Sequence[int]) -> None:
+    for part, values in zip(
+        places, ([row] * len(pages), range(column, column + len(pages)), pages), strict=True
+    ):
+        part.extend(values)

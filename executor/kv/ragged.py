@@ -9,22 +9,21 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 
 from ..attention.functions import AttentionCall, attending
-from ..attention.kernels import KERNELS, Held, fastest
+from ..attention.kernels import KERNELS, Held, fastest, masked
 from ..models.families import UnsupportedModelError, check_ragged
 from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_STEPS, Capture, CapturedSteps, cuda_graph
 from .packed_prompts import PackedAttention, pack
-from .paged_store import PagedSlots
-from .row_groups import RowGroups
-from .slot_store import KeyValueSlots, Segment, SlotMasks
+from .paged_store import PagedSlots, Segment
+from .store import Path
 
 _LOG = logging.getLogger(__name__)
 _NAME = "batchbound_ragged"
@@ -40,13 +39,14 @@ _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "he
 
 
 class RaggedBatch(RunningBatch):
-    """Running batch in fixed slots, each read to its own length.
+    """Running batch in pages, each row read to its own length.
 
-    Parameters are those of :class:`~.batch.RunningBatch`.
+    Parameters are those of :class:`~.batch.RunningBatch`. ``kv_tokens`` are the pages of the rows, None for
+    as many as the slots need; ``shared_tokens`` those of beginnings that no row reads, in addition.
     """
 
     tier: ClassVar[str] = "ragged"
-    _store: KeyValueSlots
+    _store: PagedSlots
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class RaggedBatch(RunningBatch):
         capture: Capture | None = None,
         kernel: str | None = None,
         kv_tokens: int | None = None,
+        shared_tokens: int = 0,
         **options: Any,
     ) -> None:
-        self._kv_tokens = kv_tokens
+        self._kv_tokens, self._shared_tokens = kv_tokens, shared_tokens
         self._capture = capture
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
         self._captured: CapturedSteps | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
-        self._groups = RowGroups(self._decoder, self._store)
         if self._capture is not None:
             self._decoder.use_device_kernels()
         self._store.kernels = self._host
@@ -74,33 +74,44 @@ class RaggedBatch(RunningBatch):
         """Refuse models with attention outside a registered function."""
         check_ragged(config)
 
-    def _make_store(self, capacity: int) -> KeyValueSlots:
-        self._masks: SlotMasks | None = None
-        self._stale = True
-        windows, device = self._decoder.sliding_windows, self._decoder.device
+    def _make_store(self, capacity: int) -> PagedSlots:
+        device = self._decoder.device
         if self._capture is None and device.type == "cuda" and not self._sampler.on_host:
             self._capture = cuda_graph
         # A capture can only record torch's operations.
         self._host = self._decoder.use_host_kernels() if self._capture is None else None
-        if self._kv_tokens is None and self._host is None:
-            return KeyValueSlots(self.slots, capacity + 1, windows)
-        # On a CPU memory is taken as blocks are first used: no more than rows hold at once.
-        store = PagedSlots(self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=device)
+        store = PagedSlots(
+            self.slots,
+            capacity + 1,
+            self._decoder.sliding_windows,
+            capacity=self._kv_tokens,
+            device=device,
+            shared=self._shared_tokens,
+        )
         store.dtype = None if self._host is None else self._decoder.kv_dtype
         return store
 
     def _changed(self) -> None:
-        self._stale = True
+        """Do nothing: a decode step looks at the rows itself."""
+
+    @torch.inference_mode()
+    def forget(self, names: Iterable[int] | None = None) -> None:
+        """Drop beginnings that no further prompt begins with, by default all."""
+        self._store.forget(names)
 
     def _decoding(self) -> AbstractContextManager[None]:
         return attending(self._decoder.model, _NAME, self._attend)
 
     def _insert(
-        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], paths: Sequence[Path]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
         store, device = self._store, self._decoder.device
-        store.reserve(rows, [len(prompt) + 1 for prompt in prompts])
-        for pieces in pack([len(prompt) for prompt in prompts], self._prefill_tokens):
+        lengths = [len(prompt) for prompt in prompts]
+        # A row has room for its coming token as well.
+        begins = store.begin_rows(rows, [length + 1 for length in lengths], paths)
+        self.prefilled = sum(lengths) - sum(begins)
+        # A beginning is computed by the first prompt with it, in the same call as later ones at the latest.
+        for pieces in pack(lengths, self._prefill_tokens, begins):
             ids: list[int] = []
             positions: list[int] = []
             places: list[int] = []
@@ -170,7 +181,6 @@ class RaggedBatch(RunningBatch):
             self._count_captured(captured, len(results[0]))
             decode_steps = slice(done, done + len(results[0]))
             history[decode_steps], scores[decode_steps] = results
-            self._stale = True
             done = decode_steps.stop
             yield done
             if captured.ended:
@@ -188,7 +198,7 @@ class RaggedBatch(RunningBatch):
                 if keys.is_cuda:
                     heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
                     query = keys.new_empty(self.slots, heads, keys.shape[-1])
-                    held = Held(keys, values, self._state[1], None, None, store.table, store.block)
+                    held = Held(keys, values, self._state[1], None, None, store.table)
                     self._kernel = fastest(
                         query, held, windows=set(decoder.sliding_windows), capture=cuda_graph
                     )
@@ -213,37 +223,18 @@ class RaggedBatch(RunningBatch):
         assert self._kernel is not None
         window = self._store.attending.window
         lengths, table = self._captured.lengths, self._store.table
-        held = Held(call.key, call.value, lengths, window, call.scaling, table, self._store.block)
+        held = Held(call.key, call.value, lengths, window, call.scaling, table)
         return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         store = self._store
         store.reserve(range(store.rows), [tokens + 1 for tokens in store.lengths])
-        if self._host is not None:
-            # Each row is read to its own length: nothing to mask, nothing to group, no padding.
-            store.begin_steps(positions)
-            logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
-            store.end_steps()
-            return logits
-        if self._masks is None or self._masks.columns != store.columns:
-            windows = set(self._decoder.sliding_windows)
-            self._masks = SlotMasks(
-                self.slots, store.columns, windows, self._decoder.dtype, self._decoder.device
-            )
-            self._stale = True
-        if self._stale:
-            self._masks.reset(positions)
-            self._groups.arrange()
-            store.begin_steps(positions)
-        # Until the step is over, masks and targets are ahead of the lengths: a failed one begins again.
-        self._stale = True
-        self._masks.advance()
-        # The groups attend with these masks; the model itself gets none.
-        self._groups.cut(self._masks)
+        store.begin_steps(positions)
         logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
-        self._count_read(self._groups.columns_read())
+        if self._host is None:
+            # Torch reads every row to the longest one's length.
+            self._count_read(dict.fromkeys(self._layers_of, store.rows * (max(store.lengths) + 1)))
         store.end_steps()
-        self._stale = False
         return logits
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
@@ -257,7 +248,10 @@ class RaggedBatch(RunningBatch):
             return self._host.attend(query, call.key, call.value, held, window=window, scale=call.scaling)[
                 :, None
             ]
-        return self._groups.attend(call, window)
+        store = self._store
+        lengths, table = store._positions + 1, store.table[: store.rows, : max(store.lengths) + 1]
+        read = Held(call.key, call.value, lengths, window, call.scaling, table)
+        return masked(call.query[:, :, 0], read)[:, None]
 
     def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
         """Refuse arguments that would need another kind of attention."""

@@ -17,6 +17,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 Place = TypeVar("Place")
 
+Path = Sequence[tuple[int, int]]
+"""Names of the shared beginnings of a prompt, one after another, and the tokens through each."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspended:

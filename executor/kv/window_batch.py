@@ -5,7 +5,7 @@ This module needs torch and transformers when it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,8 @@ from ..attention.decoder import Mask
 from ..attention.functions import aligned
 from ..models.families import check_supported
 from .batch import RunningBatch
+from .kept_prompts import KeptPrompts
+from .store import Path
 from .window import KeyValueWindow
 
 _PREFILL_TOKENS = 16_384
@@ -25,7 +27,8 @@ class WindowBatch(RunningBatch):
 
     Shorter rows are padded in front. Index distance equals position distance, which sliding windows, ALiBi
     and index-based biases rely on. Parameters are those of :class:`~.batch.RunningBatch`; the buffers are
-    somewhat wider than ``capacity``.
+    somewhat wider than ``capacity``. Rows lie in one piece, so equal prompts are copied and other beginnings
+    are computed again.
     """
 
     tier: ClassVar[str] = "window"
@@ -38,12 +41,54 @@ class WindowBatch(RunningBatch):
 
     def _make_store(self, capacity: int) -> KeyValueWindow:
         self._mask: torch.Tensor | None = None
+        self._kept = KeptPrompts(self.slots * columns_for(capacity))
         return KeyValueWindow(self.slots, columns_for(capacity), self._decoder.sliding_windows)
 
     def _changed(self) -> None:
         self._mask = None
 
+    def forget(self, names: Iterable[int] | None = None) -> None:
+        """Drop prompts that no further request has, by default all."""
+        self._kept.forget(names)
+
     def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], paths: Sequence[Path]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        # A prompt of which all but the last token is shared is that of others.
+        name_of = [
+            path[-1][0] if path and path[-1][1] == len(prompt) - 1 else -1 - index
+            for index, (prompt, path) in enumerate(zip(prompts, paths, strict=True))
+        ]
+        equal: dict[tuple[int, int], list[int]] = {}
+        for index, name in enumerate(name_of):
+            equal.setdefault((name, prompts[index][-1]), []).append(index)
+        new: list[tuple[tuple[int, int], list[int]]] = []
+        for key, indices in equal.items():
+            kept = self._kept.get(key)
+            if kept is None:
+                new.append((key, indices))
+                continue
+            for index in indices:
+                self._store.write_row(rows[index], kept.layers)
+            yield indices, kept.logits.expand(len(indices), -1)
+        first = [indices[0] for _, indices in new]
+        self.prefilled = sum(len(prompts[index]) for index in first) + len(prompts) - len(first)
+        if not new:
+            return
+        for done, logits in self._compute([rows[i] for i in first], [prompts[i] for i in first]):
+            filled: list[int] = []
+            of: list[int] = []
+            for at, place in enumerate(done):
+                key, indices = new[place]
+                for index in indices[1:]:
+                    self._store.copy_row(rows[indices[0]], rows[index])
+                if key[0] >= 0:
+                    self._kept.keep(key, self._store.read_row(rows[indices[0]]), logits[at : at + 1])
+                filled += indices
+                of += [at] * len(indices)
+            yield filled, logits[of]
+
+    def _compute(
         self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
         window, device = self._store, self._decoder.device

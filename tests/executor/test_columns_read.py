@@ -23,7 +23,6 @@ from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.engines.tiers import Tier
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.row_groups import RowGroups
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.families import layer_windows
 from batchbound.executor.models.prompts import Prompts
@@ -43,12 +42,12 @@ def captured(*arguments: Any, **options: Any) -> RaggedBatch:
     return RaggedBatch(*arguments, capture=lambda step: step, **options)
 
 
-def paged(*arguments: Any, **options: Any) -> RaggedBatch:
+def limited(*arguments: Any, **options: Any) -> RaggedBatch:
     return RaggedBatch(*arguments, kv_tokens=600, **options)
 
 
 def by_torch(layout: Layout) -> Layout:
-    """Let torch attend, in calls that rows share, as it does where there is no compiler."""
+    """Let torch attend, in one call a layer, as it does where there is no compiler."""
 
     def make(*arguments: Any, **options: Any) -> RunningBatch:
         batch = layout(*arguments, **options)
@@ -63,8 +62,8 @@ LAYOUTS: dict[str, Layout] = {
     "window": WindowBatch,
     "ragged": RaggedBatch,
     "ragged by torch": by_torch(RaggedBatch),
-    "paged": paged,
-    "paged by torch": by_torch(paged),
+    "limited": limited,
+    "limited by torch": by_torch(limited),
     "captured": captured,
 }
 
@@ -138,27 +137,22 @@ def run_logged(family: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> 
     return logged
 
 
-@pytest.mark.parametrize("call_tokens", [0.0, 20.0])
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, fast=("ragged", "paged")))
-def test_the_columns_counted_are_those_of_the_calls(
-    layout: str, call_tokens: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: call_tokens)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, fast=("ragged", "limited")))
+def test_the_columns_counted_are_those_of_the_calls(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logged = run_logged("llama", LAYOUTS[layout], monkeypatch)
     layers = tiny_config("llama").num_hidden_layers
     for stage, read, needed in logged:
         assert layers * stage.padded_kv_tokens == read
         assert layers * stage.kv_tokens == needed
     padding = sum(stage.padded_kv_tokens - stage.kv_tokens for stage, _, _ in logged)
-    alone = call_tokens == 0.0 or (built() is not None and not layout.endswith("by torch"))
-    assert (padding == 0) == (layout.startswith(("ragged", "paged")) and alone)
+    alone = built() is not None and not layout.endswith("by torch")
+    assert (padding == 0) == (layout.startswith(("ragged", "limited")) and alone)
 
 
 @pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, fast=("ragged", "captured")))
 def test_a_layer_with_a_sliding_window_needs_no_more_than_its_window(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: 20.0)
     logged = run_logged("gemma3", LAYOUTS[layout], monkeypatch)
     layers = tiny_config("gemma3").num_hidden_layers
     for stage, read, needed in logged:

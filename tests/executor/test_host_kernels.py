@@ -19,7 +19,6 @@ from batchbound.executor.attention import host_kernels
 from batchbound.executor.attention.fused_layers import FusedLayers
 from batchbound.executor.attention.host_kernels import HostKernels, Rows, built, compiler
 from batchbound.executor.attention.kernels import agree
-from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.source import load_model
 
@@ -66,7 +65,7 @@ def by_hand(query: Any, keys: Any, values: Any, window: int | None, scale: float
     heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]),
     sizes=st.sampled_from([(8, 8), (32, 32), (64, 64), (48, 20), (128, 128)]),
     window=st.sampled_from([None, 1, 7, 64, 200]),
-    paged=st.booleans(),
+    block=st.sampled_from([None, 1, 16]),
 )
 def test_each_row_attends_to_the_columns_that_it_holds(
     dtype: Any,
@@ -75,26 +74,27 @@ def test_each_row_attends_to_the_columns_that_it_holds(
     heads: tuple[int, int],
     sizes: tuple[int, int],
     window: int | None,
-    paged: bool,
+    block: int | None,
 ) -> None:
     functions = functions_here()
     draw = torch.Generator().manual_seed(seed)
-    rows, blocks = len(lengths), -(-max(lengths) // BLOCK)
+    tokens = block or 16
+    rows, blocks = len(lengths), -(-max(lengths) // tokens)
     query = torch.randn(rows, heads[0], sizes[0], generator=draw).to(dtype)
     positions = torch.tensor(lengths) - 1
     table = torch.randperm(rows * blocks, generator=draw).view(rows, blocks)
     # NaN wherever a row holds nothing: what is read too much cannot hide.
     buffers = [
-        torch.full((rows * blocks * BLOCK, heads[1], size), float("nan"), dtype=dtype) for size in sizes
+        torch.full((rows * blocks * tokens, heads[1], size), float("nan"), dtype=dtype) for size in sizes
     ]
     states = [[torch.randn(n, heads[1], size, generator=draw).to(dtype) for n in lengths] for size in sizes]
     for buffer, of_rows in zip(buffers, states, strict=True):
         for row, held in enumerate(of_rows):
             columns = torch.arange(len(held))
-            buffer[table[row, columns // BLOCK] * BLOCK + columns % BLOCK] = held
-    where = Rows(positions, table, BLOCK)
-    if not paged:
-        every = (table[:, :, None] * BLOCK + torch.arange(BLOCK)).view(rows, -1)
+            buffer[table[row, columns // tokens] * tokens + columns % tokens] = held
+    where = Rows(positions, table, tokens)
+    if block is None:
+        every = (table[:, :, None] * tokens + torch.arange(tokens)).view(rows, -1)
         buffers = [buffer[every].transpose(1, 2).contiguous() for buffer in buffers]
         where = Rows(positions)
     got = functions.attend(query, buffers[0], buffers[1], where, window=window, scale=0.4)

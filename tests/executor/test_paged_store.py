@@ -1,4 +1,4 @@
-"""Keys and values in blocks: the answers of generate, in the memory that was planned and no more."""
+"""Keys and values in pages: the answers of generate, in the memory that was planned and no more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.paged_store import BLOCK, PagedSlots
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.faults import OutOfMemoryError
 from batchbound.executor.models.prompts import Prompts
@@ -50,36 +49,35 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
-def test_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
+def test_rows_in_pages_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)
-    # Prompts in chunks, moves to the host and back, and no more blocks than the longest requests need.
+    # Prompts in chunks, moves to the host and back, and no more pages than the longest requests need.
     need = max(len(prompt) + tokens for prompt, tokens in requests)
     batch = RaggedBatch(model, slots=3, capacity=1, prefill_tokens=13, kv_tokens=3 * need)
     ends, expected = cut_short(answers_of_generate(family, requests))
     assert run_at_random(batch, requests, seed=2, until=ends) == expected
     store = batch._store
-    assert isinstance(store, PagedSlots)
-    assert sorted(store._free) == list(range(store.blocks))
-    assert all(not buffer.any() for layer in store._slot_layers for buffer in layer.buffers)
+    assert sorted(store._free) == list(range(store.pages))
+    assert all(not buffer.any() for layer in store._paged_layers for buffer in layer.buffers)
 
 
-def test_a_batch_whose_blocks_run_out_says_so_and_goes_on(llama: Any) -> None:
-    batch = RaggedBatch(llama, slots=2, capacity=64, kv_tokens=2 * BLOCK)
-    # Four blocks; the prompt and its coming token fill three of them.
-    prompt = [1] * (3 * BLOCK - 1)
+def test_a_batch_whose_pages_run_out_says_so_and_goes_on(llama: Any) -> None:
+    batch = RaggedBatch(llama, slots=2, capacity=64, kv_tokens=62)
+    # 64 pages; the prompt and its coming token fill 48 of them.
+    prompt = [1] * 47
     batch.prefill([0], [prompt])
     with pytest.raises(OutOfMemoryError, match="the 64 tokens of the KV capacity"):
-        batch.prefill([1], [[2] * BLOCK])
+        batch.prefill([1], [[2] * 16])
     assert batch.occupied == (0,)
     batch.prefill([1], [[2] * 3])
     with pytest.raises(OutOfMemoryError) as stopped:
         batch.decode(20)
     before = stopped.value.tokens[:, 0].tolist()
-    assert len(before) == 1
+    assert len(before) == 7
     batch.release(1)
-    after = batch.decode(BLOCK)[:, 0].tolist()
-    assert before + after == generate_alone(llama, prompt, BLOCK + 2)[1:]
+    after = batch.decode(10)[:, 0].tolist()
+    assert before + after == generate_alone(llama, prompt, 18)[1:]
 
 
 def job(kv_capacity: int | None, slots: int = 8) -> tuple[Problem, list[list[int]]]:
@@ -97,7 +95,7 @@ def batch_of(engine: HuggingFaceEngine) -> RunningBatch:
 
 
 @pytest.mark.parametrize("capacity", [170, 260])
-def test_a_plan_under_a_kv_capacity_allocates_it_and_at_most_a_block_a_slot_and_one_more(
+def test_a_plan_under_a_kv_capacity_allocates_it_and_at_most_a_token_a_slot_and_one_more(
     capacity: int, llama: Any
 ) -> None:
     problem, prompts = job(capacity)
@@ -108,21 +106,19 @@ def test_a_plan_under_a_kv_capacity_allocates_it_and_at_most_a_block_a_slot_and_
     execute(free, Replay(ski_rental_schedule(free), free), without)
     assert engine.answers == without.answers
     assert "memory" not in engine.describe()
-    store = batch_of(engine)._store
-    assert isinstance(store, PagedSlots)
+    store: Any = batch_of(engine)._store
     heads, size = llama.config.num_key_value_heads, llama.config.head_dim
-    for layer in store._slot_layers:
+    for layer in store._paged_layers:
         for buffer in layer.buffers:
-            assert buffer.numel() / (heads * size) <= capacity + BLOCK * (problem.slots + 1)
+            assert buffer.numel() / (heads * size) <= capacity + problem.slots + 1
 
 
 def test_a_capacity_beyond_what_the_slots_can_hold_is_not_allocated(llama: Any) -> None:
     problem, prompts = job(10**9)
     engine = HuggingFaceEngine(problem, llama, prompts, problem.workload.output_tokens)
-    store = batch_of(engine)._store
-    assert isinstance(store, PagedSlots)
+    store: Any = batch_of(engine)._store
     longest = int((problem.prompt_tokens + problem.workload.output_tokens).max())
-    assert store.blocks * BLOCK <= 8 * (longest + BLOCK)
+    assert store.pages <= 8 * (longest + 1)
 
 
 def test_answers_that_outgrow_the_plan_stay_in_its_memory(llama: Any) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +28,6 @@ from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.packed_prompts import pack
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.row_groups import RowGroups, neighbours
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.faults import NotFiniteError
@@ -65,11 +62,7 @@ def test_requests_move_to_the_host_and_back_unharmed(tier: type[RunningBatch], f
     assert run_at_random(tier(model, 4, 64), requests, seed=7) == answers_of_generate(family, requests)
 
 
-@pytest.mark.parametrize("call_tokens", [0.0, 20.0, float("inf")])
-def test_answers_do_not_depend_on_how_rows_share_calls(
-    llama: Any, call_tokens: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: call_tokens)
+def test_answers_are_the_same_where_there_is_no_compiler(llama: Any) -> None:
     requests = draw_requests(8, seed=3)
     batch = RaggedBatch(llama, 5, 64)
     batch._host = batch._store.kernels = None
@@ -190,57 +183,13 @@ def test_sampled_answers_do_not_depend_on_the_schedule(tier: type[RunningBatch],
     assert few == run_at_random(WindowBatch(llama, 5, 64, sampler=sampler), requests, seed=2)
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
-def test_neighbours_share_calls_at_least_cost(lengths: list[int], call_tokens: int) -> None:
-    def cost(bounds: Sequence[int]) -> int:
-        runs = [lengths[first:last] for first, last in itertools.pairwise(bounds)]
-        return sum(max(run) * len(run) + call_tokens for run in runs)
-
-    inner = range(1, len(lengths))
-    every = itertools.chain.from_iterable(itertools.combinations(inner, k) for k in range(len(lengths)))
-    bounds = neighbours(lengths, call_tokens)
-    assert (bounds[0], bounds[-1]) == (0, len(lengths))
-    assert cost(bounds) == min(cost([0, *cuts, len(lengths)]) for cuts in every)
-
-
-def test_groups_of_rows_stay_until_they_cost_more_than_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[list[int]] = []
-
-    def search(lengths: Sequence[int], call_tokens: float) -> list[int]:
-        searched.append(list(lengths))
-        return neighbours(lengths, call_tokens)
-
-    monkeypatch.setattr("batchbound.executor.kv.row_groups.neighbours", search)
-    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: 10)
-    store = SimpleNamespace(lengths=[10] * 8 + [200] * 8)
-    groups = RowGroups(cast("Any", SimpleNamespace(sliding_windows=[None])), cast("Any", store))
-
-    def searches() -> int:
-        before = len(searched)
-        groups.arrange()
-        return len(searched) - before
-
-    assert searches() == 1
-    store.lengths.pop()
-    assert searches() == 0
-    # Rows that joined are a group of their own.
-    store.lengths += [10] * 4
-    assert searches() == 0
-    # A long row among the short ones: they are padded to it.
-    store.lengths[0] = 200
-    assert searches() == 1
-    # Nothing can be shared, but after some changes it is looked for anew.
-    store.lengths = [10, 200] * 8
-    assert [searches() for _ in range(11)] == [1, *[0] * 8, 1, 0]
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_prompts_are_packed_whole_and_in_order(lengths: list[int], most_tokens: int) -> None:
-    calls = list(pack(lengths, most_tokens))
+    begins = [length // 2 for length in lengths]
+    calls = list(pack(lengths, most_tokens, begins))
     assert all(0 < sum(tokens for *_, tokens in call) <= most_tokens for call in calls)
-    seen = [0] * len(lengths)
+    seen = begins
     for index, offset, tokens in itertools.chain(*calls):
         assert seen[index] == offset
         seen[index] += tokens

@@ -1,0 +1,59 @@
+"""Beginnings that the prompts of a job share, and the requests that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...data.prefix_tree import PrefixTree
+from ..kv.store import Path
+
+_LEAST_SAVED = 16
+"""Prompt tokens that a shared beginning saves at least; fewer are not worth a page table."""
+
+
+class SharedBeginnings:
+    """Nodes of the tree of prompts, each held while requests wait for it."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        tree = PrefixTree.of_prompts(prompts)
+        self._parent, self._leaf = tree.parent.tolist(), tree.leaf.tolist()
+        self._through = tree.through.tolist()
+        self._awaited = tree.requests_below
+        worth = tree.tokens * (self._awaited - 1) >= _LEAST_SAVED
+        self._worth = worth.tolist()
+        self._begun = np.zeros(len(tree), dtype=np.bool_)
+        self.tokens = int(tree.tokens[worth].sum())
+        """Tokens of all shared beginnings."""
+
+    def path(self, request: int) -> Path:
+        """Return the shared beginnings of a request's prompt."""
+        path = []
+        node = self._leaf[request]
+        while node >= 0:
+            if self._worth[node]:
+                path.append((node, self._through[node]))
+            node = self._parent[node]
+        return path[::-1]
+
+    def begin(self, requests: Sequence[int]) -> list[int]:
+        """Count requests as begun; return the nodes that no further one waits for."""
+        for request in requests:
+            self._count(request, -1)
+        ended = {node for request in requests for node, _ in self.path(request)}
+        return sorted(node for node in ended if not self._awaited[node])
+
+    def begin_again(self, requests: Sequence[int]) -> None:
+        """Count begun requests as waiting."""
+        for request in requests:
+            self._count(request, 1)
+
+    def _count(self, request: int, change: int) -> None:
+        if self._begun[request] == (change < 0):
+            return
+        self._begun[request] = change < 0
+        node = self._leaf[request]
+        while node >= 0:
+            self._awaited[node] += change
+            node = self._parent[node]
