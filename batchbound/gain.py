@@ -13,7 +13,7 @@ from .data.plan import Maker, Plan
 from .data.problem import Problem, ProblemError
 from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
-from .executor.reports.report import model_seconds, pace_of, served_part
+from .executor.reports.report import model_seconds, pace_of, run_bound_of, served_part
 from .heuristics.simulate import simulate
 from .models.bounds.fleet import work_bound
 from .models.bounds.prove import evicting_bound
@@ -124,7 +124,8 @@ def gain_and_plan(
     if served is None or len(fleet.replicas) != 1:
         return None, None
     cost = cost or _own_cost(trace, fleet.replicas[0].cost)
-    free = replace(served.problem(), cost=cost)
+    served = replace(served, replicas=(replace(served.replicas[0], cost=cost),))
+    free = replace(served.problem(), cost=_of_distinct(cost, served, trace))
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
     planned, problem = _limited(free, fleet)
@@ -142,13 +143,14 @@ def gain_and_plan(
             known = min(Course(seconds, steps, stages), *courses, key=lambda course: course.seconds)
             maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
             plan = Plan.of(problem, schedule, None, maker)
+    least = run_bound_of(served, [trace], lambda _: bound, evictions=evicts)
     gain = Gain(
         requests=len(free),
         slots=free.slots,
         first_come=courses[1],
         this_run=courses[0],
         known=known,
-        least=clock * (bound.proven or 0.0),
+        least=clock * ((least.proven if least else None) or 0.0),
         clock=clock,
         evicts=evicts,
         capacity=planned.kv_capacity,
@@ -156,6 +158,17 @@ def gain_and_plan(
         missed=pace_of([(cost, trace)])[1],
     )
     return gain, plan
+
+
+def _of_distinct(cost: CostModel, served: Fleet, trace: Trace) -> CostModel:
+    """Return costs by which whole prompts take the seconds of those tokens that the engine computes."""
+    whole = served.workload.computed_tokens
+    computed = whole if trace.distinct_tokens is None else min(whole, trace.distinct_tokens)
+    return replace(
+        cost,
+        prefill_per_token=cost.prefill_per_token * computed / whole,
+        prefill_per_token_beyond=cost.prefill_per_token_beyond * computed / whole,
+    )
 
 
 def _evicting(problem: Problem) -> Bound:

@@ -21,7 +21,7 @@ from .data.plan import FollowedPolicy, Plan
 from .data.report import Report
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
-from .executor.reports.report import plan_report, served_part
+from .executor.reports.report import plan_report, run_bound_of, served_part
 from .executor.reports.steady_state import reached
 from .heuristics.registry import POLICIES
 from .heuristics.serving.release import predict, simulable, simulated
@@ -89,7 +89,7 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     try:
         served = served_part(plan.fleet, traces)
         _refuse_others(plan, traces)
-        run_bound = None if served is None else _proven(served)
+        run_bound = None if served is None or _shares(plan, traces) else run_bound_of(served, traces, _proven)
         fit = None if calibrated is None else calibrated.error
         found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
     except ValueError as error:
@@ -138,6 +138,14 @@ def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
     named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
     if named and named != [plan.schedule_digest()] * len(named):
         raise ValueError("it is of another plan of these requests")
+
+
+def _shares(plan: Plan, traces: Sequence[Trace]) -> bool:
+    """Return whether replicas may have shared beginnings that no trace of one tells."""
+    source = plan.provenance.prompts
+    if len(traces) < 2 or source is None or all(trace.distinct_tokens is None for trace in traces):
+        return False
+    return source.distinct_tokens is None or source.distinct_tokens < plan.workload.computed_tokens
 
 
 def _proven(fleet: Fleet) -> Bound:

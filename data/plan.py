@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -265,9 +265,20 @@ class Plan(Shown):
         if distinct is None or distinct >= (1 - LEAST_REPEATED) * total:
             return ""
         return (
-            f"{total:,} prompt tokens, {distinct:,} of them distinct: the rest is computed again, and the"
-            " bound counts it"
+            f"{total:,} prompt tokens, {distinct:,} of them distinct: the plan and its bound count all,"
+            " engines that share beginnings compute less"
         )
+
+    def repeats_in(self, computed: Sequence[int | None]) -> str:
+        """Return the sentence on beginnings for a run of the plan.
+
+        computed: Prompt tokens with shared beginnings counted once, for each replica; None if it computes each
+            prompt whole.
+        """
+        whole, tokens = int(self.workload.input_tokens.sum()), sum(each or 0 for each in computed)
+        if not self.repeats or None in computed or tokens > (1 - LEAST_REPEATED) * whole:
+            return self.repeats
+        return f"{whole:,} prompt tokens, {tokens:,} of them computed: what prompts share was computed once"
 
     @property
     def gap(self) -> float | None:

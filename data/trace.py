@@ -22,6 +22,9 @@ StageKind = Literal["prefill", "decode"]
 Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
 """Seconds after the job's start, as valid in a file."""
 
+DISTINCT = "distinct_tokens"
+"""Key of the prompt tokens among a trace's engine facts, with shared beginnings counted once."""
+
 PLANNED = "plan"
 """Key of the plan's digest among a trace's engine facts."""
 
@@ -174,6 +177,9 @@ class Trace:
             stages += [replace(one, start=one.start + start, end=one.end + start) for one in part.stages]
             start += part.makespan
         ids = [name for part in parts for name in part.ids]
+        engine = dict(parts[-1].engine)
+        if all(part.distinct_tokens is not None for part in parts):
+            engine[DISTINCT] = sum(part.distinct_tokens or 0 for part in parts)
         sorted_columns: dict[str, npt.NDArray[Any]] = {
             name: np.concatenate(values)[list(order)] for name, values in columns.items()
         }
@@ -182,13 +188,19 @@ class Trace:
             slots=parts[0].slots,
             stages=tuple(stages),
             evictions=sum(part.evictions for part in parts),
-            engine=parts[-1].engine,
+            engine=engine,
             readings=np.concatenate([part.readings for part in parts]),
             **sorted_columns,
         )
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def distinct_tokens(self) -> int | None:
+        """Prompt tokens, with beginnings that the engine shares counted once; None if it shares none."""
+        tokens = self.engine.get(DISTINCT)
+        return tokens if isinstance(tokens, int) else None
 
     @property
     def makespan(self) -> float:

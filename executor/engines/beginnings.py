@@ -9,8 +9,8 @@ import numpy as np
 from ...data.prefix_tree import PrefixTree
 from ..kv.store import Path
 
-_LEAST_SAVED = 16
-"""Prompt tokens that a shared beginning saves at least; fewer are not worth a page table."""
+_LEAST = 16
+"""Tokens through a shared beginning, and tokens saved by it, at least; fewer cost more than they save."""
 
 
 class SharedBeginnings:
@@ -21,11 +21,23 @@ class SharedBeginnings:
         self._parent, self._leaf = tree.parent.tolist(), tree.leaf.tolist()
         self._through = tree.through.tolist()
         self._awaited = tree.requests_below
-        worth = tree.tokens * (self._awaited - 1) >= _LEAST_SAVED
+        worth = (tree.tokens * (self._awaited - 1) >= _LEAST) & (tree.through >= _LEAST)
+        # Prompts that differ by their last token at most are worth it at any length.
+        alike = tree.leaf[(tree.own == 1) & (tree.leaf >= 0)]
+        worth |= np.bincount(alike, minlength=len(worth)) > 1
         self._worth = worth.tolist()
         self._begun = np.zeros(len(tree), dtype=np.bool_)
-        self.tokens = int(tree.tokens[worth].sum())
+        # Tokens from each node's parent, with those of parents that are not worth it.
+        known = [0] * (len(worth) + 1)
+        tokens = np.zeros(len(worth), dtype=np.int64)
+        for node, parent in enumerate(self._parent):
+            known[node] = self._through[node] if worth[node] else known[parent]
+            tokens[node] = known[node] - known[parent]
+        self.tokens = int(tokens.sum())
         """Tokens of all shared beginnings."""
+        saved = int((tokens * (self._awaited - 1)).sum())
+        self.distinct_tokens = int(tree.prompt_tokens.sum()) - saved
+        """Tokens of all prompts, each shared beginning counted once."""
 
     def path(self, request: int) -> Path:
         """Return the shared beginnings of a request's prompt."""

@@ -14,7 +14,7 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.problem import Problem
-from ...data.trace import Stage
+from ...data.trace import DISTINCT, Stage
 from ..models.mixed_sampling import MixedSampler
 from ..models.sampling import Sampler
 from ..models.wrapped import Evaluation, unwrapped
@@ -258,6 +258,7 @@ class HuggingFaceEngine:
         from ..attention.float_products import arithmetic_of
 
         residence, arithmetic = self._residence, arithmetic_of(self._model)
+        shared = {} if self._beginnings is None else {DISTINCT: self._beginnings.distinct_tokens}
         troubles = {} if arithmetic is None or not arithmetic.widened else {"products": "float32"}
         if residence.ran_out or residence.moved:
             troubles["memory"] = (
@@ -274,6 +275,7 @@ class HuggingFaceEngine:
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
+            **shared,
             **troubles,
         }
 

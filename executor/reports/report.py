@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,6 +32,7 @@ from ...data.workload import Turns, Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay_and_repair import Replay
 from ...heuristics.simulator import Simulator
+from ...models.bounds.conversations import counted_bound
 from ...models.bounds.fleet import work_bound
 from ...models.bounds.makespan import best_bound
 from ...models.bounds.prove import evicting_bound
@@ -88,7 +89,12 @@ def plan_report(
     if plan.provenance.condition:
         held += f", if {plan.provenance.condition}"
     found = replace(
-        found, planned_makespan=planned, fit=fit, expected=plan.expected, bound_of=held, repeats=plan.repeats
+        found,
+        planned_makespan=planned,
+        fit=fit,
+        expected=plan.expected,
+        bound_of=held,
+        repeats=plan.repeats_in([trace.distinct_tokens for trace in traces]),
     )
     return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
 
@@ -135,13 +141,46 @@ def fleet_report(
     )
 
 
+def run_bound_of(
+    served: Fleet,
+    traces: Sequence[Trace],
+    prove: Callable[[Fleet], Bound | None],
+    *,
+    evictions: bool = False,
+) -> Bound | None:
+    """Return a bound that counts no prompt token which the engine need not compute.
+
+    It is None if the engines share beginnings, and the traces do not tell how many tokens are distinct: other
+    replicas or an earlier engine may have computed some.
+
+    prove: Bound of requests whose beginnings are shared as the workload says.
+    evictions: Bound schedules that evict requests as well, as if a trace did.
+    """
+    computed = [trace.distinct_tokens for trace in traces]
+    whole = [_part_of(served, trace).computed_tokens for trace in traces]
+    if all(tokens is None or tokens >= most for tokens, most in zip(computed, whole, strict=True)):
+        return prove(served)
+    if len(traces) > 1 or computed[0] is None or not np.isfinite(traces[0].finished).all():
+        return None
+    return counted_bound(served.problem(), computed[0], evictions=evictions or traces[0].evictions > 0)
+
+
+def _part_of(served: Fleet, trace: Trace) -> Workload:
+    """Return the part of the served requests that a trace serves."""
+    mine = {name for name, end in zip(trace.ids, trace.finished.tolist(), strict=True) if np.isfinite(end)}
+    rows = [row for row, name in enumerate(served.workload.ids.tolist()) if name in mine]
+    return served.workload.select(np.array(rows, dtype=np.int64))
+
+
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:
     """Return the bound of a run, which may have evictions."""
     if not any(trace.evictions for trace in traces):
         return run_bound
     served = served_part(fleet, traces)
-    if served is None:
-        return None
+    return None if served is None else run_bound_of(served, traces, _evicting)
+
+
+def _evicting(served: Fleet) -> Bound:
     bounds = [work_bound(served)]
     if len(served.replicas) == 1 and not served.replicas[0].busy:
         bounds.append(evicting_bound(served.problem()))
@@ -182,6 +221,8 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 class _Part:
     """Part of a job on one replica.
 
+    whole_tokens: Tokens of the prompts without those that a group shares more than once.
+    prompt_tokens: The same with all beginnings that the engine shares counted once.
     shared: True if other replicas may have done some of its work.
     """
 
@@ -190,6 +231,7 @@ class _Part:
     busy: float
     served: npt.NDArray[np.bool_]
     planned: IntArray
+    whole_tokens: int
     prompt_tokens: int
     model_seconds: float
     schedule_seconds: float
@@ -208,13 +250,16 @@ class _Part:
     ) -> _Part:
         served = np.isfinite(trace.finished)
         measured = _clock([trace]) == "measured"
+        whole = workload.select(rows[served]).computed_tokens if served.any() else 0
+        distinct = trace.distinct_tokens if served.all() else None
         return cls(
             trace,
             cost,
             busy,
             served,
             planned=workload.output_tokens[rows][served],
-            prompt_tokens=workload.select(rows[served]).computed_tokens if served.any() else 0,
+            whole_tokens=whole,
+            prompt_tokens=whole if distinct is None else min(whole, distinct),
             model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
             schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),
         )
@@ -234,7 +279,9 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     busy = [part.busy if clock == "model" else 0.0 for part in parts]
     ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
-    proven = None if bound is None else bound.proven
+    # A bound of a plan counts whole prompts.
+    shares = any(part.prompt_tokens < part.whole_tokens for part in parts)
+    proven = None if bound is None or shares else bound.proven
     as_planned = len(actual) == requests and not wrong
     evictions = sum(trace.evictions for trace in traces)
     bounds_of_run = [None if run_bound is None else run_bound.proven]
@@ -288,7 +335,9 @@ def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Repo
     alone = served_part(
         Fleet(mine, (fleet.replicas[replica],), fleet.prefill_emits_first_token), [part.trace]
     )
-    run_bound = None if alone is None or part.shared else best_bound(alone.problem())
+    run_bound = None
+    if alone is not None and not part.shared:
+        run_bound = run_bound_of(alone, [part.trace], lambda fleet: best_bound(fleet.problem()))
     return _report([replace(part, busy=0.0)], len(rows), None, run_bound)
 
 

@@ -16,6 +16,7 @@ from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.workload import Turns, Workload
+from .prove import evicting_bound
 from .makespan import best_bound
 
 Path = Sequence[int]
@@ -29,7 +30,7 @@ def turns_bound(problem: Problem, paths: Sequence[Path], turns: Turns | None = N
     turns: Order of turns within conversations, or None without conversations.
     """
     ordered = _Ordered(problem.prompt_tokens, paths)
-    apart = _by_counts(problem, ordered.least_tokens())
+    apart = counted_bound(problem, ordered.least_tokens())
     if turns is None:
         return apart
     alone = longest_conversation(problem, turns, ordered.own_tokens(turns))
@@ -61,9 +62,10 @@ def longest_conversation(problem: Problem, turns: Turns, own_tokens: IntArray) -
     return Bound(float(end[last]), "longest conversation", terms, certificate)
 
 
-def _by_counts(problem: Problem, tokens: int) -> Bound:
+def counted_bound(problem: Problem, tokens: int, *, evictions: bool = False) -> Bound:
     """Return the bound of counts if all prefill stages compute some tokens.
 
+    evictions: Bound schedules that evict requests as well; their stages compute more.
     The tokens are spread evenly over the requests, as no other stages of so many tokens cost less. Reads of
     KV cache count whole prompts.
     """
@@ -77,7 +79,7 @@ def _by_counts(problem: Problem, tokens: int) -> Bound:
         max_position=None,
         prefix_cache=0,
     )
-    bound = best_bound(spread)
+    bound = evicting_bound(spread) if evictions else best_bound(spread)
     reads = problem.cost.decode_per_kv_token * problem.kv_token_steps
     terms = {**bound.terms, "KV reads": reads}
     certificate = {"kind": "common beginnings", "prompt_tokens": tokens, "counts": bound.certificate}

@@ -133,7 +133,7 @@ def _say_gain(plan: Plan, traces: Sequence[Trace]) -> None:
     gain = gain_of(plan.fleet, trace, cost=None if found is None else found.cost)
     if gain is not None:
         model = str(trace.engine.get("model", "the model"))
-        for line in gain_lines(gain, model, None, repeats=plan.repeats):
+        for line in gain_lines(gain, model, None, repeats=plan.repeats_in([trace.distinct_tokens])):
             say(line)
 
 

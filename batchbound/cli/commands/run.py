@@ -410,7 +410,7 @@ def _show_gain(gain: Gain, result: RunResult, args: argparse.Namespace, rerun: s
     if resumed > 0:
         say(f"{args.output}: {gain.requests:,} completions after {resumed:,} from before")
     planned = result.plan.provenance.lengths.get("kind") in ("known", "completions")
-    for line in gain_lines(gain, args.model, rerun, planned=planned, repeats=result.plan.repeats):
+    for line in gain_lines(gain, args.model, rerun, planned=planned, repeats=result.report.repeats):
         say(line)
     files = f"{args.output}, {result.files.traces[0]}"
     usual = (trace_of_plan(args.plan), Path(TRACE))
