@@ -272,8 +272,8 @@ class Plan(Shown):
     def repeats_in(self, computed: Sequence[int | None]) -> str:
         """Return the sentence on beginnings for a run of the plan.
 
-        computed: Prompt tokens with shared beginnings counted once, for each replica; None if it computes each
-            prompt whole.
+        computed: Prompt tokens with shared beginnings counted once, for each replica; None if it computes
+            each prompt whole.
         """
         whole, tokens = int(self.workload.input_tokens.sum()), sum(each or 0 for each in computed)
         if not self.repeats or None in computed or tokens > (1 - LEAST_REPEATED) * whole:

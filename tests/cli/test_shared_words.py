@@ -1,8 +1,9 @@
-"""Prompts that begin alike: screens, report and bound say that each is computed whole."""
+"""Prompts that begin alike: the plan says that it counts each whole, the run that they were computed once."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,19 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.cli import main
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
 from batchbound.data.prefix_cache import distinct_tokens
+from batchbound.data.trace import Trace
+from batchbound.executor.reports.report import run_bound_of
+from batchbound.judging import report
+from batchbound.models.bounds.makespan import best_bound
 
-WORDS = "192 prompt tokens, 67 of them distinct: the rest is computed again, and the bound counts it"
+WORDS = (
+    "192 prompt tokens, 67 of them distinct: the plan and its bound count all, engines that share beginnings"
+    " compute less"
+)
 
 
 @pytest.fixture
@@ -52,8 +62,20 @@ def test_bound_report_and_screens_name_what_is_computed_again(
     assert said.count("67 of them distinct") == 3  # plan, verify, report
     assert main(["run", "plan.json", "--model", "tiny:llama", "--threads", "1"]) == 0
     screen = capsys.readouterr().out
-    assert "67 of them distinct" in screen
-    assert "  bound counts it\n" in screen or "  the bound counts it\n" in screen  # in lines of 80 columns
+    # The token that begins all prompts is not worth sharing for one of them.
+    assert "  192 prompt tokens, 68 of them computed: what prompts share was computed once\n" in screen
+    said = report(plan, [trace := Trace.load("trace.jsonl")])
+    assert trace.distinct_tokens == 31 + 5 + 32 == said.prompt_tokens
+    assert sum(stage.tokens for stage in trace.stages if stage.kind == "prefill") == 68
+    assert said.bound is None, "the plan's counts whole prompts"
+    assert said.run_bound is not None
+    assert said.model_makespan >= said.run_bound
+    # The bound that counts whole prompts is above what the run took.
+    stages = replace(plan.problem, cost=CostModel(0.0, 1.0, 0.0, 0.0))
+    assert best_bound(stages).seconds == 192
+    counted = run_bound_of(Fleet.of(stages, 1), [trace], lambda _: best_bound(stages))
+    assert counted is not None
+    assert counted.seconds == 68
 
 
 def test_prompts_that_begin_differently_say_nothing(
