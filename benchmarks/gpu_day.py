@@ -191,7 +191,7 @@ def kernels_part(day: Day) -> None:
 def steps_part(day: Day, *, compiled: bool = False) -> None:
     """Measure decode steps of the ragged tier, captured and not."""
     makers = ways(day.gpu, compiled)
-    kept = ("ragged, compiled",) if compiled else ("ragged", "ragged, in blocks", "ragged, not captured")
+    kept = ("ragged, compiled",) if compiled else ("ragged", "ragged, limited", "ragged, not captured")
     rate = day.report["device"]["bytes_per_s"]
     points = all_points(
         day.model, {way: makers[way] for way in kept}, day.sizes.slots, day.sizes.contexts,
@@ -277,7 +277,7 @@ def memory_part(day: Day) -> None:
     capacity = slots * longest // 4
     batch = RaggedBatch(day.model, slots, longest, kv_tokens=capacity)
     batch.prefill([0], day.prompts(1, 4))
-    buffers = [buffer for layer in batch._store._slot_layers for buffer in layer.buffers]
+    buffers = [buffer for layer in batch._store._paged_layers for buffer in layer.buffers]
     of_a_token = sum(buffer.nbytes // buffer.shape[0] for buffer in buffers)
     figures: dict[str, Any] = {
         "capacity_tokens": capacity,

@@ -104,7 +104,7 @@ def ways(gpu: bool, compile_steps: bool) -> dict[str, Maker]:
     found: dict[str, Maker] = {
         "ragged, not captured": uncaptured,
         "ragged": captured(capture),
-        "ragged, in blocks": lambda model, slots, capacity: RaggedBatch(
+        "ragged, limited": lambda model, slots, capacity: RaggedBatch(
             model, slots, capacity, capture=capture, kv_tokens=slots * capacity
         ),
     }
