@@ -125,20 +125,24 @@ def gain_and_plan(
         return None, None
     cost = cost or _own_cost(trace, fleet.replicas[0].cost)
     served = replace(served, replicas=(replace(served.replicas[0], cost=cost),))
-    free = replace(served.problem(), cost=_of_distinct(cost, served, trace))
+    free = served.problem()
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
     planned, problem = _limited(free, fleet)
     # The engine keeps the KV cache of evicted requests on the host.
     first = simulate(planned, params.policy, free.workload.output_tokens, swap=0.0)
     evicts = trace.evictions + first.evictions > 0
-    courses = [Course.of(trace, trace.makespan), Course.of(first, clock * first.makespan)]
+    tokens = sum(stage.tokens for stage in first.stages if stage.kind == "prefill")
+    seconds = clock * _seconds(cost, first.makespan, tokens, trace)
+    courses = [Course.of(trace, trace.makespan), Course.of(first, seconds)]
     known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
     if problem is not None:
         result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
         bound = _evicting(problem) if evicts else result.bound or bound
         if result.schedule is not None:
-            schedule, seconds = result.schedule, clock * result.schedule.makespan(problem)
+            schedule = result.schedule
+            tokens = int(schedule.stage_tokens(problem).sum())
+            seconds = clock * _seconds(cost, schedule.makespan(problem), tokens, trace)
             steps, stages = int(schedule.decode_steps.sum()), len(schedule.decode_steps)
             known = min(Course(seconds, steps, stages), *courses, key=lambda course: course.seconds)
             maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
@@ -160,15 +164,10 @@ def gain_and_plan(
     return gain, plan
 
 
-def _of_distinct(cost: CostModel, served: Fleet, trace: Trace) -> CostModel:
-    """Return costs by which whole prompts take the seconds of those tokens that the engine computes."""
-    whole = served.workload.computed_tokens
-    computed = whole if trace.distinct_tokens is None else min(whole, trace.distinct_tokens)
-    return replace(
-        cost,
-        prefill_per_token=cost.prefill_per_token * computed / whole,
-        prefill_per_token_beyond=cost.prefill_per_token_beyond * computed / whole,
-    )
+def _seconds(cost: CostModel, makespan: float, tokens: int, trace: Trace) -> float:
+    """Return simulated seconds without the prompt tokens that the engine computes only once."""
+    distinct = tokens if trace.distinct_tokens is None else min(tokens, trace.distinct_tokens)
+    return makespan - cost.prefill_per_token * (tokens - distinct)
 
 
 def _evicting(problem: Problem) -> Bound:

@@ -153,11 +153,11 @@ def run_bound_of(
     It is None if the engines share beginnings, and the traces do not tell how many tokens are distinct: other
     replicas or an earlier engine may have computed some.
 
-    prove: Bound of requests whose beginnings are shared as the workload says.
+    prove: Bound of requests that share nothing, or what the workload says.
     evictions: Bound schedules that evict requests as well, as if a trace did.
     """
     computed = [trace.distinct_tokens for trace in traces]
-    whole = [_part_of(served, trace).computed_tokens for trace in traces]
+    whole = [int(_part_of(served, trace).input_tokens.sum()) for trace in traces]
     if all(tokens is None or tokens >= most for tokens, most in zip(computed, whole, strict=True)):
         return prove(served)
     if len(traces) > 1 or computed[0] is None or not np.isfinite(traces[0].finished).all():
@@ -221,8 +221,8 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 class _Part:
     """Part of a job on one replica.
 
-    whole_tokens: Tokens of the prompts without those that a group shares more than once.
-    prompt_tokens: The same with all beginnings that the engine shares counted once.
+    prompt_tokens: Tokens of the prompts; beginnings that a group or the engine shares count once.
+    whole: False if the engine shares beginnings.
     shared: True if other replicas may have done some of its work.
     """
 
@@ -231,8 +231,8 @@ class _Part:
     busy: float
     served: npt.NDArray[np.bool_]
     planned: IntArray
-    whole_tokens: int
     prompt_tokens: int
+    whole: bool
     model_seconds: float
     schedule_seconds: float
     shared: bool = False
@@ -250,7 +250,8 @@ class _Part:
     ) -> _Part:
         served = np.isfinite(trace.finished)
         measured = _clock([trace]) == "measured"
-        whole = workload.select(rows[served]).computed_tokens if served.any() else 0
+        prompts = workload.select(rows[served]) if served.any() else None
+        tokens = 0 if prompts is None else prompts.computed_tokens
         distinct = trace.distinct_tokens if served.all() else None
         return cls(
             trace,
@@ -258,8 +259,8 @@ class _Part:
             busy,
             served,
             planned=workload.output_tokens[rows][served],
-            whole_tokens=whole,
-            prompt_tokens=whole if distinct is None else min(whole, distinct),
+            prompt_tokens=tokens if distinct is None else min(tokens, distinct),
+            whole=prompts is None or distinct is None or distinct >= prompts.input_tokens.sum(),
             model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
             schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),
         )
@@ -280,8 +281,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
     # A bound of a plan counts whole prompts.
-    shares = any(part.prompt_tokens < part.whole_tokens for part in parts)
-    proven = None if bound is None or shares else bound.proven
+    proven = bound.proven if bound is not None and all(part.whole for part in parts) else None
     as_planned = len(actual) == requests and not wrong
     evictions = sum(trace.evictions for trace in traces)
     bounds_of_run = [None if run_bound is None else run_bound.proven]

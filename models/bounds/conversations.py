@@ -16,8 +16,8 @@ from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.workload import Turns, Workload
-from .prove import evicting_bound
 from .makespan import best_bound
+from .prove import evicting_bound
 
 Path = Sequence[int]
 
