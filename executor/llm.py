@@ -73,9 +73,9 @@ class LLM:
     kv_tokens
         Most tokens of KV cache on the device; None for as many as the slots need.
     share_prompts
-        Compute a prompt with several completions once. Kept prompts take at most as much memory again as the
-        slots. On a GPU or with ``kv_tokens`` they take a quarter of that, or all that the slots leave of
-        ``kv_tokens`` if this is more.
+        Compute a beginning that several prompts share once, and hold its KV cache once. Beginnings that no
+        running completion needs take at most as much memory again as the slots; on a GPU or with
+        ``kv_tokens`` what the slots leave. The window tier shares equal prompts only.
     cost
         Costs for scheduling and for the report; the hybrid paper's by default.
     policy

@@ -116,7 +116,7 @@ class HuggingFaceEngine:
         if self._beginnings is not None and self._tier.name == "ragged":
             # On the host memory is ample: beginnings that no row reads may take as much again as the slots.
             roomy = inner.device.type == "cpu" and decoding.kv_tokens is None and problem.kv_capacity is None
-            most = slots * capacity if roomy else problem.prefix_cache
+            most = problem.prefix_cache or (slots * capacity if roomy else 0)
             options["shared_tokens"] = min(most, self._beginnings.tokens)
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens - begun).max())

@@ -64,12 +64,13 @@ def test_bound_report_and_screens_name_what_is_computed_again(
     screen = capsys.readouterr().out
     # The token that begins all prompts is not worth sharing for one of them.
     assert "  192 prompt tokens, 68 of them computed: what prompts share was computed once\n" in screen
-    said = report(plan, [trace := Trace.load("trace.jsonl")])
-    assert trace.distinct_tokens == 31 + 5 + 32 == said.prompt_tokens
+    trace = Trace.load("trace.jsonl")
+    ran = report(plan, [trace])
+    assert trace.distinct_tokens == 31 + 5 + 32 == ran.prompt_tokens
     assert sum(stage.tokens for stage in trace.stages if stage.kind == "prefill") == 68
-    assert said.bound is None, "the plan's counts whole prompts"
-    assert said.run_bound is not None
-    assert said.model_makespan >= said.run_bound
+    assert ran.bound is None, "the plan's counts whole prompts"
+    assert ran.run_bound is not None
+    assert ran.model_makespan >= ran.run_bound
     # The bound that counts whole prompts is above what the run took.
     stages = replace(plan.problem, cost=CostModel(0.0, 1.0, 0.0, 0.0))
     assert best_bound(stages).seconds == 192

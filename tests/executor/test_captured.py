@@ -132,7 +132,7 @@ def test_replayed_steps_on_rows_in_pages_give_the_answers_of_generate_alone(fami
     batch = RaggedBatch(model, slots=5, capacity=1, kv_tokens=4 * need, capture=taped)
     ends, expected = cut_short(answers_of_generate(family, requests))
     assert run_at_random(batch, requests, seed=3, until=ends) == expected
-    assert sorted(batch._store._free) == list(range(batch._store.pages))  # type: ignore[attr-defined]
+    assert sorted(batch._store._free) == list(range(batch._store.pages))
 
 
 def test_a_burst_is_as_long_as_the_pages_allow(llama: Any) -> None:
