@@ -331,8 +331,9 @@ def _within(kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int]) 
     from ..kv.window_batch import columns_for
 
     if tier.name == "ragged":
-        # No request grows beyond its most tokens, so capacity beyond all slots' need is unused.
-        return {"kv_tokens": min(kv_capacity, slots * longest[1])}
+        # No request grows beyond its most tokens, so capacity beyond all slots' need is unused. One that
+        # outgrows the plan alone fits all the same.
+        return {"kv_tokens": min(max(kv_capacity, longest[1]), slots * longest[1])}
     columns = columns_for(longest[0])
     if slots * columns > kv_capacity:
         fits = kv_capacity // columns
