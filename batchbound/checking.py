@@ -29,6 +29,7 @@ from .models.bounds.fleet import work_bound
 from .models.bounds.makespan import difference_set_bound, paper_bound, trivial_bound
 from .models.bounds.packing.partition import solve_partition
 from .models.bounds.prove import proven_bound
+from .models.certificates.beginnings import Beginnings
 from .models.certificates.fleet import verify_fleet_bound
 from .models.formulations.full_model import UnsupportedProblemError
 from .models.formulations.linear_files import write_mps
@@ -38,6 +39,7 @@ from .options.bound import BoundOptions, ExportOptions
 from .options.judging import ValidateOptions, VerifyOptions
 from .options.link import LINK
 from .options.option import takes
+from .planning.mixed_job import completion_prompts
 from .run_job.earlier import trace_of
 
 BIT_FACTS = {
@@ -67,11 +69,15 @@ class VerifiedRun:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A plan, its violation or None, and the run of a plan without lengths."""
+    """A plan, its violation or None, and the run of a plan without lengths.
+
+    from_prompts: True if the tree of shared beginnings was derived from the prompts again.
+    """
 
     plan: Plan | IterationPlan
     violation: Violation | None
     run: VerifiedRun | None = None
+    from_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,13 @@ def verify_file(options: VerifyOptions) -> Verified | Compared:
     if options.same_as is not None:
         return _compared(options.plan, options.same_as)
     plan = load_plan(options.plan)
+    if options.prompts is not None:
+        if not isinstance(plan, IterationPlan) or plan.tree is None:
+            hint = "Leave --prompts out: its bound does not depend on shared beginnings."
+            raise InputError("holds no tree of prompts", file=options.plan, hint=hint)
+        again = _of_prompts(plan, plan.tree.unit, options)
+        wrong = again if isinstance(again, Violation) else verify(again)
+        return Verified(plan, wrong, from_prompts=True)
     if isinstance(plan, Plan) and plan.claim is None:
         trace = trace_of(options.plan) if plan.lengths_unknown and len(plan.fleet.replicas) == 1 else None
         return Verified(plan, None) if trace is None else _verified_run(plan, trace)
@@ -114,6 +127,29 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     bound = work_bound(fleet) if trace.evictions else proven_bound(problem)
     run = VerifiedRun(path, bound, model_seconds(problem.cost, trace, overheads=False))
     return Verified(plan, verify_fleet_bound(fleet, bound), run)
+
+
+def _of_prompts(plan: IterationPlan, unit: int, options: VerifyOptions) -> IterationPlan | Violation:
+    """Return the plan with the tree of its prompts, derived again."""
+    from .executor.models.tokenizers import load_tokenizer
+
+    assert options.prompts is not None
+    planned = plan.provenance.prompts
+    tokenizer, columns = None, None
+    if planned is not None:
+        columns = planned.columns
+        folder = Path(options.plan).resolve().parent
+        name = planned.tokenizer
+        tokenizer = load_tokenizer(str(folder / name) if name.startswith(".") else name) if name else None
+    names, prompts, owners = completion_prompts(options.prompts, tokenizer, columns)
+    lengths = dict(zip(names, map(len, prompts), strict=True))
+    for name, tokens in zip(plan.workload.ids.tolist(), plan.workload.input_tokens.tolist(), strict=True):
+        if lengths.get(name) != tokens:
+            what = f"the prompt of {name!r} has {lengths.get(name, 'no')} tokens, the plan says {tokens}"
+            return Violation("the plan is of these prompts", what)
+    if names != plan.workload.ids.tolist():
+        return Violation("the plan is of these prompts", "the file has other requests, or another order")
+    return replace(plan, tree=Beginnings.of_prompts(prompts, owners, unit).tree())
 
 
 def _compared(*paths: str | os.PathLike[str]) -> Compared:

@@ -101,6 +101,9 @@ class VerifyOptions(Options):
         "compare the digests of two traces of runs with --repeatable: PLAN and this one",
         metavar="TRACE",
     )
+    prompts: PathText | None = option(
+        None, "the plan's requests: derive the tree of shared beginnings from them again", metavar="FILE"
+    )
     json: bool = option(False, "print one JSON object instead of text")
 
 

@@ -189,10 +189,40 @@ def _sent(
         return replace(job, counted=False, assumptions=(COUNTS_ONE,))
     if not prefix_caching:
         return replace(job, assumptions=(COUNTS_ALL,))
-    each = [tokens for tokens, count in zip(known, choices.tolist(), strict=True) for _ in range(count)]
-    salts = [request.body.get("cache_salt") for request in requests]
-    tree = PrefixTree.of_prompts(each, [repr(salts[i]) for i in job.requests()])
+    tree = PrefixTree.of_prompts(*_of_completions(requests, known))
     return replace(job, tree=tree, assumptions=assumed_of(tree))
+
+
+def completion_prompts(
+    path: str | os.PathLike[str], tokenizer: Tokenizer | None, columns: PromptColumns | None = None
+) -> tuple[list[str], list[Sequence[int]], list[str]]:
+    """Return the name, token ids and owner of each completion's prompt.
+
+    Prompts of different owners share nothing. Raises InputError if a prompt cannot be counted.
+    """
+    name = os.fspath(path)
+    requests = read_server_batch(name, columns)
+    known = list[Sequence[int]]()
+    for request in requests:
+        tokens = _tokens(request, tokenizer, name)
+        if tokens is None:
+            hint = "Plan with --tokenizer, or with token ids as prompts."
+            raise InputError("its tokens are unknown", file=name, where=f"line {request.line}", hint=hint)
+        known.append(tokens)
+    return (completion_ids(requests), *_of_completions(requests, known))
+
+
+def _of_completions(
+    requests: ServerBatch, prompts: list[Sequence[int]]
+) -> tuple[list[Sequence[int]], list[str]]:
+    """Return the prompt of each completion and its owner."""
+    # Models are no owners: a server may know one model by several names.
+    rows = [
+        (tokens, repr(request.body.get("cache_salt")))
+        for request, tokens in zip(requests, prompts, strict=True)
+        for _ in range(request.choices)
+    ]
+    return [tokens for tokens, _ in rows], [owner for _, owner in rows]
 
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
@@ -205,8 +235,8 @@ def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> S
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     template = request.body.get("chat_template_kwargs")
-    if not _is_plain_chat(prompt):
-        # Only the server knows its template for images and tool calls.
+    if not _is_plain_chat(prompt) or request.body.get("tools"):
+        # Only the server knows its template for images and tools.
         return None
     try:
         return tokenizer.encode_chat(prompt, **(template if isinstance(template, Mapping) else {}))

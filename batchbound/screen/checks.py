@@ -46,9 +46,10 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
             gap=run.bound.gap(run.seconds),
         )
     elif options.json:
-        say(json.dumps({"verified": True, **_claims(plan)}))
+        tree = {"tree_from_prompts": True} if verified.from_prompts else {}
+        say(json.dumps({"verified": True, **_claims(plan), **tree}))
     elif isinstance(plan, IterationPlan):
-        _show_iterations(plan)
+        _show_iterations(plan, from_prompts=verified.from_prompts)
     else:
         _show_plan(plan)
     return 0
@@ -90,7 +91,7 @@ def _show_plan(plan: Plan) -> None:
     say("no gap: the bound is zero" if plan.gap is None else f"gap {plan.gap:.4%}")
 
 
-def _show_iterations(plan: IterationPlan) -> None:
+def _show_iterations(plan: IterationPlan, *, from_prompts: bool) -> None:
     taken = "is too large to simulate" if plan.iterations is None else f"takes {plan.iterations:,} iterations"
     say(f"the order holds each completion once and, simulated again, {taken}")
     assuming = assumed_line(plan.relied_on)
@@ -99,7 +100,12 @@ def _show_iterations(plan: IterationPlan) -> None:
     stated = [assumption.name for assumption in plan.relied_on if assumption.basis == "stated"]
     if stated:
         say(f"stated: {', '.join(stated)}")
-    say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
+    of_tree = ""
+    if from_prompts:
+        say("the tree of shared beginnings was derived from the prompts again")
+    elif plan.tree is not None and len(plan.tree.parent):
+        of_tree = ", for the tree of shared beginnings in this plan"
+    say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}{of_tree}")
     if plan.gap is not None:
         say(f"gap {plan.gap:.4%}")
     if plan.least_seconds is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ...data.iterations import EngineLimits
 from ...data.prefix_tree import PrefixTree
@@ -37,34 +38,43 @@ class Beginnings:
     def of_prompts(
         cls, prompts: Sequence[Sequence[int]], identities: Sequence[Hashable] | None, unit: int
     ) -> Beginnings:
-        """Return the tree of prompts, a node for each unit that two of them reuse.
+        """Return the tree of prompts.
 
-        A node is named by the one before it and its token ids, so no two prompts are compared.
+        Of sorted prompts, all between two have in common what these two have.
         """
-        named: dict[Hashable, int] = {}
-        paths = list[list[int]]()
+        owners = [None] * len(prompts) if identities is None else identities
+        by_owner = defaultdict[Hashable, list[tuple[tuple[int, ...], int]]](list)
         for request, prompt in enumerate(prompts):
-            node, path = -1, list[int]()
-            owner = None if identities is None else identities[request]
             # The last token is always computed.
-            for begin in range(0, (len(prompt) - 1) // unit * unit, unit):
-                name = (owner if node < 0 else node, node < 0, tuple(prompt[begin : begin + unit]))
-                node = named.setdefault(name, len(named))
-                path.append(node)
-            paths.append(path)
-        below = defaultdict[int, int](int)
-        for path in paths:
-            for node in path:
-                below[node] += 1
-        kept = {node: place for place, node in enumerate(node for node in named.values() if below[node] > 1)}
-        parents, leaf, own = [-1] * len(kept), list[int](), list[int]()
-        for prompt, path in zip(prompts, paths, strict=True):
-            shared = [kept[node] for node in path if node in kept]
-            for before, node in pairwise(shared):
-                parents[node] = before
-            leaf.append(shared[-1] if shared else -1)
-            own.append(len(prompt) - unit * len(shared))
-        return cls(unit, parents, [unit] * len(kept), leaf, own, _continued(prompts, identities))
+            reusable = tuple(prompt[: (len(prompt) - 1) // unit * unit])
+            by_owner[owners[request]].append((reusable, request))
+        parents, tokens, leaf = list[int](), list[int](), [-1] * len(prompts)
+        ranges = [(sorted(texts), 0, -1) for texts in by_owner.values()]
+        while ranges:
+            texts, depth, node = ranges.pop()
+            alike = _alike(texts[0][0], texts[-1][0]) // unit * unit if len(texts) > 1 else depth
+            if alike > depth:
+                parents.append(node)
+                tokens.append(alike - depth)
+                node = len(parents) - 1
+            parts = defaultdict[tuple[int, ...], list[tuple[tuple[int, ...], int]]](list)
+            for text, request in texts:
+                leaf[request] = node
+                if len(text) > alike and len(texts) > 1:
+                    parts[text[alike : alike + unit]].append((text, request))
+            ranges += [(part, alike, node) for part in parts.values()]
+        own = [len(prompt) for prompt in prompts]
+        found = cls(unit, parents, tokens, leaf, own, _continued(prompts, owners))
+        through = [*found.through(), 0]
+        return replace(found, own=[own[i] - through[leaf[i]] for i in range(len(own))])
+
+    def tree(self) -> PrefixTree:
+        """Return the tree as a plan holds it."""
+        parents, tokens, leaf, own, continues = (
+            np.array(column, dtype=np.int64)
+            for column in (self.parents, self.tokens, self.leaf, self.own, self.continues)
+        )
+        return PrefixTree(parents, tokens, leaf, own, self.unit, continues)
 
     def through(self) -> list[int]:
         """Return the tokens from the root through each node."""
@@ -169,11 +179,23 @@ class Beginnings:
         return order
 
 
-def _continued(prompts: Sequence[Sequence[int]], identities: Sequence[Hashable] | None) -> list[int]:
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return the number of first tokens that are the same."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _continued(prompts: Sequence[Sequence[int]], owners: Sequence[Hashable]) -> list[int]:
     """Return the longest prompt that begins each one, of equal ones the one before."""
     by_owner = defaultdict[Hashable, list[tuple[tuple[int, ...], int]]](list)
     for request, prompt in enumerate(prompts):
-        by_owner[None if identities is None else identities[request]].append((tuple(prompt), request))
+        by_owner[owners[request]].append((tuple(prompt), request))
     continues = [-1] * len(prompts)
     for texts in by_owner.values():
         begun: list[tuple[tuple[int, ...], int]] = []

@@ -15,7 +15,10 @@ from batchbound.data.claims.assumptions import DISTINCT, TEXTS_DIFFER
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.iteration_plan import IterationPlan
+from batchbound.data.iterations import EngineLimits
+from batchbound.planning.iterations import Engines, make_iteration_plan
 from batchbound.planning.mixed_job import read_mixed_job
+from batchbound.solvers.result import Limits
 
 LENGTHS = [5, 40, 7, 30, 6, 20, 9, 11]
 
@@ -255,6 +258,58 @@ def test_prompts_that_begin_alike_count_once_where_the_engine_keeps_them(tmp_pat
     assert [(one.name, one.basis) for one in job.assumptions] == [(TEXTS_DIFFER, "assumed")]
     assert job.workload.group[0] == job.workload.group[1] != job.workload.group[2]
     assert read_mixed_job(path, prefix_caching=False).job.tree is None
+
+
+def write_documents(path: Path, documents: int = 2) -> Path:
+    """Write questions on documents of 12 tokens, as token ids."""
+    with path.open("w") as stream:
+        for k in range(8):
+            prompt = [*range(100 * (k % documents), 100 * (k % documents) + 12), 900 + k]
+            row = {"custom_id": f"r{k}", "body": {"prompt": prompt}, "output_tokens": 2}
+            stream.write(json.dumps(row) + "\n")
+    return path
+
+
+def test_a_plan_is_verified_from_its_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch, path = write_documents(tmp_path / "in.jsonl"), tmp_path / "plan.json"
+    planned(batch, capsys, "--token-budget", "2")
+    plan = IterationPlan.load(path)
+    assert plan.tree is not None
+    assert plan.tree.tokens.tolist() == [12, 12]
+    # Two documents, a token of its own and one drawn for each request but its last.
+    assert (plan.bound.iterations, plan.bound.source) == ((2 * 12 + 8 + 8) // 2, "tokens")
+    assert "for the tree of shared beginnings in this plan" in said_by(capsys, ["verify", str(path)])
+    words = ["verify", str(path), "--prompts", str(batch)]
+    assert "derived from the prompts again" in said_by(capsys, words)
+    assert json.loads(said_by(capsys, [*words, "--json"]))["tree_from_prompts"] is True
+
+
+def test_a_forged_tree_is_refused_by_the_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch, path = write_documents(tmp_path / "in.jsonl"), tmp_path / "plan.json"
+    planned(batch, capsys, "--token-budget", "2")
+    plan = IterationPlan.load(path)
+    # Eight documents of as many tokens need more.
+    job = read_mixed_job(write_documents(tmp_path / "others.jsonl", documents=8)).job
+    engines = Engines((EngineLimits(2, 2),), blocks_stated=False)
+    forged = make_iteration_plan(job, engines, limits=Limits(work=20))
+    assert forged.bound.iterations > plan.bound.iterations
+    forged.save(path)
+    assert said_by(capsys, ["verify", str(path)])
+    refused = said_by(capsys, ["verify", str(path), "--prompts", str(batch)], 1)
+    assert "the certificate proves the bound" in refused
+    other = tmp_path / "others.jsonl"
+    other.write_text(batch.read_text().replace("907]", "907, 1]"))
+    refused = said_by(capsys, ["verify", str(path), "--prompts", str(other)], 1)
+    assert "'r7' has 14 tokens, the plan says 13" in refused
+    other = write_batch(tmp_path)
+    assert "its tokens are unknown" in said_by(capsys, ["verify", str(path), "--prompts", str(other)], 2)
+
+
+def test_a_plan_without_a_tree_takes_no_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = write_batch(tmp_path)
+    planned(batch, capsys)
+    refused = said_by(capsys, ["verify", str(tmp_path / "plan.json"), "--prompts", str(batch)], 2)
+    assert "holds no tree of prompts" in refused
 
 
 def test_a_table_of_lengths_shares_what_its_groups_do(tmp_path: Path) -> None:
