@@ -9,7 +9,9 @@ under way, decode step by decode step, and shares nothing with solver or checker
 requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
 generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
 is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
-With `--kind fleets` it is two or three replicas, alike or not, and every way to share requests out is tried.
+With `--kind divided` the search
+divides the KV memory, and one memory that holds each shared prompt once is the engine to beat. With
+`--kind fleets` it is two or three replicas, alike or not, and every way to share requests out is tried.
 Counts are written as JSON; whatever is wrong is listed by its seed.
 
     python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
@@ -34,6 +36,7 @@ from tiny_optima import (
     iteration_problem,
     least_iterations,
     least_shared_iterations,
+    shared_memory_optimum,
     sharing_problem,
 )
 
@@ -45,18 +48,22 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.heuristics.serving.release import fits, predict
-from batchbound.models.bounds.fleet import fleet_bound, one_after_another
+from batchbound.judging import verify
+from batchbound.models.bounds.divisions import is_divided
+from batchbound.models.bounds.fleet import fleet_bound, one_after_another, work_bound
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
-from batchbound.models.bounds.prove import proven_bound
+from batchbound.models.bounds.prove import evicting_bound, proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.planning.plan import make_plan
 from batchbound.planning.release import Releasable, named_orders
 from batchbound.planning.release_search import search_release
+from batchbound.solvers.cache_choice import choose_prefix_cache
 from batchbound.solvers.exact.compiled_search import can_list_orders, search_exactly
 from batchbound.solvers.fleet import plan_fleet
-from batchbound.solvers.result import Limits, StoppedBy
+from batchbound.solvers.result import Limits, Status, StoppedBy
 
 SECONDS = 0.5
 """Of the bound that takes a search."""
@@ -222,6 +229,50 @@ def groups(seed: int) -> tuple[list[str], bool, list[str]]:
     return [*options(problem), *kept], tight, faults_of_groups(problem, least)
 
 
+def divided(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same where the search divides the memory: no engine with one memory beats a bound."""
+    problem = divided_problem(seed)
+    least = shared_memory_optimum(problem)
+    wrong = faults_of_groups(problem, least)
+    alone = proven_bound(replace(problem, memory_divided=False), SECONDS)
+    if is_divided(problem) and verify_bound(problem, alone) is None:
+        wrong.append("a bound of one division is accepted")
+    plan = make_plan(problem, limits=Limits(work=20), evicting=False)
+    if plan.maker.status == Status.OPTIMAL and plan.makespan > least * (1 + ROUNDING):
+        wrong.append("a plan is called optimal, and is not")
+    if plan.bound is None or plan.bound.seconds > least * (1 + ROUNDING) or verify(plan) is not None:
+        wrong.append("the plan's bound is wrong")
+    evicted = evicting_bound(problem)
+    if evicted.seconds > least * (1 + ROUNDING) or verify_bound(problem, evicted) is not None:
+        wrong.append("the bound with evictions is wrong")
+    tight = plan.bound is not None and plan.bound.seconds >= least * (1 - ROUNDING)
+    return [*options(problem), plan.maker.status], tight, wrong
+
+
+def divided_problem(seed: int) -> Problem:
+    """Return a tiny problem of groups under a KV capacity, as the search divides it."""
+    problem, rng = grouped_problem(seed), np.random.default_rng((seed, 1))
+    largest = int(problem.kv_peak.max())
+    capacity = largest + int(rng.integers(0, 20))
+    return choose_prefix_cache(replace(problem, kv_capacity=capacity, prefix_cache=0))
+
+
+def divided_fleets(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of a fleet of two, alike or not."""
+    problem, rng = divided_problem(seed), np.random.default_rng((seed, 2))
+    one = Fleet.of(problem, 1).replicas[0]
+    other = replace(one, slots=int(rng.integers(1, 4)), busy=float(rng.choice([0.0, 0.5])))
+    fleet = Fleet(problem.workload, (one, one if rng.random() < 0.5 else other), bool(seed % 2))
+    least = optimum_of_fleet(fleet, shared_memory_optimum)
+    wrong, bound = [], fleet_bound(fleet, SECONDS)
+    for each in (bound, work_bound(fleet)):
+        if each.seconds > least * (1 + ROUNDING):
+            wrong.append(f"{each.source}: above the optimum")
+        if verify_fleet_bound(fleet, each) is not None:
+            wrong.append(f"{each.source}: its certificate is refused")
+    return [bound.source], bound.seconds >= least * (1 - ROUNDING), wrong
+
+
 def mixed(seed: int) -> tuple[list[str], bool, list[str]]:
     """Return the same of an engine that mixes prompts and generated tokens."""
     work, limits = iteration_problem(seed)
@@ -273,7 +324,7 @@ def random_replica(rng: np.random.Generator) -> Replica:
     )
 
 
-def optimum_of_fleet(fleet: Fleet) -> float:
+def optimum_of_fleet(fleet: Fleet, of_one: Callable[[Problem], float] = optimum) -> float:
     """Return the least seconds of all ways to share the requests out."""
     met: dict[tuple[Replica, tuple[int, ...]], float] = {}
     best = np.inf
@@ -283,7 +334,7 @@ def optimum_of_fleet(fleet: Fleet) -> float:
             mine = np.flatnonzero(np.array(way) == k)
             key = fleet.replicas[k], tuple(mine.tolist())
             if key not in met:
-                met[key] = optimum(fleet.problem_of(k, mine))
+                met[key] = of_one(fleet.problem_of(k, mine))
             ends[k] += met[key]
         best = min(best, max(ends))
     return best
@@ -306,7 +357,15 @@ def fleets(seed: int) -> tuple[list[str], bool, list[str]]:
     return [bound.source, *alike], bound.seconds >= least * (1 - ROUNDING), wrong
 
 
-KINDS = {"alone": alone, "groups": groups, "mixed": mixed, "mixed-groups": mixed_groups, "fleets": fleets}
+KINDS = {
+    "alone": alone,
+    "groups": groups,
+    "divided": divided,
+    "divided-fleets": divided_fleets,
+    "mixed": mixed,
+    "mixed-groups": mixed_groups,
+    "fleets": fleets,
+}
 
 
 def main() -> None:

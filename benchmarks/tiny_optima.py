@@ -86,6 +86,55 @@ def grouped_optimum(problem: Problem) -> float:
     raise AssertionError("no schedule exists")
 
 
+def shared_memory_optimum(problem: Problem) -> float:
+    """
+    Return the least makespan of an engine with one memory, which holds each shared prompt once.
+
+    It holds a shared prompt while a request of the group runs, or for as long as it likes. The memory is the
+    problem's capacity and what is set aside for prompts. Dijkstra over (requests waiting, steps done by each
+    running one, groups whose prompts are held).
+    """
+    steps, own = problem.decode_steps.tolist(), problem.own_tokens.tolist()
+    group, shared = problem.workload.group.tolist(), problem.workload.shared_tokens.tolist()
+    of = [group[i] if shared[i] else -1 for i in range(len(steps))]
+    prompt = {of[i]: shared[i] for i in range(len(steps))} | {-1: 0}
+    first, cost = int(problem.prefill_emits_first_token), problem.cost
+    capacity = (problem.kv_capacity or 10**9) + problem.prefix_cache
+    cap = problem.prefill_token_cap or 10**9
+    State = tuple[tuple[int, ...], tuple[tuple[int, int], ...], frozenset[int]]
+    start: State = (tuple(range(len(steps))), (), frozenset())
+    frontier: list[tuple[float, int, State]] = [(0.0, 0, start)]
+    settled, number = set[State](), count(1)
+    while frontier:
+        seconds, _, state = heapq.heappop(frontier)
+        if state in settled:
+            continue
+        settled.add(state)
+        waiting, running, kept = state
+        if not waiting and not running:
+            return seconds
+        held = sum(own[i] + first + done for i, done in running)
+        for dropped in kept - {of[i] for i, _ in running}:
+            heapq.heappush(frontier, (seconds, next(number), (waiting, running, kept - {dropped})))
+        if running and held + sum(prompt[each] for each in kept) <= capacity:
+            left = tuple((i, done + 1) for i, done in running if done + 1 < steps[i])
+            read = held + sum(shared[i] for i, _ in running)
+            total = seconds + cost.decode_seconds(len(running), read)
+            heapq.heappush(frontier, (total, next(number), (waiting, left, kept)))
+        for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+            for chosen in combinations(waiting, size):
+                new = {of[i] for i in chosen} - kept - {-1}
+                computed = sum(own[i] for i in chosen) + sum(prompt[each] for each in new)
+                there = held + sum(own[i] for i in chosen) + sum(prompt[each] for each in kept | new)
+                if computed > cap or there > capacity:
+                    continue
+                now = tuple(sorted(running + tuple((i, 0) for i in chosen if steps[i] > 0)))
+                rest = tuple(i for i in waiting if i not in chosen)
+                total = seconds + cost.prefill_seconds(computed)
+                heapq.heappush(frontier, (total, next(number), (rest, now, kept | new)))
+    raise AssertionError("no schedule exists")
+
+
 def _computed(
     problem: Problem, waiting: tuple[int, ...], chosen: tuple[int, ...], kept: frozenset[int]
 ) -> tuple[int, frozenset[int]]:

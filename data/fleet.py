@@ -24,7 +24,7 @@ class Replica:
     """One engine of a fleet.
 
     cost: Cost model of its stages.
-    slots, kv_capacity, prefill_token_cap, max_position, prefix_cache: Fields of
+    slots, kv_capacity, prefill_token_cap, max_position, prefix_cache, memory_divided: Fields of
     :class:`~batchbound.data.problem.Problem`.
     busy: Seconds until it has finished earlier work.
     """
@@ -36,6 +36,7 @@ class Replica:
     max_position: Positive | None = None
     busy: float = 0.0
     prefix_cache: int = 0
+    memory_divided: bool = False
 
     def __post_init__(self) -> None:
         settle_limits(self)
@@ -44,8 +45,13 @@ class Replica:
 
     def problem(self, workload: Workload, *, prefill_emits_first_token: bool) -> Problem:
         """Return the problem of this replica alone."""
-        limits = {name: getattr(self, name) for name in LIMITS}
-        return Problem(workload, self.cost, **limits, prefill_emits_first_token=prefill_emits_first_token)
+        return Problem(
+            workload,
+            self.cost,
+            **{name: getattr(self, name) for name in LIMITS},
+            prefill_emits_first_token=prefill_emits_first_token,
+            memory_divided=self.memory_divided,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +77,7 @@ class Fleet:
     def of(cls, problem: Problem, replicas: int) -> Fleet:
         """Return equal replicas with the problem's slots, costs and limits."""
         limits = {name: getattr(problem, name) for name in LIMITS}
-        replica = Replica(problem.cost, **limits)
+        replica = Replica(problem.cost, **limits, memory_divided=problem.memory_divided)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
 
     def __len__(self) -> int:

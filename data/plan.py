@@ -343,6 +343,9 @@ class Plan(Shown):
         drop_defaults(value["fleet"]["workload"], value["maker"])
         if self.followed is None:
             del value["followed"]
+        for replica in value["fleet"]["replicas"]:
+            if not replica["memory_divided"]:
+                del replica["memory_divided"]
         return value
 
     @classmethod

@@ -98,6 +98,9 @@ class Problem(Shown):
         Beginnings that running requests hold once, in the KV capacity; None if each request holds its whole
         prompt. A stage computes whole nodes, and a node stays in the cache at least while a request below it
         runs. It takes the place of the workload's shared tokens and of ``prefix_cache``.
+    memory_divided
+        True if the search chose ``prefix_cache``, and left the rest of the memory as ``kv_capacity``. Bounds
+        then hold for every division of their sum.
 
     Raises
     ------
@@ -117,6 +120,7 @@ class Problem(Shown):
     prefill_emits_first_token: bool = False
     prefix_cache: int = 0
     tree: PrefixTree | None = None
+    memory_divided: bool = False
     decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
     """Number of each request's shared prompt; -1 for none."""

@@ -23,20 +23,32 @@ def choose_prefix_cache(problem: Problem) -> Problem:
     share is tried with a schedule made in one pass. Without a KV capacity or shared prompts the problem is
     returned unchanged.
     """
-    if problem.kv_capacity is None or problem.prefix_cache or not len(problem.prefix_tokens):
-        return problem
-    tried = _sample(problem)
-    least, best = np.inf, 0
+    return divisions(problem)[0]
+
+
+def divisions(problem: Problem) -> list[Problem]:
+    """Return divisions of the KV capacity, the most promising first.
+
+    The others are the second best and the one that keeps nothing: a search may find a better schedule there.
+    A problem whose memory the user divided is returned alone.
+    """
+    if problem.kv_capacity is None or not len(problem.prefix_tokens):
+        return [problem]
+    if problem.memory_divided:
+        whole = problem.kv_capacity + problem.prefix_cache
+        problem = replace(problem, kv_capacity=whole, prefix_cache=0, memory_divided=False)
+    if problem.prefix_cache:
+        return [problem]
+    tried, makespans = _sample(problem), dict[int, float]()
     for kept in dict.fromkeys(_kept(problem, share) for share in SHARES):
         if (split := _split(tried, kept)) is None:
             break
         schedule = backward_schedule(split)
-        makespan = 0.0 if schedule is None else schedule.makespan(split)
-        if makespan < least and _split(problem, kept) is not None:
-            least, best = makespan, kept
-    chosen = _split(problem, best)
-    assert chosen is not None, "nothing kept fits"
-    return chosen
+        if _split(problem, kept) is not None:
+            makespans[kept] = 0.0 if schedule is None else schedule.makespan(split)
+    best = sorted(makespans, key=lambda kept: makespans[kept])
+    chosen = [_split(problem, kept) for kept in dict.fromkeys((*best[:2], 0))]
+    return [split for split in chosen if split is not None]
 
 
 def _kept(problem: Problem, share: float) -> int:
@@ -48,7 +60,8 @@ def _split(problem: Problem, kept: int) -> Problem | None:
     """Return the problem with a prefix cache, if every request still fits."""
     assert problem.kv_capacity is not None
     try:
-        return replace(problem, kv_capacity=problem.kv_capacity - kept, prefix_cache=kept)
+        rest = problem.kv_capacity - kept
+        return replace(problem, kv_capacity=rest, prefix_cache=kept, memory_divided=True)
     except ProblemError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,12 @@ class Limits:
             raise ValueError(f"Limits.threads is {self.threads}; it must be at least 1")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"Limits.seed is {self.seed}; it must be from 0 to {2**31 - 1}")
+
+    def part(self, share: float) -> Limits:
+        """Return a share of the seconds and of the work."""
+        seconds = None if self.seconds is None else share * self.seconds
+        work = None if self.work is None else max(1, math.floor(share * self.work))
+        return replace(self, seconds=seconds, work=work)
 
     def noted(self, seconds: float) -> float | None:
         """Return the seconds of a search for its plan; None under a work limit alone."""

@@ -24,7 +24,7 @@ from ..heuristics.dispatch import dispatch, group_members
 from ..heuristics.fleet.policy import choose_fleet_policy, serve_with_backoff
 from ..models.bounds.fleet import fleet_bound
 from ..solvers.fleet import plan_fleet
-from ..solvers.result import Limits
+from ..solvers.result import Limits, Status
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
@@ -58,6 +58,33 @@ def make_fleet_plan(
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
         return replace(make_plan(fleet.problem(), limits=limits, provenance=provenance), groups=groups)
+    fleets = _divisions(fleet)
+    plans = [
+        _planned(divided, groups, rule, limits.part(1 / len(fleets)), provenance or Provenance())
+        for divided in fleets
+    ]
+    best = min(plans, key=lambda plan: plan.makespan)
+    bound = max((plan.bound for plan in plans if plan.bound is not None), key=lambda bound: bound.seconds)
+    status = Status.OPTIMAL if bound.proves(best.makespan) else Status.FEASIBLE
+    spent = [plan.maker.seconds for plan in plans]
+    seconds = None if None in spent else sum(filter(None, spent))
+    return replace(best, bound=bound, maker=replace(best.maker, status=status, seconds=seconds))
+
+
+def _divisions(fleet: Fleet) -> list[Fleet]:
+    """Return the fleet with its division of the KV memory, and one that keeps no shared prompt."""
+    if not (fleet.workload.shared_tokens.any() and any(each.memory_divided for each in fleet.replicas)):
+        return [fleet]
+    whole = tuple(
+        replace(replica, kv_capacity=replica.kv_capacity + replica.prefix_cache, prefix_cache=0)
+        if replica.memory_divided and replica.kv_capacity is not None
+        else replica
+        for replica in fleet.replicas
+    )
+    return [fleet] if whole == fleet.replicas else [fleet, replace(fleet, replicas=whole)]
+
+
+def _planned(fleet: Fleet, groups: Groups, rule: str | None, limits: Limits, provenance: Provenance) -> Plan:
     result = plan_fleet(
         fleet,
         limits=limits,
@@ -70,9 +97,7 @@ def make_fleet_plan(
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
     seconds = limits.noted(result.seconds)
     maker = Maker("fleet", __version__, result.status, result.stopped_by, seconds, limits.seed)
-    return Plan(
-        fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance or Provenance()
-    )
+    return Plan(fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance)
 
 
 def make_robust_fleet_plan(
@@ -194,6 +219,9 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
         refuse_unknown(_Differing, entry, file=spec, within=within, hint=hint)
         given = record(_Differing, entry, file=spec, within=within, hint=hint)
         limits = {name: getattr(given, name) for name in _LIMITS if getattr(given, name) is not None}
+        if one.kv_capacity is not None and "kv_capacity" in limits:
+            # Shared prompts are kept in the replica's memory, too.
+            limits["kv_capacity"] = max(1, limits["kv_capacity"] - one.prefix_cache)
         where = f"field '{within}'"
         try:
             replica = replace(one, cost=_faster(one.cost, given.speed), busy=given.busy, **limits)

@@ -12,6 +12,7 @@ from ...data.arrays import FloatArray
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ..programme import Programme
+from .divisions import for_every_division_of_fleets, is_one_engine
 from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 from .prove import proven_bound
@@ -70,6 +71,7 @@ def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
     return seconds
 
 
+@for_every_division_of_fleets
 def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     r"""Return the best proven bound on a fleet's makespan without preemption.
 
@@ -86,7 +88,7 @@ def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
 
     seconds: Time limit of proofs that need a search.
     """
-    if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
+    if is_one_engine(fleet):
         return best_bound(fleet.problem())
     bounds = [work_bound(fleet), *one_after_another(fleet, seconds)]
     best = max(bounds, key=lambda bound: bound.seconds)
@@ -98,6 +100,7 @@ def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     return best
 
 
+@for_every_division_of_fleets
 def work_bound(fleet: Fleet) -> Bound:
     """Bound a fleet's makespan even if requests are evicted and moved.
 

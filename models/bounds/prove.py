@@ -10,6 +10,7 @@ from ...data.problem import Problem
 from ..deadline import Deadline, Work
 from .argument import Argument, Curve, Known, Task
 from .difference_set import DifferenceBound
+from .divisions import for_every_division, is_divided
 from .least_counts import ALL_ON, COUNTED, COUNTS, COUNTS_SOURCE, cost_terms, least_counts
 from .memory_growth.programmes import GrowthBound
 from .packing_prices import PackingBound
@@ -37,6 +38,7 @@ WASTE_SECONDS = 1e-4
 """Seconds per distinct length; a shorter limit allows only counts."""
 
 
+@for_every_division
 def proven_bound(
     problem: Problem,
     seconds: float = DEFAULT_SECONDS,
@@ -73,8 +75,9 @@ def bound_within(
     """
     if seconds is None:
         return proven_bound(problem, params=params, repeatable=True), None
-    whole = Deadline(seconds)
-    bound = proven_bound(problem, max(least, params.time_share * seconds), params)
+    whole, share = Deadline(seconds), max(least, params.time_share * seconds)
+    # Two problems are bounded in place of one whose memory is divided.
+    bound = proven_bound(problem, share / 2 if is_divided(problem) else share, params)
     return bound, max(LEAST_LEFT, whole.left)
 
 
@@ -100,6 +103,7 @@ def certified(known: Known) -> Bound:
     return Bound(sum(terms.values()), source, terms, certificate | claims)
 
 
+@for_every_division
 def evicting_bound(problem: Problem) -> Bound:
     """Bound every schedule, with or without evictions.
 

@@ -9,7 +9,15 @@ from dataclasses import replace
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
-from .checker import ROUNDING, judged, proven_seconds, verify_bound
+from .checker import (
+    EVERY_DIVISION,
+    ROUNDING,
+    inner_certificate,
+    judged,
+    own_tokens_alone,
+    proven_seconds,
+    verify_bound,
+)
 from .claims import RefutedError, Work, entries, fullest_slot, unreadable, whole
 from .reads import tokens_read
 
@@ -22,10 +30,17 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     certificate = bound.certificate
     kind = certificate.get("kind")
     derived = _DERIVED.get(kind) if isinstance(kind, str) else None
+    several = len(fleet.replicas) > 1 or fleet.replicas[0].busy > 0
+    if kind == EVERY_DIVISION and not several:
+        derived = None
     if derived is None:
-        if len(fleet.replicas) > 1 or fleet.replicas[0].busy:
+        if several:
             return Violation("a certificate is of a known kind", f"{kind!r} is not one of a fleet")
         return verify_bound(fleet.problem(), bound)
+    divided = any(replica.memory_divided for replica in fleet.replicas)
+    if divided and kind != EVERY_DIVISION and fleet.workload.shared_tokens.any():
+        what = "the search divided the KV memory, and the bound is of that division alone: plan it again"
+        return Violation(EVERY_DIVISION, what)
     return judged(bound, lambda: derived(fleet, bound))
 
 
@@ -173,6 +188,28 @@ def _one_after_another(fleet: Fleet, bound: Bound) -> float:
     return (busy + proven_seconds(fleet.problem(), of_one)) / number
 
 
+def _every_division(fleet: Fleet, bound: Bound) -> float:
+    """Return the seconds proven of a fleet that each division obeys."""
+    holds, inner = bound.certificate["holds"], inner_certificate(bound.certificate)
+    shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
+    replicas = []
+    for replica in fleet.replicas:
+        capacity, kept = replica.kv_capacity, sum(shared.values())
+        if holds == "own tokens":
+            capacity, kept = None if capacity is None else capacity + replica.prefix_cache, 0
+        elif holds == "prompts kept":
+            capacity = None
+        else:
+            raise unreadable("holds", holds, "own tokens or prompts kept")
+        replicas.append(replace(replica, kv_capacity=capacity, prefix_cache=kept, memory_divided=False))
+    workload = own_tokens_alone(fleet.workload) if holds == "own tokens" else fleet.workload
+    relaxed = replace(fleet, workload=workload, replicas=tuple(replicas))
+    derived = _DERIVED.get(str(inner["kind"]))
+    if derived is None or inner["kind"] == EVERY_DIVISION:
+        raise unreadable("of", inner["kind"], "the kind of a fleet's certificate")
+    return derived(relaxed, Bound(bound.seconds, "", bound.terms, inner))
+
+
 def _weight(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise unreadable("weights", value, "a number")
@@ -186,5 +223,6 @@ _DERIVED = {
     "decode steps and shares": _beside_steps,
     "one request": _one_request,
     "one after another": _one_after_another,
+    EVERY_DIVISION: _every_division,
 }
 """Derivation of the seconds for each kind of certificate."""

@@ -174,7 +174,8 @@ def _note_limitations(plan: Plan) -> None:
     if plan.followed is not None:
         note(
             f"the plan follows {plan.followed.policy}, which evicts {plan.followed.evictions:,} requests and"
-            f" takes {plan.seconds:,.3f} s; the best schedule without evictions takes {plan.makespan:,.3f} s"
+            f" takes {plan.seconds:,.3f} s; the best schedule found without evictions takes"
+            f" {plan.makespan:,.3f} s"
         )
     if plan.maker.message:
         note(f"{plan.maker.solver}: {plan.maker.message}")
