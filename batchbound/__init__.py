@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import gantt, plan, run
+    from .api import gantt, run
     from .auditing import Audit, audit
     from .comparing.files import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
     from .executor.partial import Partial, Until
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
-    from .judging import report, verify
+    from .judging import verify
     from .models.exegpt.configuration import Targets
+    from .plan_for_engines import plan_for_engine
+    from .plan_requests import compare_fleets, plan
     from .planning.history import known_lengths
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
     from .predicting import predict
     from .profiling import profile
+    from .reporting import report
     from .run_job.batch_to_send import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult
@@ -77,11 +80,13 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "compare_fleets",
     "gantt",
     "known_lengths",
     "make_iteration_plan",
     "make_plan",
     "plan",
+    "plan_for_engine",
     "policy_named",
     "predict",
     "profile",
@@ -132,11 +137,13 @@ _HOMES = {
     "make_iteration_plan": ".planning.iterations",
     "gantt": ".api",
     "make_plan": ".planning.plan",
-    "plan": ".api",
+    "plan": ".plan_requests",
+    "plan_for_engine": ".plan_for_engines",
+    "compare_fleets": ".plan_requests",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
-    "report": ".judging",
+    "report": ".reporting",
     "rollout_function": ".executor.rollout",
     "predict": ".predicting",
     "profile": ".profiling",

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from .data.costs.cost import CostModel
 from .data.files.disk import InputError
 from .data.plan import Plan, holds_requests
 from .data.problem import Problem
@@ -113,59 +112,6 @@ def run(
     return run_plan(path, source, chosen, **writing)
 
 
-def plan(
-    requests: Problem | Paths,
-    *,
-    model: str | None = None,
-    slots: int | None = None,
-    cost: CostModel | Paths | None = None,
-    limits: Limits | None = None,
-    output: Paths | None = None,
-    **more: Any,
-) -> Plan:
-    """Plan a problem or a file of requests.
-
-    Parameters
-    ----------
-    requests
-        Problem, or file of prompts, table of lengths, or generator such as ``table3:0``.
-    model
-        Model that counts the prompts' tokens and limits their positions.
-    slots
-        Maximum number of requests in progress.
-    cost
-        Cost model, or file of one; the paper's by default.
-    limits
-        Stopping criteria of the search.
-    output
-        File of the plan; by default it is not saved.
-    more
-        For a file: other options of ``batchbound plan`` by name (``lengths``, ``longest_completion``,
-        ``kv_capacity``, ...). For a problem: arguments of :func:`batchbound.make_plan`.
-
-    Raises
-    ------
-    InputError
-        If the requests cannot be read, or an option is unknown.
-    """
-    if isinstance(requests, Problem):
-        made = make_plan(requests, limits=_limits(limits), **more)
-    else:
-        from .cli.inputs import provenance_of, read_inputs
-
-        named = cost if isinstance(cost, CostModel) or cost is None else os.fspath(cost)
-        given = {"model": model, "slots": slots, "cost": None if isinstance(named, CostModel) else named}
-        args = _options("plan", [_path(requests, "requests")], {**more, **given})
-        inputs = _quietly(read_inputs, args, keep_arrivals=False)
-        problem, source = inputs.problem, provenance_of(inputs, output or "plan.json")
-        if isinstance(named, CostModel):
-            problem, source = replace(problem, cost=named), replace(source, cost_source={"name": "stated"})
-        made = make_plan(problem, limits=_limits(limits), provenance=source)
-    if output is not None:
-        made.save(output)
-    return made
-
-
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
     """Draw a plan or a run below first come, first served.
 
@@ -257,9 +203,3 @@ def _path(given: object, what: str) -> str:
     if isinstance(given, str | os.PathLike):
         return os.fspath(given)
     raise InputError(f"{what} is {type(given).__name__}, not a path", hint="Give the path of a file.")
-
-
-def _limits(given: object) -> Limits | None:
-    if given is None or isinstance(given, Limits):
-        return given
-    raise InputError(f"limits is {given!r}", hint="Give Limits(seconds=...).")

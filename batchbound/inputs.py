@@ -89,7 +89,7 @@ def read_inputs(options: LimitOptions, path: PathText, *, keep_arrivals: bool) -
         if held is not None and problem.prefix_cache:
             kept, hint = problem.prefix_cache, "--prefix-cache sets another number"
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
-    _check_time(problem, options.cost)
+    _check_time(problem, str(source["name"]))
     return Inputs(problem, job, source, tokenizer, counter.distinct)
 
 
@@ -126,8 +126,10 @@ def _prefix_cache(options: LimitOptions, job: JobInput, workload: Workload, kv_c
     return kept
 
 
-def read_cost(path: PathText) -> tuple[CostModel, dict[str, object]]:
+def read_cost(path: PathText | CostModel) -> tuple[CostModel, dict[str, object]]:
     """Return the cost model of ``--cost``, and its source."""
+    if isinstance(path, CostModel):
+        return path, {"name": "stated"}
     if path == "paper":
         return CostModel.paper(), {"name": "paper"}
     if not Path(path).exists():
@@ -166,8 +168,8 @@ def each_once(files: Iterable[PathText]) -> list[str]:
     A repeated file would make intervals too narrow.
     """
     names: dict[str, str] = {}
-    for name in map(os.fspath, files):
-        names.setdefault(os.path.realpath(name), name)
+    for name in files:
+        names.setdefault(os.path.realpath(name), os.fspath(name))
     return list(names.values())
 
 
@@ -203,7 +205,7 @@ def _too_long(job: JobInput, error: ProblemError, *, stated: bool, kept: int) ->
     return InputError(what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
 
 
-def _check_time(problem: Problem, source: PathText) -> None:
+def _check_time(problem: Problem, source: str) -> None:
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.decode_steps.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:

@@ -371,7 +371,7 @@ def search_file(options: SearchOptions) -> ConfigurationSearch:
         first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
         inputs = _with_cost_of(inputs, profiles[first], options.profile[first])
     if not profiles:
-        refuse_timeless(inputs.problem.cost, options.cost)
+        refuse_timeless(inputs.problem.cost, str(inputs.cost_source["name"]))
     kept = options.encode_batch
     found = search_problem(
         inputs.problem,

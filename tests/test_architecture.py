@@ -314,8 +314,8 @@ def test_the_five_folders_are_reached_through_the_package() -> None:
 
 
 CONVERTED = {
-    *("audit", "bound", "compare", "export", "predict", "profile", "search", "serve", "simulate"),
-    *("validate", "verify"),
+    *("audit", "bound", "compare", "export", "plan", "predict", "profile", "report", "search", "serve"),
+    *("simulate", "validate", "verify"),
 }
 """Commands that hold options, one call of a library function and one of a screen."""
 

@@ -39,7 +39,7 @@ def test_a_file_of_lengths_is_planned_with_a_cost_model_or_a_file_of_one(tmp_pat
     cost.write_text(json.dumps({"batchbound_cost": 2, "cost": stated}))
     assert CostModel.load(cost) == CostModel(1.0, 0.0, 1.0, 0.0)
     for given in (cost, CostModel.load(cost)):
-        made = batchbound.plan(lengths, slots=2, cost=given, limits=Limits(seconds=0.1))
+        made = batchbound.plan(lengths, slots=2, cost=given, time_limit=0.1)
         assert made.makespan == pytest.approx(5.0)
 
 
@@ -50,11 +50,13 @@ def test_a_plan_is_drawn_beneath_first_come_first_served(problem: Problem) -> No
 
 def test_wrong_types_end_in_one_sentence(problem: Problem) -> None:
     with pytest.raises(InputError, match="limits is 5"):
-        batchbound.plan(problem, limits=5)  # type: ignore[arg-type]
+        batchbound.plan(problem, limits=5)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="plan is Problem, not a path"):
         batchbound.run(problem, "M")  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="no option 'slot'"):
-        batchbound.plan("table3:0:3", slot=4)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
+        batchbound.plan("table3:0:3", slot=4)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="json has no effect on a function"):
+        batchbound.plan("table3:0:3", json=True)
 
 
 def test_prompts_run_as_the_command_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

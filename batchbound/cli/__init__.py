@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 
 from ..options.option import Record
@@ -14,7 +15,7 @@ from ..screen.terminal import INTERRUPTED as INTERRUPTED
 from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
 from ..version import __version__
 from .completion import PrintCompletion
-from .interrupts import heeding
+from .interrupts import heeding, terminating
 from .parser import Parser, record_of
 from .streams import output_lost, prepare_streams, say
 
@@ -61,6 +62,10 @@ EXAMPLES = {
 """Example of each command, shown at the end of its help."""
 
 
+TERMINATED = ("plan", "run")
+"""Commands that end in order when the system asks the process to end."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
@@ -96,15 +101,17 @@ def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
+    from ..planning.plan import PlanningError
     from .output import keep_typed
 
     _set_voice(args)
     keep_typed(words)
     try:
         command.refuse_without_effect(args)
-        status: int = args.carry_out(args)
+        with terminating() if args.command in TERMINATED else nullcontext():
+            status: int = args.carry_out(args)
         sys.stdout.flush()
-    except WriteError as error:
+    except (WriteError, PlanningError) as error:
         return _failed(str(error), 1)
     except (InputError, WorkloadError, ProblemError) as error:
         return _failed(str(error), 2)

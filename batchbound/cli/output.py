@@ -1,16 +1,11 @@
-"""Output of the commands: tables, JSON objects, and notes on stderr."""
+"""Listener of the command line: remarks and progress on stderr."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from ..data.claims.assumptions import AS_EXPECTED
-from ..data.plan import EXPECTED_LENGTHS, Plan
-from ..executor.reports.tables import clock_text
 from ..listening import Listener
-from ..models.padding import padding_tokens
 from ..screen.terminal import be_quiet as be_quiet
 from ..screen.terminal import fail as fail
 from ..screen.terminal import is_quiet as is_quiet
@@ -18,53 +13,6 @@ from ..screen.terminal import keep_typed as keep_typed
 from ..screen.terminal import note as note
 from ..screen.terminal import typed_again as typed_again
 from ..screen.terminal import warn as warn
-from .streams import say
-
-_LABELS = {
-    "requests": "requests",
-    "replicas": "replicas",
-    "slots": "slots",
-    "makespan_s": "predicted makespan",
-    "run_s": "with batch changes",
-    "padded_s": "and padded rows",
-    "expected_s": "expected makespan",
-    "expected_interval_s": "90 % of makespans in",
-    "follows": "follows",
-    "bound_s": "proven lower bound",
-    "bound_of": "bound of",
-    "bound_source": "bound by",
-    "repeats": "prompts",
-    "gap": "gap to the bound",
-    "device_hours": "device-hours",
-    "money": "cost of the job",
-    "utilization": "utilization",
-    "prefill_stages": "prefill stages",
-    "decode_steps": "decode steps",
-    "evictions": "evictions",
-    "schedule_s": "without evictions",
-    "output_tokens_per_s": "output tokens/s",
-    "solver": "solver",
-    "status": "status",
-    "stopped_by": "stopped by",
-    "cost": "cost model",
-    "lengths": "completion lengths",
-    "seconds": "took",
-}
-
-_OF_LENGTHS = (
-    "bound_s",
-    "bound_of",
-    "bound_source",
-    "gap",
-    "utilization",
-    "prefill_stages",
-    "decode_steps",
-    "output_tokens_per_s",
-    "solver",
-    "status",
-    "stopped_by",
-)
-"""Keys of a summary that need known lengths."""
 
 
 class Voice(Listener):
@@ -88,128 +36,3 @@ class Voice(Listener):
         from .progress import progress
 
         return progress(total, unit)
-
-
-def seconds_basis(cost_source: Mapping[str, object]) -> str:
-    """Return the model and device that a plan's seconds are for."""
-    engine = cost_source.get("engine")
-    if isinstance(engine, Mapping) and engine:
-        return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
-    if cost_source.get("name") == "paper":
-        return "in the seconds of the hybrid paper's GPU (LLaMA-65B), not of this machine: see --cost"
-    return f"in the seconds of {cost_source.get('name')}"
-
-
-def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
-    """Return the summary of a plan by JSON key."""
-    fleet, expected = plan.fleet, plan.expected
-    several = len(fleet.replicas) > 1
-    shares = [
-        (fleet.problem_of(k, plan.shares.members(k)), schedule)
-        for k, schedule in enumerate(plan.shares.schedules)
-        if schedule is not None
-    ]
-    slots = sum(replica.slots for replica in fleet.replicas)
-    used = sum(
-        schedule.utilization(problem) * schedule.makespan(problem) * problem.slots
-        for problem, schedule in shares
-    )
-    return {
-        "requests": len(fleet),
-        "replicas": len(fleet.replicas) if several else None,
-        "slots": slots,
-        "replica_ends_s": list(plan.shares.finishes(fleet)) if several else None,
-        "utilization": used / (slots * plan.seconds) if plan.seconds else 0.0,
-        "prefill_stages": sum(schedule.prefill_stages() for _, schedule in shares),
-        "decode_steps": sum(int(schedule.decode_steps.sum()) for _, schedule in shares),
-        "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.seconds,
-        "expected_s": None if expected is None else expected.mean,
-        "expected_interval_s": None if expected is None else [expected.low, expected.high],
-        "follows": None if expected is None else expected.what(),
-        **({} if several or plan.followed else _overheads(plan)),
-        **_followed(plan),
-        "makespan_s": plan.seconds,
-        "bound_s": None if plan.claim is None else plan.claim.seconds,
-        "bound_of": None if plan.claim is None else plan.bound_of,
-        "bound_if": plan.provenance.condition or None,
-        "bound_source": None if plan.claim is None else plan.claim.source,
-        "repeats": plan.repeats or None,
-        "gap": plan.gap,
-        "solver": plan.maker.solver,
-        "status": plan.maker.status,
-        "stopped_by": plan.maker.stopped_by,
-        "cost": plan.provenance.cost_source.get("name"),
-        "lengths": plan.provenance.lengths.get("kind"),
-        "lengths_sampled": plan.provenance.lengths.get("sampled"),
-        "seconds": seconds,
-    }
-
-
-def _followed(plan: Plan) -> dict[str, object]:
-    followed = plan.followed
-    if followed is None:
-        return {}
-    return {
-        "follows": f"the policy {followed.policy}, which evicts requests",
-        "prefill_stages": followed.prefill_stages,
-        "decode_steps": followed.decode_steps,
-        "evictions": followed.evictions,
-        "schedule_s": plan.makespan,
-    }
-
-
-def _overheads(plan: Plan) -> dict[str, float | None]:
-    """Return the makespan with overheads of batch changes and padding."""
-    cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
-    seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
-    measured = plan.provenance.cost_source.get("engine")
-    # The ragged tier reads each row to about its own length.
-    pads = not (isinstance(measured, Mapping) and measured.get("tier", "ragged") == "ragged")
-    counted = pads and cost.decode_per_kv_token > 0
-    padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
-    return {
-        "run_s": seconds if cost.decode_per_change else None,
-        "padded_s": seconds + padded if padded else None,
-    }
-
-
-def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
-    """Print a summary on stdout, as JSON or as a table."""
-    if as_json:
-        say(json.dumps(summary))
-        return
-    if title:
-        say(title)
-    # Caps are not lengths: figures that need lengths are left out.
-    left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
-    labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
-    if summary.get("bound_if") == AS_EXPECTED:
-        labels = {**_LABELS, "bound_s": "bound, if they hold"}
-    for name, label in labels.items():
-        value = summary.get(name)
-        if name == "lengths" and summary.get("lengths_sampled"):
-            value = "expected: those of earlier completions, which are sampled"
-        if value is not None and name not in left_out:
-            say(f"  {label:20s} {_shown(name, value)}")
-
-
-def _shown(name: str, value: object) -> str:
-    if isinstance(value, list):
-        return " to ".join(_seconds(entry) for entry in value)
-    if name in ("gap", "utilization") and isinstance(value, float):
-        return f"{value:.2%}"
-    if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
-        return f"{value:,.1f}" if name.endswith("per_s") else _seconds(value)
-    if name in ("device_hours", "money"):
-        return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
-    if name == "lengths" and value == "cap":
-        return "unknown: at most as long as each request allows"
-    if name == "lengths" and value in EXPECTED_LENGTHS:
-        return f"expected, by {value}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _seconds(value: float) -> str:
-    """Format seconds, from one minute on also as h:mm:ss."""
-    text = f"{value:,.3f} s"
-    return text if value < 60 else f"{text} ({clock_text(value)})"

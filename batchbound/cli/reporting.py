@@ -11,12 +11,12 @@ from ..data.plan import Plan
 from ..data.readers.completions import BatchCompletion, Endings, ended_at_once, read_completions
 from ..data.report import Report
 from ..data.trace import Trace
-from ..gain_screen import command_lines
 from ..judging import calibration_of
 from ..run_job.earlier import ASSUMED
 from ..run_job.server_result import ServerResult
+from ..screen.gain import command_lines
 from ..screen.report import show_report as show_report
-from ..server_screen import detail_lines, server_lines
+from ..screen.server import detail_lines, server_lines
 from .output import note, typed_again
 from .streams import say
 

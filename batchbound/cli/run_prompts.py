@@ -21,6 +21,8 @@ from ..gain import GainParams
 from ..heuristics.loop import schedule_of
 from ..heuristics.simulate import simulate
 from ..heuristics.unknown_lengths.kinds import worth_of_lengths
+from ..inputs import read_inputs
+from ..options.plan import PlanOptions
 from ..planning.plan import make_plan
 from ..run_job.earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
 from ..solvers.result import Limits, Status, StoppedBy
@@ -32,7 +34,6 @@ from .inputs import (
     add_longest,
     columns_of,
     provenance_of,
-    read_inputs,
     slot_count,
 )
 from .model import model_options
@@ -108,7 +109,7 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
         [args.output, args.trace], args.overwrite, [args.plan, *([args.cost] if args.cost else [])]
     )
     refuse_outputs([path], True, [args.plan, args.output, args.trace])
-    inputs = read_inputs(_plan_options(args), keep_arrivals=False)
+    inputs = read_inputs(_plan_options(args), args.plan, keep_arrivals=False)
     if not args.any_model:
         served = (*model_names(args.model), *args.adapters)
         refuse_other_models(inputs.job.records, served, inputs.job.source)
@@ -236,15 +237,9 @@ def _seen_from(tokenizer: str, folder: Path) -> str:
     return str(folder / tokenizer) if tokenizer.startswith(".") else tokenizer
 
 
-def _plan_options(args: argparse.Namespace) -> argparse.Namespace:
-    from .commands import plan
-
-    parser = Parser()
-    plan.configure(parser)
-    options = parser.parse_args([args.plan])
-    given = {name: getattr(args, name) for name in (*PLANNING, "model", "tokenizer")}
-    vars(options).update({name: value for name, value in given.items() if value is not None})
-    return options
+def _plan_options(args: argparse.Namespace) -> PlanOptions:
+    stated = {name: getattr(args, name) for name in (*PLANNING, "model", "tokenizer")}
+    return PlanOptions(args.plan, **{name: value for name, value in stated.items() if value is not None})
 
 
 def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:

@@ -145,6 +145,8 @@ class Field:
     several: bool
     """True for a tuple of values."""
     optional: bool
+    objects: tuple[type, ...]
+    """Types of other values, which only the library takes."""
     title: str
     """Title of its group in the help; empty for the general one."""
     about: str
@@ -172,8 +174,8 @@ class Field:
         return self._checked(value)
 
     def _checked(self, value: Any) -> Any:
-        if value is None and (self.optional or self.default is None):
-            return None
+        if isinstance(value, self.objects) or (value is None and (self.optional or self.default is None)):
+            return value
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
         if self.kind in (int, float) and not (isinstance(value, str) and value in (self.choices or ())):
@@ -239,7 +241,7 @@ class Options:
         """Return the values as texts, for messages."""
         values = {field.name: getattr(self, field.name) for field in fields_of(type(self))}
         return {
-            name: ",".join(value) if isinstance(value, tuple) else str(value)
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             for name, value in values.items()
         }
 
@@ -313,6 +315,9 @@ def _lineage(record: type) -> Iterator[type[Any]]:
     yield record
 
 
+_PLAIN = (bool, int, float, str, Mapping)
+
+
 def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[Options]) -> Field | None:
     option, bounds, choices, kinds = field.metadata.get("option"), Values(), None, []
     waiting, several, optional = [hint], False, False
@@ -334,17 +339,16 @@ def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[O
         elif part is types.NoneType:
             optional = True
         else:
-            kinds.append(Mapping if origin is not None and issubclass(origin, Mapping) else part)
+            kinds.append(origin if origin in (Mapping, os.PathLike) else part)
     if option is None:
         return None
-    kind = next(
-        (kind for kind in kinds if kind in (bool, int, float, str, Mapping)), str if choices else object
-    )
+    kind = next((kind for kind in kinds if kind in _PLAIN), str if choices else object)
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if option.parse is not None and kind is not Mapping:
         several, kind = False, object
     known, group = option.choices or choices, (owner.TITLE, owner.ABOUT)
-    return Field(name, kind, option, default, bounds, known, several, optional, *group)
+    objects = tuple(kind for kind in kinds if kind not in (*_PLAIN, os.PathLike))
+    return Field(name, kind, option, default, bounds, known, several, optional, objects, *group)
 
 
 def _number(kind: type, text: str, bounds: Values) -> int | float:
@@ -396,7 +400,10 @@ class Taking(Generic[P, Record, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function with these options."""
-        return self.of(self._record(*args, **kwargs))
+        options = self._record(*args, **kwargs)
+        if getattr(options, "json", False):
+            raise InputError("json has no effect on a function, which prints nothing", hint="Leave it out.")
+        return self.of(options)
 
 
 def takes(record: Callable[P, Record]) -> Callable[[Callable[[Record], T]], Taking[P, Record, T]]:
@@ -418,4 +425,5 @@ class Either(Generic[P, Record, T, Q, U]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function of a file if the first argument is a path."""
         first = args[0] if args else next(iter(kwargs.values()), None)
-        return (self._of_file if isinstance(first, str | os.PathLike) else self._of_object)(*args, **kwargs)
+        of_file = first is None or isinstance(first, str | os.PathLike)
+        return (self._of_file if of_file else self._of_object)(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ..data.costs.cost import CostModel
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.tables import LengthColumns
 from .option import Option, Options, PathText, everyday, option
@@ -102,7 +103,7 @@ class LimitOptions(PromptTable, LengthTable):
     max_position: TokenCount | None = option(
         None, "maximum tokens of a prompt and its completion (default: the model's)"
     )
-    cost: PathText = everyday(
+    cost: PathText | CostModel = everyday(
         "paper",
         "cost model: the hybrid paper's, or a JSON file of `batchbound profile` or of coefficients"
         " (default %(default)s)",

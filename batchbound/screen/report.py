@@ -9,10 +9,46 @@ from dataclasses import astuple
 
 from ..data.report import Report
 from ..executor.reports.tables import Row, report_rows, rows_table
+from ..options.judging import ReportOptions
+from ..reporting import Reported, ReportedServers
+from .audit import show_tables
+from .gain import gain_lines
+from .iterations import iteration_summary, show_iterations
 from .streams import escaped, say
+from .terminal import note
 
 FILE_WIDTH = 120
 """Width in columns of a table in a file or a pipe."""
+
+
+def show(reported: Reported | ReportedServers, options: ReportOptions) -> int:
+    """Print the gain of a run, and its report."""
+    if isinstance(reported, ReportedServers):
+        _show_servers(reported, as_json=options.json)
+        return 0
+    if reported.gain is not None and not options.json:
+        repeats = reported.plan.repeats_in([reported.traces[0].distinct_tokens])
+        for line in gain_lines(reported.gain, reported.model, None, repeats=repeats):
+            say(line)
+    endings = reported.endings
+    if endings is not None and endings.line is not None and not options.json:
+        say(endings.line)
+    show_report(reported.report, as_json=options.json)
+    return 0
+
+
+def _show_servers(reported: ReportedServers, *, as_json: bool) -> None:
+    summary, audit = iteration_summary(reported.plan), reported.audit
+    for assumption in () if audit is None else audit.assumptions:
+        note(assumption)
+    if as_json:
+        say(json.dumps(summary if audit is None else {"planned": summary, "run": audit.tables}))
+        return
+    say(f"{reported.path}: planned" + (", not run" if audit is None else ""))
+    show_iterations(summary)
+    if audit is not None:
+        say(f"{reported.trace}: run")
+        show_tables(audit.tables)
 
 
 def show_report(report: Report, *, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from batchbound.executor.reports.iteration_audit import IterationAudit, audit_it
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.run_job.server_result import ServerResult
-from batchbound.server_screen import server_lines
+from batchbound.screen.server import server_lines
 
 PAGES = Path(__file__).parent.parent / "data" / "metrics_pages"
 

@@ -659,7 +659,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
     # Not by its permissions: those do not bind the user that some machines run tests as.
     monkeypatch.setattr("os.access", lambda *_: False)
     monkeypatch.setattr(
-        "batchbound.cli.commands.plan.read_inputs", lambda *_, **__: pytest.fail("the work began")
+        "batchbound.plan_requests.read_inputs", lambda *_, **__: pytest.fail("the work began")
     )
     assert main(["plan", "table3:0:5", "-o", str(tmp_path / "plan.json")]) == 2
     assert "plan.json: its folder cannot be written to" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.cli import main
-from batchbound.cli.output import plan_summary
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
@@ -20,6 +19,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.models.padding import padding_tokens
+from batchbound.screen.plan import plan_summary
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 

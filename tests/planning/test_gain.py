@@ -13,8 +13,8 @@ from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.gain import Gain, gain_and_plan, gain_of
-from batchbound.gain_screen import gain_lines
 from batchbound.heuristics.simulate import simulate
+from batchbound.screen.gain import gain_lines
 
 
 def two_slots() -> Problem:

@@ -17,12 +17,12 @@ from ...data.files.record import plain
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...gain import Gain, gain_and_plan
-from ...gain_screen import gain_lines
 from ...heuristics.registry import POLICIES
 from ...run_job.earlier import next_plan, plan_beside, trace_of_plan
 from ...run_job.options import RunOptions, params_of
 from ...run_job.run import RunResult
 from ...run_job.run import run as run_plan
+from ...screen.gain import gain_lines
 from ...screen.report import show_report
 from .. import INTERRUPTED, WRONG_BOUND
 from ..inputs import columns_of, positive, refuse_given

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from textwrap import wrap
 
-from .executor.reports.tables import clock_text
-from .gain import Course, Gain
+from ..executor.reports.tables import clock_text
+from ..gain import Course, Gain
 
 COLUMNS = 80
 """Width of the narrowest terminal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .gain_screen import command_lines
+from .gain import command_lines
 
 _EQUAL = 0.005
 """Largest relative difference of iterations that counts as equal."""

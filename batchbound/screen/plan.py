@@ -1,0 +1,201 @@
+"""Screen of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ..data.claims.assumptions import AS_EXPECTED
+from ..data.plan import EXPECTED_LENGTHS, Plan
+from ..executor.reports.tables import clock_text
+from ..models.padding import padding_tokens
+from ..options.plan import PlanOptions
+from ..plan_for_engines import EnginePlan
+from ..plan_requests import FleetComparison
+from .fleet import interrupted, paid, seconds_basis, show_comparison
+from .iterations import show_engine_plan
+from .streams import say
+
+_LABELS = {
+    "requests": "requests",
+    "replicas": "replicas",
+    "slots": "slots",
+    "makespan_s": "predicted makespan",
+    "run_s": "with batch changes",
+    "padded_s": "and padded rows",
+    "expected_s": "expected makespan",
+    "expected_interval_s": "90 % of makespans in",
+    "follows": "follows",
+    "bound_s": "proven lower bound",
+    "bound_of": "bound of",
+    "bound_source": "bound by",
+    "repeats": "prompts",
+    "gap": "gap to the bound",
+    "device_hours": "device-hours",
+    "money": "cost of the job",
+    "utilization": "utilization",
+    "prefill_stages": "prefill stages",
+    "decode_steps": "decode steps",
+    "evictions": "evictions",
+    "schedule_s": "without evictions",
+    "output_tokens_per_s": "output tokens/s",
+    "solver": "solver",
+    "status": "status",
+    "stopped_by": "stopped by",
+    "cost": "cost model",
+    "lengths": "completion lengths",
+    "seconds": "took",
+}
+
+_OF_LENGTHS = (
+    "bound_s",
+    "bound_of",
+    "bound_source",
+    "gap",
+    "utilization",
+    "prefill_stages",
+    "decode_steps",
+    "output_tokens_per_s",
+    "solver",
+    "status",
+    "stopped_by",
+)
+"""Keys of a summary that need known lengths."""
+
+
+def show(made: Plan | EnginePlan | FleetComparison, options: PlanOptions, seconds: float) -> int:
+    """Print the summary of a plan, or a table of several."""
+    if isinstance(made, FleetComparison):
+        return show_comparison(made, options)
+    if isinstance(made, EnginePlan):
+        return show_engine_plan(made, options, seconds)
+    return _show_plan(made, options, seconds)
+
+
+def _show_plan(plan: Plan, options: PlanOptions, seconds: float) -> int:
+    replicas = len(plan.fleet.replicas)
+    summary = plan_summary(plan, seconds) | paid(replicas, plan.seconds, options.price)
+    title = f"{options.output}: {_what(plan)}, {seconds_basis(plan.provenance.cost_source)}"
+    show_summary(summary, as_json=options.json, title=title)
+    return interrupted(plan.maker.stopped_by, options.output)
+
+
+def _what(plan: Plan) -> str:
+    replicas = plan.fleet.replicas
+    machines = f"{len(replicas):,} replicas" if len(replicas) > 1 else f"{replicas[0].slots:,} slots"
+    return f"{len(plan.workload):,} requests on {machines}"
+
+
+def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
+    """Return the summary of a plan by JSON key."""
+    fleet, expected = plan.fleet, plan.expected
+    several = len(fleet.replicas) > 1
+    shares = [
+        (fleet.problem_of(k, plan.shares.members(k)), schedule)
+        for k, schedule in enumerate(plan.shares.schedules)
+        if schedule is not None
+    ]
+    slots = sum(replica.slots for replica in fleet.replicas)
+    used = sum(
+        schedule.utilization(problem) * schedule.makespan(problem) * problem.slots
+        for problem, schedule in shares
+    )
+    return {
+        "requests": len(fleet),
+        "replicas": len(fleet.replicas) if several else None,
+        "slots": slots,
+        "replica_ends_s": list(plan.shares.finishes(fleet)) if several else None,
+        "utilization": used / (slots * plan.seconds) if plan.seconds else 0.0,
+        "prefill_stages": sum(schedule.prefill_stages() for _, schedule in shares),
+        "decode_steps": sum(int(schedule.decode_steps.sum()) for _, schedule in shares),
+        "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.seconds,
+        "expected_s": None if expected is None else expected.mean,
+        "expected_interval_s": None if expected is None else [expected.low, expected.high],
+        "follows": None if expected is None else expected.what(),
+        **({} if several or plan.followed else _overheads(plan)),
+        **_followed(plan),
+        "makespan_s": plan.seconds,
+        "bound_s": None if plan.claim is None else plan.claim.seconds,
+        "bound_of": None if plan.claim is None else plan.bound_of,
+        "bound_if": plan.provenance.condition or None,
+        "bound_source": None if plan.claim is None else plan.claim.source,
+        "repeats": plan.repeats or None,
+        "gap": plan.gap,
+        "solver": plan.maker.solver,
+        "status": plan.maker.status,
+        "stopped_by": plan.maker.stopped_by,
+        "cost": plan.provenance.cost_source.get("name"),
+        "lengths": plan.provenance.lengths.get("kind"),
+        "lengths_sampled": plan.provenance.lengths.get("sampled"),
+        "seconds": seconds,
+    }
+
+
+def _followed(plan: Plan) -> dict[str, object]:
+    followed = plan.followed
+    if followed is None:
+        return {}
+    return {
+        "follows": f"the policy {followed.policy}, which evicts requests",
+        "prefill_stages": followed.prefill_stages,
+        "decode_steps": followed.decode_steps,
+        "evictions": followed.evictions,
+        "schedule_s": plan.makespan,
+    }
+
+
+def _overheads(plan: Plan) -> dict[str, float | None]:
+    """Return the makespan with overheads of batch changes and padding."""
+    cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
+    seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
+    measured = plan.provenance.cost_source.get("engine")
+    # The ragged tier reads each row to about its own length.
+    pads = not (isinstance(measured, Mapping) and measured.get("tier", "ragged") == "ragged")
+    counted = pads and cost.decode_per_kv_token > 0
+    padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
+    return {
+        "run_s": seconds if cost.decode_per_change else None,
+        "padded_s": seconds + padded if padded else None,
+    }
+
+
+def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
+    """Print a summary on stdout, as JSON or as a table."""
+    if as_json:
+        say(json.dumps(summary))
+        return
+    if title:
+        say(title)
+    # Caps are not lengths: figures that need lengths are left out.
+    left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
+    labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
+    if summary.get("bound_if") == AS_EXPECTED:
+        labels = {**_LABELS, "bound_s": "bound, if they hold"}
+    for name, label in labels.items():
+        value = summary.get(name)
+        if name == "lengths" and summary.get("lengths_sampled"):
+            value = "expected: those of earlier completions, which are sampled"
+        if value is not None and name not in left_out:
+            say(f"  {label:20s} {_shown(name, value)}")
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(_seconds(entry) for entry in value)
+    if name in ("gap", "utilization") and isinstance(value, float):
+        return f"{value:.2%}"
+    if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
+        return f"{value:,.1f}" if name.endswith("per_s") else _seconds(value)
+    if name in ("device_hours", "money"):
+        return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
+    if name == "lengths" and value == "cap":
+        return "unknown: at most as long as each request allows"
+    if name == "lengths" and value in EXPECTED_LENGTHS:
+        return f"expected, by {value}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _seconds(value: float) -> str:
+    """Format seconds, from one minute on also as h:mm:ss."""
+    text = f"{value:,.3f} s"
+    return text if value < 60 else f"{text} ({clock_text(value)})"
