@@ -24,27 +24,36 @@ DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "pages"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 KEPT = (".svg", ".png", ".json", ".css")
+LANGUAGES = {".py": "python", ".sh": "sh"}
 
 
 def main() -> None:
     """Write every page."""
     shutil.rmtree(PAGES, ignore_errors=True)
+    for file in sorted(DOCS.rglob("*")):
+        if file.suffix in KEPT:
+            target = PAGES / file.relative_to(DOCS)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+    for name, text in pages_of_site().items():
+        target = PAGES / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+def pages_of_site() -> dict[str, str]:
+    """Return the text of each page of the site by its name."""
     pages = {"index.md": read(ROOT / "README.md").replace("](docs/", "](")}
     pages["reference/commands.md"] = commands()
     for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
         pages[f"examples/{notebook.stem}.md"] = notebook_page(json.loads(read(notebook)))
-    for file in sorted(DOCS.rglob("*")):
-        name = file.relative_to(DOCS).as_posix()
-        if file.suffix == ".md":
-            pages[name] = read(file)
-        elif file.suffix in KEPT:
-            target = PAGES / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
-    for name, text in pages.items():
-        target = PAGES / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(with_links(text, name, pages), encoding="utf-8")
+    for script in sorted((ROOT / "examples").glob("*")):
+        if script.suffix in LANGUAGES:
+            title, language = script.name, LANGUAGES[script.suffix]
+            pages[f"examples/{script.stem}.md"] = f"# {title}\n\n```{language}\n{read(script)}```\n"
+    for file in sorted(DOCS.rglob("*.md")):
+        pages[file.relative_to(DOCS).as_posix()] = read(file)
+    return {name: with_links(text, name, pages) for name, text in pages.items()}
 
 
 def read(file: Path) -> str:
@@ -57,10 +66,10 @@ def with_links(text: str, name: str, pages: Mapping[str, str]) -> str:
 
     def kept(link: re.Match[str]) -> str:
         target = os.path.normpath(Path(name).parent / link[2])
-        notebook = re.sub(r"^(?:\.\./)?(examples/\w+)\.ipynb$", r"\1.md", target)
-        if notebook != target:
-            return f"[{link[1]}]({os.path.relpath(notebook, Path(name).parent)})"
-        there = target in pages or (DOCS / target).is_file()
+        example = re.sub(r"^(?:\.\./)?(examples/\w+)\.(?:ipynb|py|sh)$", r"\1.md", target)
+        if example in pages and example != target:
+            return f"[{link[1]}]({os.path.relpath(example, Path(name).parent)})"
+        there = target in pages or (Path(target).suffix in KEPT and (DOCS / target).is_file())
         return link[0] if there else f"`{link[1].strip('`')}`"
 
     return LINK.sub(kept, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -216,8 +217,12 @@ def test_the_site_has_every_page_and_every_option_of_the_commands(
     named = set(
         re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     )
-    notebooks = {f"examples/{file.stem}.md" for file in (ROOT / "examples").glob("*.ipynb")}
-    assert named | notebooks == made
+    examples = {
+        f"examples/{file.stem}.md"
+        for file in (ROOT / "examples").iterdir()
+        if file.suffix in (".ipynb", ".py", ".sh")
+    }
+    assert named | examples == made
     commands = (tmp_path / "reference" / "commands.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"### batchbound {name}\n" not in commands] == []
     assert all(f"`{option}" in commands for option in ("--kv-tokens N", "--slots N", "--stall-seconds S"))
@@ -230,3 +235,28 @@ BENCHMARKS = {
 
 
 NEEDS = {"mutation_score.py": "mutmut", "trl_rounding.py": "trl"}
+
+
+def test_every_link_of_the_site_leads_to_a_page_and_a_heading() -> None:
+    pages = loaded("make_site").pages_of_site()
+    headings = {
+        name: {_anchor(line) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+        for name, text in pages.items()
+    }
+    dead = []
+    for name, text in pages.items():
+        for target, anchor in re.findall(r"\]\((?!https?:|data:)([^)#\s]*)(#[^)\s]*)?\)", text):
+            page = os.path.normpath(Path(name).parent / target) if target else name
+            if page not in pages and not (ROOT / "docs" / page).is_file():
+                dead.append((name, target))
+            elif anchor and page in pages and anchor[1:] not in headings[page]:
+                dead.append((name, target + anchor))
+    assert dead == []
+    # Every script and notebook of the examples is a page, and the gallery leads to each.
+    gallery = pages["gallery.md"]
+    assert [name for name in pages if name.startswith("examples/") and name not in gallery] == []
+
+
+def _anchor(heading: str) -> str:
+    words = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower())
+    return re.sub(r"[-\s]+", "-", words).strip("-")
