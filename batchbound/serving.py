@@ -95,7 +95,7 @@ def _on_model(
         raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
     from .executor.models.prompts import Prompts
     from .executor.models.source import load_model, position_limit, require_engine
-    from .executor.serving.run import own_answer, serve_on_model
+    from .executor.serving.engine import own_answer, serve_on_model
 
     require_engine()
     model = load_model(model_name, dtype=options.dtype, seed=options.seed)

@@ -28,9 +28,8 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import load_model
-from batchbound.executor.serving.engine import ServingEngine
+from batchbound.executor.serving.engine import ServingEngine, own_answer
 from batchbound.executor.serving.regions import PlacedLedger
-from batchbound.executor.serving.run import own_answer
 from batchbound.heuristics.serving.device import DeviceBatch, ServingDevice
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import BLOCK_ALLOCATION, ServingOptions, serving_policy

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from ...models.iterations.layer_cost import LayerCost
 from ..serving.chunked_prefill import ChunkedPrefill
 from ..serving.device import DeviceBatch, ServingDevice
 from ..serving.kv_ledger import KvLedger
-from ..serving.lockstep import serve_in_step
-from ..serving.simulation import ServingJob, ServingRun, serve_on_device
+from ..serving.simulation import ServingError, ServingJob, ServingRun, serve_on_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,3 +172,37 @@ def _setting(run: MeasuredRun, requests: IntArray | None = None) -> tuple[Worklo
     capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
     policy = ChunkedPrefill(run.batched_tokens, run.sequences)
     return workload, policy, KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse)
+
+
+class GroupDevice(Protocol):
+    """Device that runs one iteration of several replicas at once."""
+
+    def run(self, work: Sequence[DeviceBatch]) -> float:
+        """Return an iteration's seconds; idle replicas have no batch."""
+        ...
+
+
+def serve_in_step(jobs: Sequence[ServingJob], device: GroupDevice) -> list[ServingRun]:
+    """Serve replicas in lockstep at the pace of the slowest.
+
+    A replica without requests waits for its next arrival and joins the first iteration that begins after it.
+    Raises ServingError as :func:`.serve_on_device` does.
+
+    jobs: One per replica, each with its own requests, policy and ledger, not yet begun.
+    """
+    steps = [job.iterations() for job in jobs]
+    waiting = {at: next(step, None) for at, step in enumerate(steps)}
+    begun = 0.0
+    while ready := {at: ask for at, ask in waiting.items() if ask is not None}:
+        begun = max(begun, min(start for start, _ in ready.values()))
+        joined = {at: ask for at, ask in ready.items() if ask[0] <= begun}
+        seconds = device.run([work for _, work in joined.values()])
+        if not seconds >= 0:
+            raise ServingError(f"an iteration of {len(joined)} replicas took {seconds} s")
+        for at, (start, _) in joined.items():
+            try:
+                waiting[at] = steps[at].send(begun - start + seconds)
+            except StopIteration:
+                waiting[at] = None
+        begun += seconds
+    return [job.result() for job in jobs]

@@ -10,10 +10,8 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
-from .packing.lower_bounds import lifted_bound, mean_or_longest
+from .packing.lower_bounds import lifted_bound, mean_or_longest, packing_bound
 from .params import BoundParams
-from .stage_packing import fewest_stages
-from .two_requests import two_requests
 
 ALL_ON = BoundParams()
 
@@ -179,3 +177,69 @@ def _prefill_terms(problem: Problem, stages: IntArray) -> dict[str, FloatArray]:
         terms["stages beyond the bend"] = cost.prefill_per_token_beyond * together
     floor = np.maximum(0.0, cost.prefill_floor * stages - np.sum([*terms.values()], axis=0))
     return {**terms, "prefill floor": floor}
+
+
+LONGEST = 200
+"""Longest requests to compare in pairs."""
+
+
+def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
+    r"""Return the pair of requests that need most decode steps together.
+
+    Let request i end first. In its last step it holds :math:`a_i + n_i - 1` tokens, where :math:`a_i` are the
+    tokens that it reads in its first of :math:`n_i` steps. At most :math:`C - (a_i + n_i - 1)` are left for
+    j, which began with :math:`a_j` and grows by one a step. So the two share at most
+    :math:`C - a_j - (a_i + n_i - 1) + 1` steps, whichever of them ends first.
+    """
+    longest = np.argsort(-problem.decode_steps, kind="stable")[:LONGEST]
+    longest = longest[problem.decode_steps[longest] > 0]
+    if len(longest) < 2:
+        return 0, []
+    decode_steps, first = problem.decode_steps[longest], problem.kv_at_start[longest]
+    # Steps that each pair shares if the first request ends first.
+    shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
+    needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
+    np.fill_diagonal(needed, 0)
+    one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
+    return int(needed[one, other]), [int(longest[one]), int(longest[other])]
+
+
+PRICED_WORK = 20_000_000
+"""Most capacity times lengths, as the checker repeats the knapsack."""
+
+BY_SLOTS: Mapping[str, object] = {"kind": "requests over slots"}
+BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
+
+
+def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, Mapping[str, object]]:
+    """Return the fewest prefill stages with their proof.
+
+    A stage prefills at most one request a slot. Under a token cap it also computes at most that many prompt
+    tokens; those that requests share are computed at least once. All prompts of a stage are held at once,
+    each as a whole, so the KV capacity caps them too. Stages are thus the bins of a packing, which dual
+    feasible functions bound (``priced``).
+    """
+    stages, claim = -(-len(problem) // slots), BY_SLOTS
+    for pieces, cap, held in _packed(problem):
+        needed, witness = -(-int(pieces.sum()) // cap), BY_CAP
+        if priced and cap * len(np.unique(pieces)) <= PRICED_WORK:
+            bins, prices = packing_bound(pieces, cap)
+            if bins > needed:
+                needed, witness = bins, {**prices, **held}
+        if needed > stages:
+            stages, claim = needed, witness
+    return stages, claim
+
+
+def _packed(problem: Problem) -> list[tuple[IntArray, int, Mapping[str, object]]]:
+    """Return the pieces to pack, a stage's tokens and the claim's field."""
+    computed, held = problem.prefill_token_cap, problem.kv_capacity
+    if not len(problem.prefix_tokens):
+        caps = [cap for cap in (computed, held) if cap is not None]
+        return [(problem.prompt_tokens, min(caps), {})] if caps else []
+    packed: list[tuple[IntArray, int, Mapping[str, object]]] = []
+    if computed is not None:
+        packed.append((problem.prompt_pieces, computed, {}))
+    if held is not None:
+        packed.append((problem.prompt_tokens, held, {"held": True}))
+    return packed

@@ -11,7 +11,7 @@ from batchbound.executor.engines.offloading import OffloadingBatch
 from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.kv.store import Suspended
 from batchbound.executor.models.source import load_model
-from batchbound.executor.processes.handover import Blocks, Layout, unpack
+from batchbound.executor.processes.encode_worker import Blocks, Layout, unpack
 
 
 def request(tokens: int, first: float) -> Suspended:

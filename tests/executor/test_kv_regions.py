@@ -128,7 +128,7 @@ def some(count: int, seed: int) -> tuple[Workload, list[list[int]], list[int]]:
 @pytest.mark.parametrize("family", mostly_slow(["llama", "mistral"], fast=["mistral"]))
 def test_every_policy_gives_the_models_own_answers_from_half_the_memory(family: str) -> None:
     from batchbound.executor.models.source import load_model
-    from batchbound.executor.serving.run import own_answer, serve_on_model
+    from batchbound.executor.serving.engine import own_answer, serve_on_model
 
     requests, prompts, predicted = some(14, seed=1)
     model = load_model(f"tiny:{family}:0", dtype="float64")
@@ -160,7 +160,7 @@ def test_every_policy_gives_the_models_own_answers_from_half_the_memory(family: 
 @pytest.mark.slow
 def test_lending_holds_more_than_exact_allocation_and_than_blocks_alone() -> None:
     from batchbound.executor.models.source import load_model
-    from batchbound.executor.serving.run import serve_on_model
+    from batchbound.executor.serving.engine import serve_on_model
 
     # A quarter of Alpaca's lengths on blocks of a quarter of 32 tokens, the paper's.
     drawn, count = generate("alpaca", 0, 96), 96

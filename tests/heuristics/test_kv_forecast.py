@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.heuristics.serving.kv_forecast import KvForecast
+from batchbound.heuristics.serving.pipelined import KvForecast
 
 Requests = list[tuple[int, int]]
 

@@ -1,7 +1,6 @@
 """The reserve for prompts, and groups that end together."""
 
-from batchbound.heuristics.serving.econoserve.groups import SyncedGroups
-from batchbound.heuristics.serving.econoserve.reserve import PromptReserve
+from batchbound.heuristics.serving.econoserve.paper import PromptReserve, SyncedGroups
 from batchbound.heuristics.serving.kv_ledger import KvLedger
 
 

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from batchbound.models.bounds.packing.partition import solve_partition
-from batchbound.models.bounds.packing.small import MOST_ITEMS, settle_packing
+from batchbound.models.bounds.packing.partition import MOST_ITEMS, settle_packing, solve_partition
 
 
 def least_makespan(weights: list[int], machines: int) -> int:

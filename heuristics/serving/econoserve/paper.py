@@ -6,11 +6,71 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..kv_ledger import KvLedger
 from ..policy import ServingState, ServingStep
-from .groups import SyncedGroups
 from .queue import TaskQueue
-from .reserve import PromptReserve
 from .sizes import EconoServeSizes
+
+
+class PromptReserve:
+    """Reserved blocks, and how many each request uses."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._blocks: dict[int, int] = {}
+        self._taken = 0
+
+    def holds(self, ledger: KvLedger, blocks: int) -> bool:
+        """Return whether ``blocks`` more blocks are within the reserve."""
+        return self._taken + blocks <= int(self._share * ledger.blocks)
+
+    def enter(self, request: int, blocks: int) -> None:
+        """Count ``blocks`` more for a request."""
+        self._blocks[request] = self._blocks.get(request, 0) + blocks
+        self._taken += blocks
+
+    def leave(self, request: int) -> None:
+        """Forget a request's blocks."""
+        self._taken -= self._blocks.pop(request, 0)
+
+    def free_beyond(self, ledger: KvLedger, leaving: int | None = None) -> int:
+        """Return the free blocks beyond the unused reserve.
+
+        ``leaving`` counts as gone.
+        """
+        kept = int(self._share * ledger.blocks) - self._taken
+        kept += 0 if leaving is None else self._blocks.get(leaving, 0)
+        return ledger.free - max(0, kept)
+
+
+class SyncedGroups:
+    """Groups of requests, with their members and ends."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+        self._members: dict[int, int] = {}
+        self._next = 0
+
+    def new(self) -> int:
+        """Return an empty group."""
+        self._next += 1
+        return self._next
+
+    def join(self, request: int, group: int) -> None:
+        """Add a request that is in no group."""
+        self._of[request] = group
+        self._members[group] = self._members.get(group, 0) + 1
+
+    def leave(self, request: int) -> bool:
+        """Remove a request; return whether its group is done."""
+        group = self._of.pop(request, None)
+        if group is None:
+            return False
+        self._members[group] -= 1
+        if self._members[group]:
+            return False
+        del self._members[group]
+        return True
 
 
 @dataclass(slots=True)
