@@ -16,6 +16,7 @@ from ...heuristics.simulator import Simulator
 from .backward import backward_schedule
 from .constructive import ski_rental_in_time
 from .params import SearchParams
+from .staggered import are_equally_long, staggered_schedule
 
 CLASSES = (0, 1, 2)
 """Numbers of length classes within which groups go in turn."""
@@ -92,6 +93,9 @@ def baselines(
         if problem.memory_can_run_out:
             served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
             linear, first, rest = [lambda _: backward_schedule(problem, late), *served], served[:2], in_turn
+            if are_equally_long(problem):
+                linear = [lambda _: staggered_schedule(problem), *linear]
+                first = [linear[0], *first]
         if len(problem) <= params.linear_requests:
             return linear, [*rest, *map(simulated, WAITING)]
         return first, [*(each for each in linear if each not in first), *rest]
@@ -101,10 +105,11 @@ def baselines(
         names = dict.fromkeys(name for name in names if name not in LEARNERS)
     others = [*in_turn[1:], *others]
     if problem.memory_can_run_out:
+        staggered = [lambda _: staggered_schedule(problem)] if are_equally_long(problem) else []
         # With memory to look after, a pass takes longer than a simulation; one backwards is usually better.
         names = dict.fromkeys((*SCARCE, *names))
         backward = [lambda _: backward_schedule(problem)]
-        return [*in_turn[:1], *backward, *map(simulated, names)], [*passes, *others]
+        return [*in_turn[:1], *staggered, *backward, *map(simulated, names)], [*passes, *others]
     if problem.prefill_token_cap is None:
         # One pass makes the schedules of some rules, and of the others those that wait are best.
         names = dict.fromkeys((*WAITING, *names))

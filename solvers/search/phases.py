@@ -11,6 +11,7 @@ from .incumbent import Budget, SearchRun
 from .params import SearchParams
 from .prefill_only import evenly_packed
 from .stages.search import anneal_stage_times, can_anneal_stage_times
+from .staggered import anneal_stage_sizes, staggers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def _has_few_stages(problem: Problem, params: SearchParams) -> bool:
 PHASES = (
     Phase("pack_stages", _packs_stages, _pack_stages),
     Phase("stage_times", _has_few_stages, anneal_stage_times),
+    Phase("staggered", staggers, anneal_stage_sizes, share=0.5),
     Phase("spans", core.only_slots_bind, core.anneal_spans),
     Phase("orders", core.few_under_memory, core.anneal_orders, share=0.6),
     Phase("spans_within_memory", core.slots_bind_under_memory, core.anneal_spans_within_memory, share=0.8),

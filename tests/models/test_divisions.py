@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from builders import mostly_slow
+from builders import mostly_slow, workload_of
 from tiny_instances import divided, divided_fleets
 
 from batchbound import Limits, make_plan
@@ -15,7 +16,6 @@ from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
-from batchbound.data.workload import Workload, numbered_ids
 from batchbound.judging import verify
 from batchbound.models.bounds.prove import evicting_bound, proven_bound
 from batchbound.models.certificates.checker import verify_bound
@@ -23,7 +23,7 @@ from batchbound.solvers.cache_choice import choose_prefix_cache, divisions
 
 COST = CostModel(prefill_base=1.0, prefill_per_token=0.001, decode_base=0.2, decode_per_slot=0.0)
 FOUR = Problem(
-    Workload(numbered_ids(4), [5, 5, 5, 5], [2, 2, 2, 2], group=[0, 0, 1, 1], shared_tokens=[4, 4, 4, 4]),
+    workload_of([5] * 4, [2] * 4, group=np.array([0, 0, 1, 1]), shared_tokens=np.array([4] * 4)),
     COST,
     slots=4,
     kv_capacity=24,

@@ -37,6 +37,7 @@ PROBLEMS = {
     "memory and cap": Problem(
         generate("sharegpt", 3, 60), PAPER, 16, kv_capacity=5_000, prefill_token_cap=3_000
     ),
+    "equal lengths": Problem(Workload.from_lengths([90] * 30, [60] * 30), PAPER, 16, kv_capacity=2_000),
     "four slots": Problem(generate("table3", 4, 44), PAPER, 4),
     "bend": Problem(generate("table3", 5, 50), CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3), 10),
     "prefill only": Problem(
