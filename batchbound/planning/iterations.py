@@ -18,16 +18,19 @@ from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
 from ..data.iterations import UNLIMITED, EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
+from ..data.prefix_tree import PrefixTree
 from ..heuristics.dispatch import RULES, dispatch
 from ..heuristics.iterations.fitted_audit import proven_rates
 from ..heuristics.iterations.iteration_fit import PricedDevice
 from ..heuristics.iterations.replay import ComposedDevice
 from ..heuristics.iterations.seconds_audit import needed_work
+from ..heuristics.prefixes.choice import Scenario, possible_rates
 from ..heuristics.serving.in_flight import in_flight_of
 from ..heuristics.serving.release import fits, predict
 from ..models.bounds.iterations import KINDS, iteration_bound, without
 from ..models.iterations.iteration_minorant import Minorant, Work, best_minorant
 from ..models.iterations.layer_cost import LayerCost
+from ..solvers.prefix_search import search_tree_order
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
@@ -35,6 +38,9 @@ from .mixed_job import UNCOUNTED, MixedJob
 from .plan import PlanningError
 from .release import Releasable, named_orders
 from .release_search import search_release
+
+QUEUED = 3
+"""Completions in flight for each slot, where the order decides what a prefix cache keeps."""
 
 ROOMY = "no KV capacity is stated: the engine is taken to hold all requests in progress"
 
@@ -216,12 +222,45 @@ def _share(
         return PlannedShare(limits, members, "nothing to do", in_flight_of(limits.sequences), nothing), (
             StoppedBy.PROOF
         )
-    work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
+    rows, requests = job.rows(members), job.requests()[members]
+    if rows.tree is not None and len(rows.tree.parent) and engines.profile is None and _single(requests):
+        return _share_by_tree(members, rows, rows.tree, limits, (engines.rates, job.exact, *until))
+    work = Releasable.of_rows(rows, requests, exact=job.exact)
     found = search_release(work, limits, engines.prices(), *until)
     flying = in_flight_of(limits.sequences) if found.held_back is None else found.held_back
     order = members[work.expanded(found.release.order)]
     share = PlannedShare(limits, order, found.release.name, flying, found.release.predicted)
     return share, found.stopped_by
+
+
+def _single(requests: IntArray) -> bool:
+    """Return whether each request has one completion."""
+    return len(np.unique(requests)) == len(requests)
+
+
+def _share_by_tree(
+    members: IntArray,
+    rows: Sequences,
+    tree: PrefixTree,
+    limits: EngineLimits,
+    by: tuple[IterationRates | None, bool, Limits, int],
+) -> tuple[PlannedShare, StoppedBy]:
+    """Return the share in the order of fewest predicted seconds on a prefix cache.
+
+    by: Costs, True if lengths are known, the limits of the search, and the iterations of the bound.
+    """
+    rates, exact, budget, least = by
+    known = None if rates is None else replace(rates, error=rates.error or 0.0)
+    scenarios = [Scenario(rows.output, one) for one in possible_rates(known)]
+    found = search_tree_order(tree, scenarios, limits, budget if exact else None, lengths_known=True)
+    run = found.outlook.runs[0]
+    seconds = None if rates is None else found.outlook.seconds[0]
+    predicted = Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)
+    # Requests wait at the engine, which then admits them in this order.
+    flying = max(in_flight_of(limits.sequences), QUEUED * limits.sequences)
+    share = PlannedShare(limits, members[found.outlook.order], found.outlook.name, flying, predicted)
+    proven = rates is None and run.iterations <= least
+    return share, StoppedBy.PROOF if proven else found.stopped_by
 
 
 def _shared_out(
