@@ -19,8 +19,9 @@ from ..data.readers.server_run import ServerRun
 from ..heuristics.iterations.iteration_fit import TimedJob, fit_cached
 from ..heuristics.prefixes.choice import Scenario, possible_rates
 from ..heuristics.prefixes.orders import FILE_ORDER
+from ..heuristics.prefixes.replicas import share_subtrees
 from ..heuristics.serving.release import Release
-from ..solvers.prefix_search import search_tree_order
+from ..solvers.prefix_search import SearchedOrder, search_tree_order
 from ..solvers.result import Limits
 
 if TYPE_CHECKING:
@@ -130,39 +131,76 @@ def _pieces(request: ServerRequest) -> IntArray:
 
 
 def tree_release(
-    beginnings: Beginnings, batch: Batch, options: ServerOptions, remark: Callable[[str], None]
-) -> Release | None:
-    """Return the order of fewest predicted seconds; None if the cache holds all and lengths are unknown."""
+    beginnings: Beginnings,
+    batch: Batch,
+    options: ServerOptions,
+    servers: int,
+    remark: Callable[[str], None],
+) -> tuple[Release, IntArray | None] | None:
+    """Return the order of fewest predicted seconds, and each request's server if there are several.
+
+    It is None if the cache holds all and lengths are unknown.
+    """
     known = batch.lengths_known(options)
     if not known and beginnings.fits(batch.output):
         return None
-    room = beginnings.limits.kv_tokens
+    room, tree = beginnings.limits.kv_tokens, beginnings.tree
     lengths = [batch.output] if known else [_guess(batch.output, tokens) for tokens in _GUESSES]
     if room is not None:
         longest = room // beginnings.limits.block_tokens * beginnings.limits.block_tokens
-        lengths = [np.minimum(each, longest - beginnings.tree.prompt_tokens) for each in lengths]
+        lengths = [np.minimum(each, longest - tree.prompt_tokens) for each in lengths]
         if min(int(each.min()) for each in lengths) < 1:
             remark("a prompt exceeds the server's KV cache: shared beginnings are not planned")
             return None
-    scenarios = [Scenario(output, rates) for output in lengths for rates in possible_rates(beginnings.rates)]
     budget = replace(_SEARCH, seed=options.seed) if known else None
-    found = search_tree_order(beginnings.tree, scenarios, beginnings.limits, budget, lengths_known=known)
-    mine, file = found.outlook, found.baselines[FILE_ORDER]
-    # The usual costs, between the extremes.
-    usual = len(scenarios) // 2
-    run, first = mine.runs[usual], file.runs[usual]
-    predicted = None
-    if known:
-        seconds = mine.seconds[usual] if beginnings.rates is not None else None
-        predicted = Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)
+    rates = possible_rates(beginnings.rates)
+    usual = lengths[len(lengths) // 2]
+    home = None
+    if servers > 1:
+        home = share_subtrees(tree, usual, servers, beginnings.limits, rates[len(rates) // 2])
+    order, plans = np.zeros(0, dtype=np.int64), list[SearchedOrder]()
+    for server in range(servers):
+        mine = np.arange(len(tree)) if home is None else np.flatnonzero(home == server)
+        if not mine.size:
+            continue
+        scenarios = [Scenario(each, one) for each in (output[mine] for output in lengths) for one in rates]
+        part = tree if home is None else tree.select(mine)
+        plans.append(search_tree_order(part, scenarios, beginnings.limits, budget, lengths_known=known))
+        order = np.concatenate((order, mine[plans[-1].outlook.order]))
+    predicted = _told(plans, beginnings, len(scenarios) // 2, remark, known=known)
+    return Release(plans[0].outlook.name, order, predicted), home
+
+
+def _told(
+    plans: Sequence[SearchedOrder],
+    beginnings: Beginnings,
+    usual: int,
+    remark: Callable[[str], None],
+    *,
+    known: bool,
+) -> Predicted | None:
+    """Remark what the servers' orders are predicted to take; return it if lengths are known.
+
+    usual: Scenario between the extremes.
+    """
+    runs = [plan.outlook.runs[usual] for plan in plans]
+    first = [plan.baselines[FILE_ORDER].runs[usual] for plan in plans]
+    computed, theirs = (sum(run.prompt_tokens for run in each) for each in (runs, first))
+    iterations, before = (max(run.iterations for run in each) for each in (runs, first))
     about = "" if known and beginnings.exact else "about "
-    iterations = f"{run.iterations:,} iterations and " if known else ""
-    line = f"order: {mine.name}, {about}{iterations}{run.prompt_tokens:,} prompt tokens computed"
-    if mine.name != FILE_ORDER:
-        theirs = f"{first.iterations:,} and " if known else ""
-        line += f" (file order: {theirs}{first.prompt_tokens:,})"
+    line = f"order: {plans[0].outlook.name}, "
+    line += f"{about}{iterations:,} iterations and " if known else about
+    line += f"{computed:,} prompt tokens computed"
+    # Servers that share one queue in file order are not simulated.
+    if len(plans) == 1 and plans[0].outlook.name != FILE_ORDER:
+        line += f" (file order: {f'{before:,} and ' if known else ''}{theirs:,})"
     remark(line)
-    return Release(mine.name, mine.order, predicted)
+    if not known:
+        return None
+    fitted = beginnings.rates is not None
+    seconds = max(plan.outlook.seconds[usual] for plan in plans) if fitted else None
+    decodes, preemptions = sum(run.decodes for run in runs), sum(run.preemptions for run in runs)
+    return Predicted(iterations, preemptions, computed + decodes, seconds)
 
 
 def _guess(caps: IntArray, tokens: int) -> IntArray:

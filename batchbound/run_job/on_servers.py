@@ -351,9 +351,10 @@ def _in_order(
 ) -> tuple[ServerJob, Release]:
     """Return the job in the order of fewest predicted seconds or iterations, and that order."""
     if beginnings is not None and options.order == "auto" and batch.planned is None:
-        release = tree_release(beginnings, batch, options, remark)
-        if release is not None:
-            job = replace(job, waiting=QUEUED * slots)
+        found = tree_release(beginnings, batch, options, len(options.urls), remark)
+        if found is not None:
+            release, home = found
+            job = replace(job, waiting=QUEUED * slots, home=home)
             return _ordered(job, release, slots, options, None, None), release
     again = 0 if batch.unknown else _asked_again(options, batch, limits)
     if again:

@@ -100,6 +100,37 @@ class _Server:
         return self.queue.waiting_tokens < self._params.queue_iterations * self.slots
 
 
+class _Lane:
+    """Requests to send for the first time, in order."""
+
+    def __init__(self, order: IntArray) -> None:
+        # A view of an array: a list would hold a Python object a row.
+        self._left = order.data
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    @property
+    def left(self) -> memoryview[int]:
+        """All requests left."""
+        return self._left
+
+    def next(self, *, from_end: bool) -> int:
+        """Return the first request, or the last one."""
+        return self._left[-1 if from_end else 0]
+
+    def take(self, *, from_end: bool) -> None:
+        """Leave out the first request, or the last one."""
+        self._left = self._left[:-1] if from_end else self._left[1:]
+
+    def drop(self, among: npt.NDArray[np.bool_]) -> int:
+        """Leave out all requests among some; return how many they were."""
+        left = np.asarray(self._left)
+        kept = left[~among[left]]
+        self._left = kept.data
+        return len(left) - len(kept)
+
+
 class Dispatch:
     """Release of requests to the least loaded server.
 
@@ -130,6 +161,7 @@ class Dispatch:
         on_wait: Callable[[int, Reply, float], None] | None = None,
     ) -> None:
         self._patience, self._rng = params.patience, rng
+        self._home: IntArray | None = None
         self._on_wait = on_wait
         self._servers = [_Server(in_flight, slots, params) for _ in range(servers)]
         batch = ServerBatch.of(requests)
@@ -140,8 +172,8 @@ class Dispatch:
         largest = max(self._weight.values(), default=1)
         self._step = 0 if slots is None else queue_of(slots, largest)
         self._slots, self._usual = slots, 0
-        self._order = self._rank = np.zeros(0, dtype=np.int64).data
-        self._next = 0
+        self._rank = np.zeros(0, dtype=np.int64).data
+        self._lanes: list[_Lane] = []
         self._again: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
         self._failed: dict[int, int] = {}
@@ -169,21 +201,29 @@ class Dispatch:
         if self._slots is not None:
             self._usual = self._slots + max(self._step, self._slots // 2)
 
+    def keep_homes(self, home: IntArray | None) -> None:
+        """Send each request to its own server; to be called before the job begins.
+
+        A server with free slots and no request of its own takes the last one of another.
+
+        home: Server of each request, shape (requests,); None for any server.
+        """
+        self._home = home
+
     def due(self, now: float) -> list[tuple[int, int]]:
         """Return the pairs (request, server) to send now."""
         while self._later and self._later[0][0] <= now:
             _, rank, request = heapq.heappop(self._later)
             heapq.heappush(self._again, (rank, request))
         found = []
-        while (first := self._first()) is not None:
+        while (pair := self._next_pair(now)) is not None:
+            first, k = pair
             choices = self._choices[first]
-            k = self._least_loaded(self._weight[choices], now)
-            if k is None:
-                break
             if self._again and self._again[0][1] == first:
                 heapq.heappop(self._again)
             else:
-                self._next += 1
+                lane, from_end = self._lane_of(k)
+                lane.take(from_end=from_end)
             server = self._servers[k]
             server.held += self._weight[choices]
             server.flying += 1
@@ -195,7 +235,7 @@ class Dispatch:
     def wakes_at(self, now: float) -> float | None:
         """Return the time of the next action without a reply, or None."""
         times = [at for at, _, _ in self._later[:1]]
-        if self._first() is not None:
+        if any(self._first(k) is not None for k in range(len(self._servers))):
             times += [server.paused_until for server in self._servers if server.paused_until > now]
         if self._out:
             times.append(self._reached + self._patience.outage_seconds)
@@ -241,7 +281,7 @@ class Dispatch:
         everything sent to it. Otherwise requests are still in transit.
         """
         server = self._servers[k]
-        first = self._first()
+        first = self._first(k)
         if not self._step or waiting != 0 or first is None or server.down:
             return
         trusted = server.completed or (running or 0) >= server.sequences
@@ -261,7 +301,8 @@ class Dispatch:
     def reorder(self, order: Sequence[int] | IntArray) -> None:
         """Release the remaining requests in another order."""
         fresh = np.zeros(len(self._choices), dtype=np.bool_)
-        fresh[np.asarray(self._order[self._next :])] = True
+        for lane in self._lanes:
+            fresh[np.asarray(lane.left)] = True
         self._follow(np.asarray(order, dtype=np.int64), fresh)
         self._again = [(self._rank[request], request) for _, request in self._again]
         heapq.heapify(self._again)
@@ -292,22 +333,44 @@ class Dispatch:
         """Set the order, of which ``fresh`` requests are to be sent for the first time."""
         rank = np.zeros(len(fresh), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        self._rank, self._order = rank.data, order[fresh[order]].data
-        self._next = 0
+        self._rank, waiting = rank.data, order[fresh[order]]
+        if self._home is None:
+            self._lanes = [_Lane(waiting)]
+        else:
+            homes = self._home[waiting]
+            self._lanes = [_Lane(waiting[homes == k]) for k in range(len(self._servers))]
 
-    def _first(self) -> int | None:
-        """Return the first request in order that is ready, or None."""
-        fresh = self._order[self._next] if self._next < len(self._order) else None
+    def _lane_of(self, k: int) -> tuple[_Lane, bool]:
+        """Return the lane that a server takes its next request from, and whether from its end."""
+        if len(self._lanes) == 1:
+            return self._lanes[0], False
+        own = self._lanes[k]
+        if len(own) or not self._is_idle(k):
+            return own, False
+        return max(self._lanes, key=len), True
+
+    def _is_idle(self, k: int) -> bool:
+        """Return whether a server has free slots, for requests of others."""
+        server = self._servers[k]
+        return server.held < (self._slots or server.most)
+
+    def _first(self, k: int) -> int | None:
+        """Return the first request that a server may get, or None."""
+        lane, from_end = self._lane_of(k)
+        fresh = lane.next(from_end=from_end) if len(lane) else None
         if self._again and (fresh is None or self._again[0][0] < self._rank[fresh]):
             return self._again[0][1]
         return fresh
 
-    def _least_loaded(self, weight: int, now: float) -> int | None:
-        """Return the server with the fewest completions that takes ``weight`` more, or None."""
-        found: int | None = None
+    def _next_pair(self, now: float) -> tuple[int, int] | None:
+        """Return the next request, and the server with the fewest completions that takes it, or None."""
+        found: tuple[int, int] | None = None
         for k, server in enumerate(self._servers):
-            if (found is None or server.held < self._servers[found].held) and server.takes(weight, now):
-                found = k
+            first = self._first(k)
+            if first is None or (found is not None and server.held >= self._servers[found[1]].held):
+                continue
+            if server.takes(self._weight[self._choices[first]], now):
+                found = first, k
         return found
 
     @property
@@ -362,12 +425,11 @@ class Dispatch:
 
     def _drop(self, kind: int) -> None:
         """Leave the waiting requests of a kind without an outcome."""
-        waiting = np.asarray(self._order[self._next :])
-        kept = waiting[np.asarray(self._kind)[waiting] != kind]
+        dropped = sum(lane.drop(np.asarray(self._kind) == kind) for lane in self._lanes)
         again = [entry for entry in self._again if self._kind[entry[1]] != kind]
         later = [entry for entry in self._later if self._kind[entry[2]] != kind]
-        self.left -= len(waiting) - len(kept) + len(self._again) - len(again) + len(self._later) - len(later)
-        self._order, self._next, self._again, self._later = kept.data, 0, again, later
+        self.left -= dropped + len(self._again) - len(again) + len(self._later) - len(later)
+        self._again, self._later = again, later
         heapq.heapify(self._again)
         heapq.heapify(self._later)
         self._held_back = [served for served in self._held_back if self._kind[served.request] != kind]

@@ -73,6 +73,7 @@ class ServerJob:
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
     waiting: Least completions beyond the slots that wait at each server, so that it admits in this order.
+    home: Server of each request, shape (requests,), as long as it keeps up; None for any.
     """
 
     requests: Sequence[ServerRequest]
@@ -92,6 +93,7 @@ class ServerJob:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
     waiting: int = 0
+    home: IntArray | None = None
 
     @property
     def flying(self) -> int:
@@ -205,6 +207,7 @@ class ServerJob:
                 slots=self.slots if self.in_flight is None else None,
                 on_wait=remarks.waits,
             )
+            dispatch.keep_homes(self.home)
             if reordering is None:
                 dispatch.send_ahead()
             sender = Sender(

@@ -155,3 +155,19 @@ def test_a_server_without_prefix_caching_is_told_what_it_would_save(
         words = run_words(batch, server, "--slots", "2", "--verbose")
         assert main([word for word in words if word != "--json"]) == 0
     assert "turn on prefix caching" in "".join(capsys.readouterr())
+
+
+def test_two_servers_get_whole_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    servers = [FakeCachedServer(2, blocks=30) for _ in range(2)]
+    with servers[0], servers[1]:
+        words = run_words(batch, servers[0], "--slots", "2", "--server", servers[1].url)
+        assert main(words) == 0
+    computed = [server.engine.prompt_tokens for server in servers]
+    assert sum(computed) <= 1.2 * NEEDED
+    assert abs(computed[0] - computed[1]) <= 0.25 * NEEDED
+    done = [sum(server.completions.values()) for server in servers]
+    assert sum(done) == DOCUMENTS * QUESTIONS
+    assert min(done) >= DOCUMENTS * QUESTIONS // 3
