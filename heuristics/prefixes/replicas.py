@@ -37,8 +37,11 @@ def share_subtrees(
     A request's work is its share of the slots, and its own tokens; a node is work of each engine that
     computes it.
     """
-    work = (rates.iterations / limits.sequences + rates.decodes) * output + rates.prompt_tokens * tree.own
-    node_work = rates.prompt_tokens * tree.tokens
+    work: FloatArray = np.asarray(
+        (rates.iterations / limits.sequences + rates.decodes) * output + rates.prompt_tokens * tree.own,
+        np.float64,
+    )
+    node_work: FloatArray = np.asarray(rates.prompt_tokens * tree.tokens, np.float64)
     parts = _roots(tree)
     best, least = np.zeros(len(tree), dtype=np.int64), np.inf
     for _ in range(_SPLITS):
@@ -108,7 +111,7 @@ def _loads(
     tree: PrefixTree, engine_of: IntArray, work: FloatArray, node_work: FloatArray, engines: int
 ) -> FloatArray:
     """Return the work of each engine, with each node once on each engine that has a request below it."""
-    loads = np.bincount(engine_of, weights=work, minlength=engines)
+    loads = np.bincount(engine_of, weights=work, minlength=engines).astype(np.float64)
     for engine in range(engines):
         used = tree.sums_below((engine_of == engine).astype(np.int64)) > 0
         loads[engine] += float(node_work[used].sum())
