@@ -60,6 +60,7 @@ def read_inputs(options: LimitOptions, path: PathText, *, keep_arrivals: bool) -
         length_columns=options.length_columns,
         positions=positions,
     )
+    _note_uncapped(job)
     # For a job of lengths a model is only useful for its positions.
     check_counted(options, path, counts=bool(job.records), positions=options.max_position is None)
     if job.records and tokenizer == "bytes" and options.tokenizer is None:
@@ -91,6 +92,18 @@ def read_inputs(options: LimitOptions, path: PathText, *, keep_arrivals: bool) -
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _check_time(problem, str(source["name"]))
     return Inputs(problem, job, source, tokenizer, counter.distinct)
+
+
+def _note_uncapped(job: JobInput) -> None:
+    """Note requests of unknown length that no cap limits."""
+    free = sum(record.max_tokens is None for record in job.records)
+    if not free or job.lengths.kind != "cap" or job.lengths.longest is not None:
+        return
+    which = "" if free == len(job.records) else f" in {free:,} of {len(job.records):,} requests"
+    most = int(job.workload.output_tokens.max())
+    note(
+        f"no max_tokens{which}: completions may take up to {most:,} tokens; --longest-completion limits them"
+    )
 
 
 def say_texts(path: PathText, columns: PromptColumns | None, how: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -26,15 +27,22 @@ SIGN_OF_LIFE = 2.0
 @contextlib.contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Yield a function that takes the number of units done."""
-    with _shown(total) as show:
+    with _shown(total, f"0/{total:,} {unit}") as show:
         yield lambda done: show(done, f"{done:,}/{total:,} {unit}")
 
 
 @contextlib.contextmanager
 def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
     """Yield a callback that shows a run's progress through its plan."""
-    with _shown(begin.planned) as show:
-        yield lambda standing: show(standing.done, standing_text(standing))
+    with _shown(begin.planned, standing_text(begin)) as show:
+        yield lambda standing: show(_share(standing) * begin.planned, standing_text(standing))
+
+
+def _share(standing: Standing) -> float:
+    """Return the share of a run that is done; of the requests where no time is known."""
+    if math.isinf(standing.left):
+        return standing.finished / standing.requests
+    return standing.done / standing.planned if standing.planned else 1.0
 
 
 @contextlib.contextmanager
@@ -79,23 +87,28 @@ def _show_elapsed(now: Sequence[str], begun: float, over: threading.Event) -> No
 
 
 @contextlib.contextmanager
-def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
+def _shown(total: float, text: str = "") -> Iterator[Callable[[float, str], None]]:
     """Yield a function that shows progress as a bar or as lines."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (TaskProgressColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
-    # No refreshing thread: the work reports often enough.
-    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
-    task, due = bar.add_task("", total=total), time.monotonic() + DELAY
+    # A thread of its own shows seconds pass, also while a long stage runs.
+    elapsed = TimeElapsedColumn()
+    bar = Progress(*columns, elapsed, console=console, refresh_per_second=1, transient=True)
+    delay = DELAY if console.is_terminal else BETWEEN_LINES
+    task, due = bar.add_task(text, total=total), time.monotonic() + delay
+    begin = threading.Timer(DELAY, bar.start)
+    begin.daemon = True
+    if console.is_terminal and not is_quiet():
+        begin.start()
 
     def show(done: float, text: str) -> None:
         nonlocal due
         if is_quiet() or time.monotonic() < due:
             return
         if console.is_terminal:
-            bar.start()
             bar.update(task, completed=done, description=text, refresh=True)
             due = time.monotonic() + BETWEEN
         else:
@@ -105,12 +118,19 @@ def _shown(total: float) -> Iterator[Callable[[float, str], None]]:
     try:
         yield show
     finally:
-        bar.stop()
+        begin.cancel()
+        if begin.is_alive():
+            begin.join()
+        if console.is_terminal:
+            bar.stop()  # it would print an empty line into a file
 
 
 def standing_text(standing: Standing) -> str:
     """Return a run's progress in a line: prompts, speed, time left."""
-    done = f"{standing.finished:,}/{standing.requests:,} prompts  {standing.speed:,.0f} tokens/s"
-    if not standing.speed:
-        return done  # The time left is unknown.
+    done = f"{standing.finished:,}/{standing.requests:,} prompts"
+    if standing.speed < 0.5:
+        return done
+    done += f"  {standing.speed:,.0f} tokens/s"
+    if math.isinf(standing.left):
+        return done
     return f"{done}  {clock_text(standing.left).removeprefix('0:').removeprefix('0')} left"

@@ -30,6 +30,10 @@ NO_EOS: frozenset[int] = frozenset()
 """No end tokens: every completion has its full length."""
 
 
+PART_SECONDS = 0.5
+"""Seconds between reports of a long decode stage; larger shows progress later."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """Options of decoding.
@@ -130,6 +134,9 @@ class HuggingFaceEngine:
             )
         self._prompts, self._most, self._eos = prompts, most_tokens, decoding.eos_ids
         self._on_token = on_token
+        self.on_part: Callable[[Stage], None] | None = None
+        """Function to call with the part of a long decode stage that has run, a few times a second."""
+        self._part_steps = 1
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
@@ -186,19 +193,24 @@ class HuggingFaceEngine:
         active = len(requests)
         held = self._residence.kv_tokens + active
         burst = min(decode_steps, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
-        # Clock and tokens are read back once for the whole burst.
+        # Clock and tokens are read back once for the whole burst, or a few times a second to show progress.
         at_once = burst if until == float("inf") and not self._watched else 1
         done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
             with self._evaluating():
                 tokens = self._residence.decode(
-                    min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._ends
+                    min(at_once, burst - done, burst if self.on_part is None else self._part_steps),
+                    lambda request: len(self.answers[request]),
+                    until=self._ends,
                 )
             for request in requests:
                 beyond += self._append_up_to_cap(request, tokens[request])
             done += len(tokens[requests[0]])
             finished = self._release(requests)
+            self._part_steps = max(1, int(done * PART_SECONDS / max(self.time - start, 1e-9)))
+            if self.on_part is not None and done < burst and not finished:
+                self.on_part(Stage("decode", start, self.time, done, active, done * active, 0, 0))
             if self.time >= until:
                 break
         kv = done * held + active * (done * (done - 1) // 2)

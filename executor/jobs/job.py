@@ -206,14 +206,22 @@ class Job:
             tier=self.tier,
         )
 
+        ended = 0
+
         def keep(request: int) -> None:
             index = int(left[request])
             journal.append(names[index], self.answer(index, engine.answers[request]))
+
+        if isinstance(on_stage, Follower):
+            follower = on_stage
+            engine.on_part = lambda part: follower.on_part(part, served + ended)
 
         costs = RunCosts(problem.cost if self.costs_known else None)
         learns = self.policy is None or self.policy in LEARNING_COSTS
 
         def staged(stage: Stage, done: int) -> None:
+            nonlocal ended
+            ended = done
             costs.ran(stage)
             if on_stage is not None:
                 on_stage(stage, served + done)

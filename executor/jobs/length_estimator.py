@@ -31,9 +31,10 @@ class Stretch:
 
     ended: Length over planned length of each ended completion.
     reached: Length so far over planned length of each running completion.
+    unknown: True if planned lengths are caps: still longer ones then lie at twice the longest length so far.
     """
 
-    def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
+    def __init__(self, ended: FloatArray, reached: FloatArray, *, unknown: bool = False) -> None:
         seen = np.concatenate((ended, reached))
         last = np.concatenate((np.ones(len(ended), dtype=bool), np.zeros(len(reached), dtype=bool)))
         order = np.lexsort((~last, seen))
@@ -42,6 +43,7 @@ class Stretch:
         before = np.concatenate(([1.0], surviving[:-1]))
         furthest = float(seen.max(initial=0.0))
         tail = 1.0 if furthest <= 1 else furthest * (1 + 1 / (1 + len(ended)))
+        tail = min(tail, 2 * furthest) if unknown and furthest > 0 else tail
         self._at = np.append(seen[order], max(tail, furthest))
         self._mass = np.append(before - surviving, surviving[-1] if len(seen) else 1.0)
         self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
@@ -62,8 +64,8 @@ class LengthEstimator:
     Requests are assumed to begin in the schedule's order.
     """
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        count = len(problem)
+    def __init__(self, problem: Problem, schedule: Schedule, *, unknown: bool = False) -> None:
+        count, self._unknown = len(problem), unknown
         self._problem = problem
         self._order = np.lexsort((np.arange(count), schedule.bin_of))
         self._first = int(problem.prefill_emits_first_token)
@@ -98,6 +100,12 @@ class LengthEstimator:
         running = self._running
         return int(np.count_nonzero(self._reached(running) > self._planned[running] * (1 + AS_PLANNED)))
 
+    def passing(self, tokens: int) -> list[int]:
+        """Return the positions of running completions with so many tokens or more."""
+        running = self._running
+        passed: list[int] = running[self._reached(running) >= tokens].tolist()
+        return passed
+
     @property
     def as_planned(self) -> bool:
         """True if every length so far is as planned."""
@@ -110,7 +118,8 @@ class LengthEstimator:
         known, running = np.flatnonzero(self._tokens > 0), self._running
         reached = np.zeros(len(self._planned))
         reached[running] = self._reached(running) / self._planned[running]
-        stretch = Stretch(self._tokens[known] / self._planned[known], reached[running])
+        ended = self._tokens[known] / self._planned[known]
+        stretch = Stretch(ended, reached[running], unknown=self._unknown)
         # Quantiles, not means: the longest remaining completion decides the end.
         share: FloatArray = np.mod(0.5 + GOLDEN * np.arange(len(reached)), 1.0)
         lengths: FloatArray = self._planned * stretch.quantile(share, reached)
@@ -140,9 +149,9 @@ class LengthEstimator:
         each = left[chosen]
         kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
         # A run off its plan has other stages and idle slots than planned: use those so far.
-        busy = (
-            float(self._decoded) / (self._decode_steps * self._problem.slots) if self._decode_steps else 1.0
-        )
+        # Once none waits, the last to end decides, however many slots are idle.
+        idles = self._decode_steps > 0 and len(waiting) > 0
+        busy = float(self._decoded) / (self._decode_steps * self._problem.slots) if idles else 1.0
         prefill = self._prefill * len(waiting) / max(int(np.count_nonzero(self._begin != UNKNOWN)), 1)
         slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
         return float(prefill + cost.decode_base * decode_steps / max(0.1, busy) + slots)

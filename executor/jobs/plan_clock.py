@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +27,7 @@ class Standing:
 
     done, planned: Planned seconds done, including an earlier interrupted run, and of the whole plan.
     slowdown: Measured seconds per planned second in this run.
-    left: Remaining seconds at that pace.
+    left: Remaining seconds at that pace; infinite while nothing is known of the lengths.
     gap: Expected gap in model seconds if the rest follows the plan; None off the plan or without a bound.
     longer: Running completions beyond their planned lengths.
     finished, requests: Finished requests, including an earlier run's, and all requests.
@@ -49,10 +51,12 @@ class Follower:
 
     on_stage: Function to call after each stage with it and the number of finished requests.
     on_begin: Function to call with the next requests to prefill.
+    on_part: Function to call with the part of a long stage that has run, and the finished requests.
     """
 
     on_stage: Callable[[Stage, int], None]
     on_begin: Callable[[npt.NDArray[np.int64]], None]
+    on_part: Callable[[Stage, int], None] = lambda stage, finished: None
 
     def __call__(self, stage: Stage, finished: int) -> None:
         """Report a stage."""
@@ -70,6 +74,7 @@ class PlanClock:
     bound: Proven bound of the whole plan in model seconds, or None.
     ended: Function that returns the newly ended requests with their tokens or UNKNOWN. It may name a request
         one stage late.
+    unknown: True if the planned lengths are caps, which say nothing of the lengths.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class PlanClock:
         left: npt.ArrayLike,
         bound: float | None = None,
         ended: Callable[[], Iterable[tuple[int, int]]] = tuple,
+        *,
+        unknown: bool = False,
     ) -> None:
         kept = np.asarray(left, dtype=np.int64)
         count = len(problem)
@@ -90,7 +97,7 @@ class PlanClock:
         self._before = max(0.0, self._planned - self._rest)
         self._ends = np.append(np.sort(schedule.finishes(problem)), self._rest)
         self._at = self._modelled = self._charged = 0.0
-        self._lengths = LengthEstimator(problem, schedule)
+        self._lengths, self._unknown = LengthEstimator(problem, schedule, unknown=unknown), unknown
         self._position = {int(request): k for k, request in enumerate(kept)}
         self._ended, self._due, self._foretold = ended, 0.0, -1.0
         self._requests, self._tokens = count, 0
@@ -98,7 +105,9 @@ class PlanClock:
     @property
     def begin(self) -> Standing:
         """Progress before the first stage."""
-        return Standing(self._before, self._planned, 1.0, self._rest, None)
+        left = math.inf if self._unknown else self._rest
+        before = self._requests - len(self._position)
+        return Standing(self._before, self._planned, 1.0, left, None, 0, before, self._requests)
 
     def begun(self, requests: npt.ArrayLike) -> None:
         """Note the next requests to prefill."""
@@ -111,6 +120,26 @@ class PlanClock:
         speed = self._tokens / stage.end if stage.end else 0.0
         standing = self._after(stage, finished)
         return replace(standing, finished=before + finished, requests=self._requests, speed=speed)
+
+    def during(self, part: Stage, finished: int) -> Standing:
+        """Return the progress in the middle of a stage, of which a part has run."""
+        clock = copy(self)
+        clock._lengths, clock._ended = copy(self._lengths), tuple
+        standing = clock.after(part, finished)
+        if clock._lengths.as_planned or self._foretold < 0:
+            return standing
+        pace = part.end / clock._modelled if clock._modelled else 1.0
+        if part.end >= self._due:
+            self._foretold = part.end + pace * clock._lengths.seconds_left()
+            self._due = 1.01 * part.end + EACH * len(self._position)
+        clock._foretold = self._foretold
+        present = clock._off_plan(part, pace)
+        return replace(standing, done=present.done, left=present.left, longer=present.longer)
+
+    def passing(self, tokens: int, part: Stage) -> list[int]:
+        """Return the running requests that have so many tokens after a part of a stage."""
+        requests = list(self._position)
+        return [requests[position] for position in self._lengths.passing(tokens - part.decode_steps)]
 
     def _after(self, stage: Stage, finished: int) -> Standing:
         self._modelled += stage.model_seconds(self._cost, overheads=False)
@@ -128,14 +157,16 @@ class PlanClock:
         gap = None
         if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
             gap = gap_above(self._charged + self._rest - self._at, self._bound)
-        left = max(0.0, slowdown * (self._rest - self._at))
+        left = math.inf if self._unknown else max(0.0, slowdown * (self._rest - self._at))
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 
     def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
         left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
-        if longer and stage.end:
-            done = min(done, self._rest * stage.end / (stage.end + left))
+        if (longer or self._unknown) and stage.end:
+            share = self._rest * stage.end / (stage.end + left)
+            # Caps say nothing of where a run stands.
+            done = share if self._unknown else min(done, share)
         return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
 
     def _learn(self, stage: Stage, slowdown: float) -> None:

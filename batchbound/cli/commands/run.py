@@ -349,7 +349,11 @@ def _watched(plan: Plan, journal: Journal, seconds: float) -> Iterator[Callable[
             watchdog.alive()
             on_progress(stage, done)
 
-        yield Follower(on_stage, on_progress.on_begin)
+        def on_part(part: Stage, done: int) -> None:
+            watchdog.alive()
+            on_progress.on_part(part, done)
+
+        yield Follower(on_stage, on_progress.on_begin, on_part)
 
 
 def _show(result: RunResult, args: argparse.Namespace, rerun: str | None) -> None:
@@ -457,9 +461,28 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
         reported = len(journal.finished)
         return ((position[name], _tokens(row)) for name, row in new)
 
-    clock = PlanClock(plan.problem, plan.schedule, left, bound, ended)
+    clock = PlanClock(plan.problem, plan.schedule, left, bound, ended, unknown=plan.lengths_unknown)
+    named = set[int]()
     with plan_progress(clock.begin) as advance:
-        yield Follower(lambda stage, done: advance(clock.after(stage, done)), clock.begun)
+
+        def on_part(part: Stage, done: int) -> None:
+            advance(clock.during(part, done))
+            if plan.lengths_unknown:
+                long = [request for request in clock.passing(LONG, part) if request not in named]
+                named.update(long)
+                _note_long([names[request] for request in long])
+
+        yield Follower(lambda stage, done: advance(clock.after(stage, done)), clock.begun, on_part)
+
+
+LONG = 2_000
+"""Tokens of a completion of unknown length from which it is named."""
+
+
+def _note_long(names: Sequence[str]) -> None:
+    if names:
+        more = "" if len(names) <= 3 else f" and {len(names) - 3:,} others"
+        note(f"{', '.join(names[:3])}{more} passed {LONG:,} tokens; --longest-completion limits completions")
 
 
 def _tokens(row: Mapping[str, Any]) -> int:
