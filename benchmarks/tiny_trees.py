@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,10 +13,16 @@ from itertools import combinations, permutations
 
 import numpy as np
 
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.data.prefix_tree import PrefixTree
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
 from batchbound.models.bounds.iterations import KINDS, iteration_bound
+from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.prove import evicting_bound, proven_bound
 from batchbound.models.certificates.beginnings import Beginnings
+from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.iterations import verify_iterations
 
 Text = tuple[int, ...]
@@ -140,7 +148,9 @@ def wrong_claims(seed: int) -> list[str]:
     # The whole cache may hold anything of the tree at the start.
     rng = np.random.default_rng(seed)
     warm = tuple(prompt[: int(rng.integers(len(prompt) + 1))] for prompt in job.prompts if rng.random() < 0.5)
-    held = len({text[:end] for text in warm for end in range(1, len(text) + 1)})
+    # The cache holds whole units.
+    units = {text[:end] for text in warm for end in range(job.unit, len(text) + 1, job.unit)}
+    held = job.unit * len(units)
     if computed - held > least_computed(job, warm):
         wrong.append("a warm cache")
     optimum = least_iterations(job)
@@ -178,6 +188,154 @@ def _checked(job: TinyJob, rows: Sequences, bound: IterationBound) -> list[str]:
     return wrong
 
 
+def stage_job(seed: int) -> Problem:
+    """Draw up to four requests for an engine of stages that holds shared beginnings once."""
+    rng = np.random.default_rng(seed)
+    prompts = list[Text]()
+    for request in range(int(rng.integers(2, 5))):
+        begin = prompts[int(rng.integers(request))] if request and rng.random() < 0.7 else ()
+        begin = begin[: int(rng.integers(len(begin) + 1))]
+        prompts.append((*begin, *rng.integers(0, 2, int(rng.integers(1, 4))).tolist()))
+    tree = PrefixTree.of_prompts(prompts, unit=int(rng.integers(1, 3)))
+    emits = bool(rng.random() < 0.5)
+    output = rng.integers(1, 4, len(prompts))
+    work = Workload.from_lengths(tree.prompt_tokens, output)
+    steps = output - int(emits)
+    peak = int(np.maximum(tree.prompt_tokens, tree.prompt_tokens + int(emits) + steps - 1).max())
+    bend = rng.random() < 0.4
+    cost = CostModel(
+        float(rng.integers(0, 3)),
+        float(rng.integers(0, 3)) / 4,
+        1.0,
+        0.125,
+        decode_per_kv_token=float(rng.integers(0, 2)) / 64,
+        prefill_floor=float(rng.integers(0, 3)),
+        prefill_bend=3.0 if bend else 0.0,
+        prefill_per_token_beyond=0.5 if bend else 0.0,
+    )
+    return Problem(
+        work,
+        cost,
+        int(rng.integers(1, 4)),
+        kv_capacity=peak + int(rng.integers(0, 6)) if rng.random() < 0.8 else None,
+        prefill_token_cap=int(tree.prompt_tokens.max() + rng.integers(0, 4)) if rng.random() < 0.4 else None,
+        prefill_emits_first_token=emits,
+        tree=tree,
+    )
+
+
+def least_seconds(problem: Problem, *, evictions: bool) -> float:
+    """
+    Return the fewest seconds of any schedule, by a search over all states.
+
+    A node is computed once for good, and takes memory only while a request below it runs.
+    """
+    nodes = [frozenset(_path(problem, request)) for request in range(len(problem))]
+    steps = tuple(problem.decode_steps.tolist())
+    # Steps drawn, whether it runs, and the nodes computed so far.
+    start = ((0,) * len(steps), frozenset[int](), frozenset[int](), frozenset(range(len(steps))))
+    queue: list[tuple[float, int, StageState]] = [(0.0, 0, start)]
+    best, count = {start: 0.0}, 0
+    while queue:
+        seconds, _, state = heapq.heappop(queue)
+        if not state[1] and not state[3]:
+            return seconds
+        if seconds > best[state]:
+            continue
+        for taken, after in _after(problem, nodes, steps, state, evictions=evictions):
+            if seconds + taken < best.get(after, math.inf):
+                best[after] = seconds + taken
+                count += 1
+                heapq.heappush(queue, (seconds + taken, count, after))
+    raise AssertionError("no schedule exists")
+
+
+StageState = tuple[tuple[int, ...], frozenset[int], frozenset[int], frozenset[int]]
+"""Decode steps of each request, those that run, nodes computed, and requests that wait."""
+
+
+def _after(
+    problem: Problem,
+    nodes: list[frozenset[int]],
+    steps: tuple[int, ...],
+    state: StageState,
+    *,
+    evictions: bool,
+) -> Iterator[tuple[float, StageState]]:
+    """Yield the seconds of each stage, step or eviction, and the state after it."""
+    drawn, running, computed, waiting = state
+    tree, first = problem.tree, int(problem.prefill_emits_first_token)
+    assert tree is not None
+    own = [
+        int(tree.own[request]) + (drawn[request] + first if drawn[request] else 0)
+        for request in range(len(steps))
+    ]
+    capacity, cap = problem.kv_capacity or math.inf, problem.prefill_token_cap or math.inf
+
+    def held(requests: frozenset[int], more: int) -> int:
+        shared = sum(int(tree.tokens[node]) for node in frozenset[int]().union(*(nodes[i] for i in requests)))
+        return shared + sum(int(tree.own[i]) + more + drawn[i] for i in requests)
+
+    for count in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+        for chosen in map(frozenset, combinations(sorted(waiting), count)):
+            missing = frozenset[int]().union(*(nodes[request] for request in chosen)) - computed
+            tokens = sum(own[request] for request in chosen) + sum(int(tree.tokens[node]) for node in missing)
+            began = any(drawn[request] for request in chosen)
+            if (tokens > cap and not began) or held(running | chosen, 0) > capacity:
+                continue
+            going = running | {request for request in chosen if drawn[request] < steps[request]}
+            yield (
+                float(problem.cost.prefill_seconds(tokens)),
+                (drawn, going, computed | missing, waiting - chosen),
+            )
+    if running and held(running, first) <= capacity:
+        read = sum(int(problem.prompt_tokens[i]) + first + drawn[i] for i in running)
+        after = tuple(count + (i in running) for i, count in enumerate(drawn))
+        going = frozenset(request for request in running if after[request] < steps[request])
+        yield float(problem.cost.decode_seconds(len(running), read)), (after, going, computed, waiting)
+    if evictions:
+        for request in running:
+            yield 0.0, (drawn, running - {request}, computed, waiting | {request})
+
+
+def _path(problem: Problem, request: int) -> Iterator[int]:
+    assert problem.tree is not None
+    node = int(problem.tree.leaf[request])
+    while node >= 0:
+        yield node
+        node = int(problem.tree.parent[node])
+
+
+def wrong_stage_claims(seed: int) -> list[str]:
+    """Return what the bounds of one job in stages and their checkers say falsely."""
+    problem, wrong = stage_job(seed), list[str]()
+    for name, bound, evictions in (
+        ("no schedule", proven_bound(problem, repeatable=True), False),
+        ("no schedule with evictions", evicting_bound(problem), True),
+    ):
+        least = least_seconds(problem, evictions=evictions)
+        if bound.seconds > least * (1 + 1e-9):
+            wrong.append(f"{name} takes less than {bound.seconds}, and one takes {least}")
+        if (violation := verify_bound(problem, bound)) is not None:
+            wrong.append(f"{name}: {violation}")
+        terms = {**bound.terms, "decode steps": bound.terms["decode steps"] + 1}
+        dearer = replace(bound, seconds=bound.seconds + 1, terms=terms)
+        if verify_bound(problem, dearer) is None:
+            wrong.append(f"{name}: a second more is not refused")
+    whole = least_counts(replace(problem, tree=None))
+    for part, claim in (("decode_steps", {"kind": "KV tokens over capacity"}), ("growth", {"growth": {}})):
+        forged = evicting_bound(problem)
+        certificate = {
+            **forged.certificate,
+            "kind": "trivial",
+            part: {"at_least": whole.decode_steps, **claim},
+        }
+        certificate.pop("evictions")
+        if problem.kv_capacity and verify_bound(problem, replace(forged, certificate=certificate)) is None:
+            wrong.append(f"{part} of whole prompts is not refused")
+    return wrong
+
+
 def main() -> None:
     """Print the false claims about some jobs as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -186,7 +344,7 @@ def main() -> None:
     options = parser.parse_args()
     wrong, shares = {}, []
     for seed in range(options.first, options.first + options.jobs):
-        if claims := wrong_claims(seed):
+        if claims := wrong_claims(seed) + wrong_stage_claims(seed):
             wrong[seed] = claims
         job = tiny_job(seed)
         rows = job.rows()

@@ -231,6 +231,16 @@ class Problem(Shown):
         return self.tree is None
 
     @property
+    def held_alone(self) -> IntArray:
+        """Prompt tokens that each running request holds for itself, shape (requests,)."""
+        return self.prompt_tokens if self.tree is None else self.tree.own
+
+    @property
+    def shares_prompts(self) -> bool:
+        """True if stages compute tokens that several requests share."""
+        return len(self.prefix_tokens) > 0 or self.tree is not None
+
+    @property
     def keeps_every_prefix(self) -> bool:
         """True if all shared prompts fit, so each is computed once."""
         return int(self.prefix_tokens.sum()) <= self.prefix_cache

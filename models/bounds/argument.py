@@ -13,7 +13,7 @@ import numpy as np
 from ...data.arrays import FloatArray, IntArray
 from ...data.problem import Problem
 from ..deadline import Deadline
-from .least_counts import Counts, cost_terms, prefill_seconds
+from .least_counts import BY_MEMORY, TREE_AREA, Counts, cost_terms, prefill_seconds
 from .packing.heuristics import longest_processing_time, machine_loads
 from .params import BoundParams
 
@@ -120,7 +120,7 @@ class Task:
     @cached_property
     def memory_binds(self) -> bool:
         """True if the KV capacity needs more steps than the slots."""
-        if self.counts.claims["decode_steps"]["kind"] != "KV tokens over capacity":
+        if self.counts.claims["decode_steps"]["kind"] not in (BY_MEMORY, TREE_AREA):
             return False
         decode_steps, slots = self.problem.decode_steps, self.counts.slots
         packed = longest_processing_time(decode_steps, slots)
@@ -148,6 +148,8 @@ class Argument(ABC):
     """Whether the field holds a list of claims, not one."""
     holds_under_evictions: ClassVar[bool] = False
     """Whether it also holds for schedules that evict requests."""
+    counts_whole_prompts: ClassVar[bool] = False
+    """Whether it is false where requests hold shared beginnings once."""
 
     @classmethod
     @abstractmethod

@@ -9,11 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
+from ...data.iterations import EngineLimits
 from ...data.problem import Problem
 from .packing.lower_bounds import lifted_bound, mean_or_longest, packing_bound
 from .params import BoundParams
+from .tree_area import tree_area
 
 ALL_ON = BoundParams()
+
+BY_MEMORY = "KV tokens over capacity"
+TREE_AREA = "tree area"
+"""Kinds of claims of decode steps by memory, of whole prompts and of a tree."""
 
 COUNTS = "trivial"
 """Kind of a certificate of counts alone."""
@@ -41,11 +47,11 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     """Return the fewest prefill stages and decode steps of a problem.
 
     The KV capacity holds at most the k smallest prompts that fit it together, so J slots may be replaced by
-    min(J, k).
+    min(J, k). Where requests hold shared beginnings once, a prompt counts with the tokens after them.
     """
     slots = problem.slots
     if problem.kv_capacity is not None:
-        held = np.cumsum(np.sort(problem.prompt_tokens))
+        held = np.cumsum(np.sort(problem.held_alone))
         slots = min(slots, int(np.searchsorted(held, problem.kv_capacity, side="right")))
     stages, stage_claim = fewest_stages(problem, slots, priced=STAGE_PACKING not in params.off)
     steps, step_claim = max(_fewest_steps(problem, slots, params), key=lambda found: found[0])
@@ -63,7 +69,7 @@ StepCount = tuple[int, Mapping[str, object]]
 def _fewest_steps(problem: Problem, slots: int, params: BoundParams) -> Iterator[StepCount]:
     """Yield each argument's least decode steps with the claim."""
     for count in COUNTED:
-        if count.name not in params.off:
+        if count.name not in params.off and (problem.holds_whole_prompts or not count.counts_whole_prompts):
             yield from count.steps(problem, slots)
     bounded = mean_or_longest(problem.decode_steps, slots)
     yield bounded.value, bounded.witness
@@ -82,7 +88,15 @@ def _lifted(problem: Problem, slots: int) -> Iterator[StepCount]:
 def _kv_tokens(problem: Problem, slots: int) -> Iterator[StepCount]:
     """Yield the steps in which the KV capacity lets all tokens be read."""
     if problem.kv_capacity is not None:
-        yield -(-problem.kv_token_steps // problem.kv_capacity), {"kind": "KV tokens over capacity"}
+        yield -(-problem.kv_token_steps // problem.kv_capacity), {"kind": BY_MEMORY}
+
+
+def _tree_area(problem: Problem, slots: int) -> Iterator[StepCount]:
+    """Yield the steps in which the KV capacity lets requests hold shared beginnings once."""
+    if problem.tree is not None and problem.kv_capacity is not None:
+        limits = EngineLimits(slots, kv_tokens=problem.kv_capacity, block_tokens=1)
+        first = int(problem.prefill_emits_first_token)
+        yield tree_area(problem.tree, problem.decode_steps, limits, drawn_before=first), {"kind": TREE_AREA}
 
 
 def _two_requests(problem: Problem, slots: int) -> Iterator[StepCount]:
@@ -105,14 +119,17 @@ class Counted(NamedTuple):
     steps: Callable[[Problem, int], Iterator[StepCount]]
     """Decode steps of a problem with some slots."""
     holds_under_evictions: bool
+    counts_whole_prompts: bool = False
+    """Whether it is false where requests hold shared beginnings once."""
 
 
 STAGE_PACKING = "stage_packing"
 
 COUNTED = (
     Counted("lifting", _lifted, holds_under_evictions=False),
-    Counted("kv_tokens", _kv_tokens, holds_under_evictions=True),
-    Counted("two_requests", _two_requests, holds_under_evictions=False),
+    Counted("kv_tokens", _kv_tokens, holds_under_evictions=True, counts_whole_prompts=True),
+    Counted("tree_area", _tree_area, holds_under_evictions=True),
+    Counted("two_requests", _two_requests, holds_under_evictions=False, counts_whole_prompts=True),
     Counted(STAGE_PACKING, _no_steps, holds_under_evictions=True),
 )
 """Arguments by counts alone; ``checker.STEP_CHECKS`` has a row for the kind of each claim."""
@@ -215,9 +232,9 @@ def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, M
     """Return the fewest prefill stages with their proof.
 
     A stage prefills at most one request a slot. Under a token cap it also computes at most that many prompt
-    tokens; those that requests share are computed at least once. All prompts of a stage are held at once,
-    each as a whole, so the KV capacity caps them too. Stages are thus the bins of a packing, which dual
-    feasible functions bound (``priced``).
+    tokens; those that requests share are computed at least once. All prompts of a stage are held at once (or
+    their own tokens, where beginnings are held once), so the KV capacity caps them too. Stages are thus the
+    bins of a packing, which dual feasible functions bound (``priced``).
     """
     stages, claim = -(-len(problem) // slots), BY_SLOTS
     for pieces, cap, held in _packed(problem):
@@ -234,12 +251,12 @@ def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, M
 def _packed(problem: Problem) -> list[tuple[IntArray, int, Mapping[str, object]]]:
     """Return the pieces to pack, a stage's tokens and the claim's field."""
     computed, held = problem.prefill_token_cap, problem.kv_capacity
-    if not len(problem.prefix_tokens):
+    if not problem.shares_prompts:
         caps = [cap for cap in (computed, held) if cap is not None]
         return [(problem.prompt_tokens, min(caps), {})] if caps else []
     packed: list[tuple[IntArray, int, Mapping[str, object]]] = []
     if computed is not None:
         packed.append((problem.prompt_pieces, computed, {}))
     if held is not None:
-        packed.append((problem.prompt_tokens, held, {"held": True}))
+        packed.append((problem.held_alone, held, {"held": True}))
     return packed

@@ -139,5 +139,10 @@ def _arguments(task: Task) -> list[Argument]:
             raise InputError(f"there is no argument {name!r} of a bound; choose from {', '.join(names)}")
     if task.seconds < WASTE_SECONDS * len(task.lengths[0]):
         return []
-    searches = [argument.of(task) for argument in ARGUMENTS if argument.name not in task.params.off]
+    searches = [
+        argument.of(task)
+        for argument in ARGUMENTS
+        if argument.name not in task.params.off
+        and (task.problem.holds_whole_prompts or not argument.counts_whole_prompts)
+    ]
     return [search for search in searches if search is not None]

@@ -10,7 +10,7 @@ from ...data.iterations import EngineLimits
 from ...data.prefix_tree import PrefixTree
 
 
-def tree_area(tree: PrefixTree, output: IntArray, limits: EngineLimits) -> int:
+def tree_area(tree: PrefixTree, output: IntArray, limits: EngineLimits, drawn_before: int = 0) -> int:
     r"""Return the least iterations in which a KV cache of blocks lets all tokens be drawn.
 
     In the iteration that draws its token s, a request holds its prompt and s - 1 tokens in full. It draws at
@@ -37,10 +37,11 @@ def tree_area(tree: PrefixTree, output: IntArray, limits: EngineLimits) -> int:
     later. Their completions differ: they share no generated block.
 
     output: Tokens of each completion, or its least draws, shape (requests,).
+    drawn_before: Tokens that each request holds at its first draw beyond its prompt.
     """
     assert limits.blocks is not None
     size, capacity = limits.block_tokens, limits.blocks
-    held = _own_blocks(tree, output, size).tolist()
+    held = _own_blocks(tree, output, size, drawn_before).tolist()
     through = (tree.through // size).tolist()
     parents = tree.parent.tolist()
     # The last entry is the root of all.
@@ -64,14 +65,14 @@ def tree_area(tree: PrefixTree, output: IntArray, limits: EngineLimits) -> int:
     return longest[-1]
 
 
-def _own_blocks(tree: PrefixTree, output: IntArray, size: int) -> IntArray:
+def _own_blocks(tree: PrefixTree, output: IntArray, size: int, drawn_before: int) -> IntArray:
     """Return the blocks after each request's last node, summed over its draws."""
     prompt = tree.prompt_tokens
     equal, continued = _alike(tree, prompt)
     own = prompt - np.append(tree.through // size * size, 0)[tree.leaf]
-    drawn = drawn_blocks(own, output, size)
-    # Equal prompts are one text until they draw a second token.
-    apart = drawn_blocks(prompt % size + 1, output - 1, size)
+    drawn = drawn_blocks(own + drawn_before, output, size)
+    # Equal prompts are one text until they hold a drawn token.
+    apart = drawn_blocks(prompt % size + 1, output - 1 + drawn_before, size)
     return np.where(continued, 0, np.where(equal, apart, drawn))
 
 

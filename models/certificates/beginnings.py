@@ -115,8 +115,11 @@ class Beginnings:
             most[request] = max(generated, most[request])
         return reused, most
 
-    def least_iterations(self, draws: list[int], limits: EngineLimits) -> int:
-        """Return the iterations that the KV cache needs for some draws of each request."""
+    def least_iterations(self, draws: list[int], limits: EngineLimits, before: int = 0) -> int:
+        """Return the iterations that the KV cache needs for some draws of each request.
+
+        At its first draw, a request holds its prompt and ``before`` tokens.
+        """
         if limits.blocks is None:
             return 0
         size, through = limits.block_tokens, [*self.through(), 0]
@@ -127,7 +130,7 @@ class Beginnings:
             requests[leaf].append(request)
         for node, parent in enumerate(self.parents):
             children[parent].append(node)
-        held = self._held_alone(draws, size)
+        held = self._held_alone(draws, size, before)
         needed, work, drawn = dict[int, int](), dict[int, int](), dict[int, int]()
         # Children have larger numbers than their parents; the root of all is last.
         for node in [*range(len(self.parents))[::-1], -1]:
@@ -145,27 +148,27 @@ class Beginnings:
             )
         return needed[-1]
 
-    def _held_alone(self, draws: list[int], size: int) -> list[int]:
+    def _held_alone(self, draws: list[int], size: int, before: int) -> list[int]:
         """Return the blocks of each request that no other can hold, over its draws."""
         lengths, through = self.lengths(), [*self.through(), 0]
         twin_of, continued, twins = dict[int, int](), set[int](), set[int]()
         for request in self._begun_first():
-            before = self.continues[request]
+            begun = self.continues[request]
             twin_of[request] = request
-            if before >= 0 and lengths[before] == lengths[request]:
-                twin_of[request] = twin_of[before]
-                twins.add(twin_of[before])
-            elif before >= 0:
-                continued.add(twin_of[before])
+            if begun >= 0 and lengths[begun] == lengths[request]:
+                twin_of[request] = twin_of[begun]
+                twins.add(twin_of[begun])
+            elif begun >= 0:
+                continued.add(twin_of[begun])
         held = list[int]()
         for request, leaf in enumerate(self.leaf):
             if twin_of[request] in continued:
                 held.append(0)
             elif twin_of[request] in twins:
-                held.append(blocks_drawn(lengths[request] % size + 1, draws[request] - 1, size))
+                held.append(blocks_drawn(lengths[request] % size + 1, draws[request] - 1 + before, size))
             else:
                 whole = through[leaf] // size * size
-                held.append(blocks_drawn(lengths[request] - whole, draws[request], size))
+                held.append(blocks_drawn(lengths[request] - whole + before, draws[request], size))
         return held
 
     def _begun_first(self) -> list[int]:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...data.bound import Bound
+from ...data.iterations import EngineLimits
 from ...data.problem import Problem
 from ...data.schedule import Violation
 from ...data.workload import Workload
+from .beginnings import Beginnings
 from .claims import RefutedError, Work, entries, fullest_slot, prices, unreadable, whole, wholes
 from .memory_growth import proven_by_growth
 from .reads import tokens_read
@@ -23,6 +25,9 @@ from .states import check_no_cheaper
 
 Curve = Callable[[int], int]
 """Least decode steps by the number of prefill stages."""
+
+WHOLE_PROMPTS = ("KV tokens over capacity", "two requests", "growth")
+"""Claims that are false where requests hold shared beginnings once."""
 
 ROUNDING = 1e-9
 """Tolerated relative error of floating-point sums."""
@@ -110,7 +115,7 @@ def proven_seconds(problem: Problem, bound: Bound) -> float:
     if "evictions" in certificate:
         _check_evictions(problem, certificate)
     if certificate["kind"] == "states":
-        if problem.workload.shared_tokens.any():
+        if problem.shares_prompts:
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
         check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
         return bound.seconds
@@ -186,7 +191,7 @@ def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
         spread = claim.get("heaviest"), claim.get("machines")
         # The mean load of all slots, or the longest request.
         alone = kind == "lifted" and spread in ((len(problem), certificate["slots"]), (1, 1))
-        if alone or kind == "KV tokens over capacity":
+        if alone or kind in ("KV tokens over capacity", "tree area"):
             return
     raise RefutedError("evictions", f"{kind!r} does not hold of schedules that evict")
 
@@ -223,6 +228,8 @@ def _computed_once(problem: Problem) -> list[int]:
     of at least one of its requests computes the latter.
     """
     workload = problem.workload
+    if problem.tree is not None:
+        return [*problem.tree.own.tolist(), *problem.tree.tokens.tolist()]
     shared = {
         group: tokens
         for group, tokens in zip(workload.group.tolist(), workload.shared_tokens.tolist(), strict=True)
@@ -241,7 +248,7 @@ def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _checked_slots(problem: Problem, claimed: int) -> int:
     """Return the claimed slots, if memory allows no more requests."""
-    prompts = sorted(problem.prompt_tokens.tolist())
+    prompts = sorted(_held_alone(problem))
     if claimed > problem.slots:
         raise RefutedError("slots", f"{claimed} claimed, there are {problem.slots}")
     if claimed >= min(problem.slots, len(prompts)):
@@ -254,9 +261,9 @@ def _checked_slots(problem: Problem, claimed: int) -> int:
 def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed prefill stages, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "stages")
-    prompts: list[int] = problem.prompt_tokens.tolist()
+    prompts = _held_alone(problem)
     pieces = _computed_once(problem)
-    # Both the tokens that a stage computes and the whole prompts it holds are capped: two packings.
+    # Both the tokens that a stage computes and those that it holds are capped: two packings.
     computed, held = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
     if claim["kind"] == "requests over slots":
         proven = math.ceil(len(prompts) / slots)
@@ -279,12 +286,37 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
 def _checked_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed decode steps, if no schedule has fewer."""
     claimed = whole(claim, "at_least", "decode_steps")
+    _refuse_whole_prompts(problem, str(claim["kind"]))
     if claim["kind"] not in STEP_CHECKS:
         raise RefutedError("decode_steps", f"no argument is called {claim['kind']!r}")
     proven = STEP_CHECKS[claim["kind"]](problem, slots, claim, work)
     if claimed > proven:
         raise RefutedError("decode_steps", f"{claimed} claimed, {proven} proven")
     return claimed
+
+
+def _held_alone(problem: Problem) -> list[int]:
+    """Return the prompt tokens that a running request holds and shares with none."""
+    prompts: list[int] = (
+        problem.workload.input_tokens if problem.tree is None else problem.tree.own
+    ).tolist()
+    return prompts
+
+
+def _refuse_whole_prompts(problem: Problem, argument: str) -> None:
+    """Refuse an argument that counts shared beginnings once for each request."""
+    if problem.tree is not None and argument in WHOLE_PROMPTS:
+        raise RefutedError("memory", f"{argument!r} counts whole prompts, of which requests hold parts once")
+
+
+def _steps_by_area(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+    """Return the steps in which the KV capacity lets requests hold shared beginnings once."""
+    if problem.tree is None or problem.kv_capacity is None:
+        raise RefutedError("decode_steps", "there is no tree of shared beginnings under a KV capacity")
+    limits = EngineLimits(slots, kv_tokens=problem.kv_capacity, block_tokens=1)
+    first = int(problem.prefill_emits_first_token)
+    work.spend(len(problem) + len(problem.tree.parent))
+    return Beginnings.of_tree(problem.tree).least_iterations(problem.decode_steps.tolist(), limits, first)
 
 
 def _lifted_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
@@ -456,6 +488,7 @@ def _interval_curves(counted: Counted, certificate: Mapping[str, Any], work: Wor
 
 def _growth_curves(counted: Counted, certificate: Mapping[str, Any], work: Work) -> list[Curve]:
     """Return the decode steps that values of memory states prove, by stages."""
+    _refuse_whole_prompts(counted.problem, "growth")
     claim = _object(certificate, "growth")
     return [proven_by_growth(counted.problem, counted.slots, claim, work).steps]
 
@@ -486,6 +519,7 @@ STEP_CHECKS: Mapping[str, Callable[[Problem, int, Mapping[str, Any], Work], int]
     "lifted": _lifted_steps,
     "prices": _priced_steps,
     "KV tokens over capacity": _steps_by_memory,
+    "tree area": _steps_by_area,
     "two requests": _steps_of_two,
 }
 """Checks of decode steps that hold for any number of stages, by the kind of claim."""

@@ -257,7 +257,7 @@ def refuse_repaired(problem: Problem) -> None:
 
 def refuse_shared(problem: Problem) -> None:
     """Raise UnsupportedProblemError if requests share prompts."""
-    if len(problem.prefix_tokens):
+    if problem.shares_prompts:
         raise UnsupportedProblemError("this formulation has no equation for prompts that requests share")
 
 

@@ -39,7 +39,7 @@ def can_list_states(problem: Problem) -> bool:
     return (
         len(problem) <= MOST_REQUESTS["states"]
         and not problem.workload.arrival.any()
-        and not len(problem.prefix_tokens)
+        and not problem.shares_prompts
         and countable(problem)
         and sum(math.comb(len(problem), size) for size in range(1, slots + 1)) <= MOST_CHOICES
         and compiled_core() is not None

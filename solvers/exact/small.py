@@ -124,7 +124,7 @@ def can_solve_exactly(problem: Problem) -> bool:
 def _unsupported(problem: Problem) -> str:
     if problem.workload.arrival.any():
         return "arrival times; choose another solver"
-    if len(problem.prefix_tokens):
+    if problem.shares_prompts:
         return "shared prompts; choose another solver"
     if compiled_core() is None:
         return "any problem without its compiled library; install batchbound where there is a C++ compiler"

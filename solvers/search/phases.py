@@ -29,7 +29,7 @@ class Phase:
 
 def _packs_stages(problem: Problem, params: SearchParams) -> bool:
     few = len(problem) <= params.packed_requests
-    return few and not problem.decode_steps.any() and not len(problem.prefix_tokens)
+    return few and not problem.decode_steps.any() and not problem.shares_prompts
 
 
 def _pack_stages(run: SearchRun, budget: Budget) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from builders import UNIT, mostly_slow, problem_of
+from builders import UNIT, mostly_slow, problem_of, tree_of
 
 from batchbound.data.bound import Bound
 from batchbound.data.files.disk import InputError
@@ -40,6 +40,10 @@ PROBLEMS = {
     # Two of three slots' requests share a slot: 6 steps, where the mean load is 5.
     "lifting": problem_of([1, 1, 1], [3, 3, 4], 2, UNIT),
     "kv_tokens": problem_of([1] * 8, [9] * 8, 8, UNIT, kv_capacity=12),
+    # Four tokens beside a beginning of ten, held alone: 3 of each request over its two steps.
+    "tree_area": problem_of(
+        [11] * 6, [2] * 6, 6, UNIT, kv_capacity=14, tree=tree_of([-1], [10], [0] * 6, [1] * 6)
+    ),
     "two_requests": problem_of([1, 1, 1], [10, 10, 2], 3, UNIT, kv_capacity=15),
     "stage_packing": problem_of([6, 6, 6, 5], [1] * 4, 4, UNIT, prefill_token_cap=10),
     # With 2 for a ten and 1 for a six, 35 steps hold requests worth 6 at most, and all are worth 13.

@@ -6,15 +6,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import mostly_slow, tree_of
-from tiny_trees import least_computed, tiny_job, wrong_claims
+from builders import UNIT, mostly_slow, tree_of
+from tiny_trees import (
+    least_computed,
+    least_seconds,
+    stage_job,
+    tiny_job,
+    wrong_claims,
+    wrong_stage_claims,
+)
 
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.data.prefix_tree import PrefixTree
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
+from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.bounds.tree_area import tree_area
 from batchbound.models.certificates.beginnings import Beginnings
+from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.models.formulations.full_model import UnsupportedProblemError, refuse_shared
+from batchbound.solvers.exact.compiled_search import can_list_states
 
 KV = {"kind": "KV"}
 
@@ -22,6 +36,54 @@ KV = {"kind": "KV"}
 @pytest.mark.parametrize("seed", mostly_slow(range(300), range(20)))
 def test_no_bound_is_above_the_optimum_of_any_engine(seed: int) -> None:
     assert wrong_claims(seed) == []
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(200), range(15)))
+def test_no_bound_of_stages_is_above_the_optimum(seed: int) -> None:
+    assert wrong_stage_claims(seed) == []
+
+
+def test_arguments_about_whole_prompts_would_prove_more_than_is_true() -> None:
+    wrong = 0
+    for seed in range(60):
+        problem = stage_job(seed)
+        whole = proven_bound(replace(problem, tree=None), repeatable=True)
+        wrong += whole.seconds > least_seconds(problem, evictions=False) * (1 + 1e-9)
+    assert wrong > 10
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{"kind": "KV tokens over capacity"}, {"kind": "two requests", "requests": [0, 1]}],
+    ids=lambda claim: claim["kind"],
+)
+def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
+    claim: dict[str, object],
+) -> None:
+    tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
+    workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
+    problem = Problem(workload, UNIT, 3, kv_capacity=25, tree=tree)
+    bound = proven_bound(problem, repeatable=True)
+    assert bound.certificate["decode_steps"]["at_least"] == 4
+    # Of three whole prompts of 11 to 14 tokens, one runs at a time.
+    steps = least_counts(replace(problem, tree=None)).decode_steps
+    assert steps > 4
+    for certificate in (
+        {"kind": "trivial", "decode_steps": {"at_least": steps, **claim}},
+        {"kind": "growth", "growth": {}},
+    ):
+        forged = replace(bound, certificate={**bound.certificate, **certificate})
+        assert "counts whole prompts" in str(verify_bound(problem, forged))
+
+
+def test_solvers_that_count_whole_prompts_refuse_shared_beginnings() -> None:
+    tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
+    workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
+    problem = Problem(workload, UNIT, 3, kv_capacity=25, tree=tree)
+    assert can_list_states(replace(problem, tree=None))
+    assert not can_list_states(problem)
+    with pytest.raises(UnsupportedProblemError, match="prompts that requests share"):
+        refuse_shared(problem)
 
 
 def test_a_unit_coarser_than_the_engines_proves_more_than_is_true() -> None:

@@ -135,6 +135,8 @@ class GrowthBound(Argument):
         self._params, self._seconds = params, seconds
         self._done = False
 
+    counts_whole_prompts = True
+
     @classmethod
     def of(cls, task: Task) -> Self | None:
         """Return the search if memory can run out."""
