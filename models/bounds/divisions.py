@@ -36,7 +36,7 @@ def for_every_division(
     """
 
     @functools.wraps(prove)
-    def bound(problem: Problem, *more: Parameters.args, **named: Parameters.kwargs) -> Bound:
+    def bound(problem: Problem, /, *more: Parameters.args, **named: Parameters.kwargs) -> Bound:
         if not is_divided(problem):
             return prove(problem, *more, **named)
         apart = prove(with_own_tokens(problem), *more, **named)
@@ -55,7 +55,7 @@ def for_every_division_of_fleets(
     """Make a fleet's bound hold for every division of each KV memory."""
 
     @functools.wraps(prove)
-    def bound(fleet: Fleet, *more: Parameters.args, **named: Parameters.kwargs) -> Bound:
+    def bound(fleet: Fleet, /, *more: Parameters.args, **named: Parameters.kwargs) -> Bound:
         work = fleet.workload
         divided = work.shared_tokens.any() and any(replica.memory_divided for replica in fleet.replicas)
         if not divided or is_one_engine(fleet):
