@@ -18,7 +18,7 @@ from .executor.reports.report import fleet_report, report
 from .heuristics.dispatch import dispatch
 from .heuristics.fleet.policy import FleetPolicy, serve_with_backoff
 from .heuristics.fleet.simulation import simulate_fleet
-from .heuristics.follow import following, plan_policy
+from .heuristics.follow import plan_policy
 from .heuristics.registry import POLICIES, policy_named
 from .heuristics.simulate import simulate as simulate_problem
 from .hidden_lengths import simulate_file_hidden
@@ -146,5 +146,6 @@ def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
             traces.append(Trace.empty(fleet.replicas[k].slots))
         else:
             problem = fleet.problem_of(k, mine)
-            traces.append(simulate_problem(problem, following(None, schedule, problem), truth[mine]))
+            policy_made = plan_policy(plan, schedule, problem)
+            traces.append(simulate_problem(problem, policy_made, truth[mine]))
     return traces

@@ -386,9 +386,6 @@ class Plan(Shown):
             what = f"{self.maker.status!r} is neither optimal nor feasible"
             raise InputError(what, file=path, where=where, hint=hint)
         seconds, bound = (makespan, self.bound) if self.followed is None else (self.seconds, self.claim)
-        if self.followed is not None and len(self.fleet.replicas) > 1:
-            what = "a policy is followed on one replica"
-            raise InputError(what, file=path, where="field 'followed'", hint=hint)
         if status == "optimal" and (bound is None or not bound.proves(seconds)):
             proven = "there is no bound" if bound is None else f"its bound proves {bound.seconds!r} s"
             what = f"{self.maker.status!r} is not proven: the plan takes {seconds!r} s and {proven}"

@@ -133,7 +133,7 @@ def plan_fleet(
         search.try_rules()
     except KeyboardInterrupt:
         if not search.is_shared_out:
-            raise
+            search.share_out(shares)
         stopped_by = StoppedBy.INTERRUPT
     schedule = search.schedule()
     makespan = schedule.makespan(fleet)

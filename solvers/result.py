@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..data.bound import Bound, gap_above
 from ..data.files.shown import Shown, percentage, seconds
@@ -15,6 +15,9 @@ from ..data.schedule import Schedule
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Value = TypeVar("Value")
 
 
 class Status(enum.StrEnum):
@@ -115,6 +118,14 @@ class Limits:
     def noted(self, seconds: float) -> float | None:
         """Return the seconds of a search for its plan; None under a work limit alone."""
         return None if self.seconds is None and self.work is not None else seconds
+
+
+def despite_interrupt(function: Callable[[], Value]) -> tuple[Value, bool]:
+    """Return a quick function's value, and whether Ctrl-C was pressed meanwhile."""
+    try:
+        return function(), False
+    except KeyboardInterrupt:
+        return function(), True
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -20,7 +20,7 @@ from .exact.compiled_search import can_list_orders
 from .exact.outcome import ExactOutcome
 from .exact.small import FEWEST, can_solve_exactly, solve_small
 from .mip import CP_SAT, Formulation, solve_full
-from .result import Limits, Result, Status, StoppedBy
+from .result import Limits, Result, Status, StoppedBy, despite_interrupt
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import Stop, TracePoint
 from .search.params import SearchParams
@@ -130,11 +130,11 @@ class _Search:
             exact = self._exact()
             interrupted = exact is not None and exact.stopped_by is StoppedBy.INTERRUPT
         except KeyboardInterrupt:
-            # Without any schedule there is nothing to hand back.
-            if not best.is_there:
-                raise
             interrupted = True
-        return self._result(exact, interrupted)
+            if not best.is_there:
+                best.offer(ski_rental_schedule(self._problem))
+        result, again = despite_interrupt(lambda: self._result(exact, interrupted))
+        return replace(result, stopped_by=StoppedBy.INTERRUPT) if again else result
 
     def _prove(self) -> None:
         left = self._search.incumbent.left if self._seconds is not None else None

@@ -28,6 +28,7 @@ from ..solvers.result import Limits, Status
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
+from .evicting import following_plan, searched
 from .plan import PlanningError, make_plan
 from .uncertain import COVERAGE
 
@@ -63,9 +64,10 @@ def make_fleet_plan(
         _planned(divided, groups, rule, limits.part(1 / len(fleets)), provenance or Provenance())
         for divided in fleets
     ]
-    best = min(plans, key=lambda plan: plan.makespan)
+    best = min(plans, key=lambda plan: plan.seconds)
     bound = max((plan.bound for plan in plans if plan.bound is not None), key=lambda bound: bound.seconds)
-    status = Status.OPTIMAL if bound.proves(best.makespan) else Status.FEASIBLE
+    claim = bound if best.followed is None else best.followed.bound
+    status = Status.OPTIMAL if claim.proves(best.seconds) else Status.FEASIBLE
     spent = [plan.maker.seconds for plan in plans]
     seconds = None if None in spent else sum(filter(None, spent))
     return replace(best, bound=bound, maker=replace(best.maker, status=status, seconds=seconds))
@@ -85,9 +87,10 @@ def _divisions(fleet: Fleet) -> list[Fleet]:
 
 
 def _planned(fleet: Fleet, groups: Groups, rule: str | None, limits: Limits, provenance: Provenance) -> Plan:
+    begun = time.perf_counter()
     result = plan_fleet(
         fleet,
-        limits=limits,
+        limits=searched(fleet, limits),
         groups=None if groups == "any" else group_members(fleet),
         keep="spread" if groups == "spread" else "together",
         shares=None if rule is None else _dispatched(fleet, rule, groups),
@@ -97,7 +100,8 @@ def _planned(fleet: Fleet, groups: Groups, rule: str | None, limits: Limits, pro
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
     seconds = limits.noted(result.seconds)
     maker = Maker("fleet", __version__, result.status, result.stopped_by, seconds, limits.seed)
-    return Plan(fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance)
+    plan = Plan(fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance)
+    return following_plan(plan, until=None if limits.seconds is None else begun + limits.seconds)
 
 
 def make_robust_fleet_plan(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+from ..data.fleet import Fleet
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
@@ -12,10 +14,10 @@ from ..models.bounds.divisions import is_divided
 from ..models.bounds.makespan import best_bound
 from ..models.bounds.prove import proven_bound
 from ..solvers.cache_choice import divisions
-from ..solvers.result import Limits, Status, StoppedBy
+from ..solvers.result import Limits, Result, Status, StoppedBy, despite_interrupt
 from ..solvers.search.params import SearchParams
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
-from .evicting import following_plan
+from .evicting import following_plan, searched
 
 
 class PlanningError(RuntimeError):
@@ -50,12 +52,14 @@ def make_plan(
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     problems = divisions(problem) if is_divided(problem) else [problem]
-    plans, left = list[Plan](), limits
-    for number, divided in enumerate(problems):
-        left = limits.part(1 / len(problems))
-        first = start if number == 0 else None
-        plan = _planned(divided, solver, left, first, params, provenance or Provenance())
-        plans.append(following_plan(plan) if evicting else plan)
+    plans, begun, part = list[Plan](), time.perf_counter(), limits.part(1 / len(problems))
+    if evicting:
+        part = searched(Fleet.of(problem, 1), part)
+    for number, divided in enumerate(problems, start=1):
+        first = start if number == 1 else None
+        plan = _planned(divided, solver, part, first, params, provenance or Provenance())
+        until = None if limits.seconds is None else begun + limits.seconds * number / len(problems)
+        plans.append(following_plan(plan, until=until) if evicting else plan)
         if plan.maker.stopped_by == StoppedBy.INTERRUPT:
             break
     best = _best_division(plans)
@@ -99,6 +103,14 @@ def _planned(
     provenance: Provenance,
 ) -> Plan:
     result = solve(problem, solver, limits=limits, initial=start, params=params)
+    plan, interrupted = despite_interrupt(lambda: _plan_of(problem, result, solver, limits, provenance))
+    if interrupted:
+        plan = replace(plan, maker=replace(plan.maker, stopped_by=StoppedBy.INTERRUPT))
+    return plan
+
+
+def _plan_of(problem: Problem, result: Result, solver: str, limits: Limits, provenance: Provenance) -> Plan:
+    """Return the plan of a solver's result, checked by the referee."""
     if result.schedule is None:
         why = f": {result.message}" if result.message else ""
         raise PlanningError(

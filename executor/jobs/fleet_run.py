@@ -13,7 +13,7 @@ from ...data.fleet import Fleet, FleetSchedule
 from ...data.plan import Plan
 from ...data.schedule import Schedule
 from ...data.trace import Stage
-from ...heuristics.fleet.policy import FleetPolicy
+from ...heuristics.fleet.policy import FleetPolicy, NamedPolicy
 from ...heuristics.simulate import remaining_schedule
 from .job import Job, Outcome
 from .journal import Journal
@@ -66,13 +66,20 @@ def run_on_replicas(
             job.most_tokens[left],
             keep,
             backoff=plan.groups == "any",
-            policy=None if plan.expected is None else FleetPolicy.of(plan.expected).select(left),
+            policy=_policy(plan, left),
             listener=Listener(staged, fail if job.record_failures else None),
         )
     finally:
         replicas.close()
     served = sum(len(trace.ids) for trace in outcome.traces)
     return Outcome(outcome.traces, len(plan.workload) - served)
+
+
+def _policy(plan: Plan, left: IntArray) -> FleetPolicy | NamedPolicy | None:
+    """Return the policy that replicas follow; None if they replay their schedules."""
+    if plan.followed is not None:
+        return NamedPolicy(plan.followed.policy)
+    return None if plan.expected is None else FleetPolicy.of(plan.expected).select(left)
 
 
 def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:

@@ -17,7 +17,7 @@ from ...data.arrays import IntArray
 from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace
-from ...heuristics.fleet.policy import FleetPolicy
+from ...heuristics.fleet.policy import FleetPolicy, NamedPolicy
 from ..models.faults import MOST_FAILURES, RequestFailedError, RunStoppedError
 from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
@@ -157,7 +157,7 @@ class RayFleet:
         on_answer: Callable[[int, list[int]], None],
         *,
         backoff: bool = True,
-        policy: FleetPolicy | None = None,
+        policy: FleetPolicy | NamedPolicy | None = None,
         listener: Listener | None = None,
     ) -> FleetOutcome:
         """Serve every request of a fleet by its schedule.
@@ -180,11 +180,11 @@ class _Way:
     """Rules of a job: schedules or policy, exchange, and timeouts."""
 
     schedule: FleetSchedule
-    policy: FleetPolicy | None
+    policy: FleetPolicy | NamedPolicy | None
     backoff: bool
     patience: float | None
 
-    def policy_for(self, share: IntArray) -> FleetPolicy | None:
+    def policy_for(self, share: IntArray) -> FleetPolicy | NamedPolicy | None:
         return None if self.policy is None else self.policy.select(share)
 
 

@@ -16,7 +16,7 @@ from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
-from ...heuristics.fleet.policy import FleetPolicy
+from ...heuristics.fleet.policy import FleetPolicy, NamedPolicy
 from ...heuristics.fleet.simulation import longest_first_policy
 from ...heuristics.loop import execute
 from ...heuristics.policy import Policy, State, Step
@@ -68,7 +68,7 @@ class ReplicaActor:
         requests: list[int],
         prompts: list[list[int]],
         most: IntArray,
-        following: FleetPolicy | None = None,
+        following: FleetPolicy | NamedPolicy | None = None,
     ) -> Any:
         """Yield lists of events.
 
@@ -162,7 +162,7 @@ class Releasing:
         problem: Problem,
         planned: Schedule | None,
         requests: Sequence[int],
-        following: FleetPolicy | None = None,
+        following: FleetPolicy | NamedPolicy | None = None,
     ) -> None:
         self._replay = None if planned is None or following is not None else Replay(planned, problem)
         otherwise = longest_first_policy if following is None else following

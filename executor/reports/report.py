@@ -96,7 +96,8 @@ def plan_report(
         bound_of=held,
         repeats=plan.repeats_in([trace.distinct_tokens for trace in traces]),
     )
-    return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
+    ends = None if plan.followed is not None else plan.shares.finishes(plan.fleet)
+    return found if ends is None or not found.replicas else replace(found, planned_ends=ends)
 
 
 def fleet_report(

@@ -19,6 +19,7 @@ from ..queues.admission import Admission
 from ..queues.ordered import Ordered, arrival_order, longest_first
 from ..queues.prefill_rules import Opportunity, SkiRental
 from ..queues.queue_policy import QueuePolicy
+from ..registry import policy_named
 from .simulation import FleetRun, simulate_fleet
 
 ORDERS: tuple[Follow, ...] = ("longest-first", "as-given", "shortest-first")
@@ -29,6 +30,21 @@ PATIENCE = (1.0, 0.5, 0.0)
 
 ENDS = ((3.0, 80), (10.0, 40), (40.0, 20))
 """Settings of tail preemption to compare: share of slots, margin in steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """Built-in policy that each replica follows by itself."""
+
+    name: str
+
+    def select(self, requests: IntArray) -> NamedPolicy:
+        """Return the policy for some of the requests."""
+        return self
+
+    def __call__(self, problem: Problem) -> Policy:
+        """Return a fresh policy for one replica."""
+        return policy_named(self.name, problem)
 
 
 @dataclass(frozen=True, slots=True)

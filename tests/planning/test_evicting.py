@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,11 +14,15 @@ import batchbound
 from batchbound import Limits, Plan, make_plan
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.heuristics.registry import POLICIES
+from batchbound.heuristics.policy import Policy
+from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.planning.evicting import following_plan
+from batchbound.planning.fleet import make_fleet_plan
+from batchbound.simulating import _carried_out as simulate_plan
 
 COST = CostModel(0.004, 1e-5, 0.006, 2e-5)
 TWELVE = Problem(Workload.from_lengths([100] * 12, [128] * 12), COST, 12, kv_capacity=820)
@@ -66,7 +71,81 @@ def test_without_evictions_a_plan_follows_its_schedule() -> None:
     assert planned(replace(TWELVE, kv_capacity=10_000)).followed is None
     schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
     assert schedule.followed is None
-    assert following_plan(schedule, most_requests=1) is schedule
+
+
+def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
+    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    for late in (following_plan(schedule, most_requests=1), following_plan(schedule, until=0.0)):
+        assert late.followed is None
+        assert late.maker.message == "rules that evict requests, not tried: fcfs, learned"
+
+
+def test_ctrl_c_while_rules_are_simulated_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+
+    def pressed(name: str, problem: Problem) -> Policy:
+        if name != "fcfs":
+            raise KeyboardInterrupt
+        return policy_named(name, problem)
+
+    monkeypatch.setattr("batchbound.planning.evicting.policy_named", pressed)
+    plan = following_plan(schedule)
+    assert plan.followed is not None
+    assert plan.followed.policy == "fcfs"
+    assert plan.maker.stopped_by == "interrupt"
+    assert batchbound.verify(plan) is None
+
+
+@pytest.mark.parametrize(
+    "moment", ["solvers.solve.trivial_bound", "planning.plan.Plan", "solvers.solve._result"]
+)
+def test_ctrl_c_between_the_parts_of_a_plan_keeps_it(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = f"batchbound.{moment}".rsplit(".", 1)
+    place = importlib.import_module(module)
+    real, pressed = getattr(place, name), []
+
+    class Once:
+        def __call__(self, *given: object, **named: object) -> object:
+            if not pressed:
+                pressed.append(True)
+                raise KeyboardInterrupt
+            return real(*given, **named)
+
+        @property
+        def of(self) -> object:
+            self.__class__.of = real.of  # type: ignore[misc]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, Once())
+    plan = make_plan(TWELVE, limits=Limits(work=4))
+    assert plan.maker.stopped_by in ("interrupt", "work")
+
+
+def test_a_proof_of_schedules_without_evictions_is_none_of_the_followed_policy() -> None:
+    one = Problem(
+        Workload.from_lengths([100] * 4, [10] * 4), replace(COST, prefill_base=0.0), 4, kv_capacity=420
+    )
+    plan = make_plan(one, limits=Limits(work=20))
+    if plan.followed is not None:
+        assert (plan.maker.status == "optimal") == (plan.maker.stopped_by == "proof")
+
+
+def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path: Path) -> None:
+    fleet = Fleet.of(replace(TWELVE, workload=Workload.from_lengths([100] * 24, [128] * 24)), 2)
+    plan = make_fleet_plan(fleet, limits=Limits(work=4))
+    assert plan.followed is not None
+    assert plan.followed.evictions > 0
+    assert plan.claim is not None
+    assert plan.claim.seconds <= plan.seconds < plan.makespan
+    assert batchbound.verify(plan) is None
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    simulated = simulate_plan(loaded, loaded.workload.output_tokens)
+    assert max(trace.makespan for trace in simulated) == pytest.approx(plan.seconds)
+    assert sum(trace.evictions for trace in simulated) == plan.followed.evictions
+    for changed in ({"seconds": plan.seconds / 2}, {"evictions": 1}, {"bound": plan.bound}):
+        false = replace(plan, followed=replace(plan.followed, **changed))  # type: ignore[arg-type]
+        assert batchbound.verify(false) is not None, changed
 
 
 def test_what_a_followed_policy_is_said_to_take_is_simulated_again(twelve: Plan) -> None:
@@ -87,7 +166,7 @@ def test_a_plan_that_follows_a_policy_is_written_read_and_verified(
 ) -> None:
     job, cost = tmp_path / "job.csv", tmp_path / "cost.json"
     job.write_text("input_tokens,output_tokens\n" + "100,128\n" * 12)
-    cost.write_text(json.dumps({"batchbound_cost": 1, "cost": asdict(COST)}))
+    cost.write_text(json.dumps({"batchbound_cost": 2, "cost": asdict(COST)}))
     path = str(tmp_path / "plan.json")
     words = [str(job), "--slots", "12", "--kv-capacity", "820", "--first-token", "decode"]
     assert main(["plan", *words, "--cost", str(cost), "--work", "4", "-o", path, "--json"]) == 0
