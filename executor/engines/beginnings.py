@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...data.arrays import IntArray
 from ...data.prefix_tree import PrefixTree
 from ..kv.store import Path
 
@@ -17,7 +18,7 @@ class SharedBeginnings:
     """Nodes of the tree of prompts, each held while requests wait for it."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        tree = PrefixTree.of_prompts(prompts)
+        self._tree = tree = PrefixTree.of_prompts(prompts)
         self._parent, self._leaf = tree.parent.tolist(), tree.leaf.tolist()
         self._through = tree.through.tolist()
         self._awaited = tree.requests_below
@@ -38,6 +39,12 @@ class SharedBeginnings:
         saved = int((tokens * (self._awaited - 1)).sum())
         self.distinct_tokens = int(tree.prompt_tokens.sum()) - saved
         """Tokens of all prompts, each shared beginning counted once."""
+
+    @property
+    def order(self) -> IntArray:
+        """Requests in the order of the tree, depth first."""
+        order: IntArray = np.argsort(self._tree.depth_first_key(), kind="stable")
+        return order
 
     def path(self, request: int) -> Path:
         """Return the shared beginnings of a request's prompt."""

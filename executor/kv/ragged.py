@@ -102,8 +102,27 @@ class RaggedBatch(RunningBatch):
     def _decoding(self) -> AbstractContextManager[None]:
         return attending(self._decoder.model, _NAME, self._attend)
 
+    @torch.inference_mode()
+    def score(
+        self, prompts: Sequence[Sequence[int]], paths: Sequence[Path], wanted: Sequence[int]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Compute prompts and drop them; yield the logits after their last ``wanted`` tokens, in order.
+
+        Each yield holds the prompt of each row of logits. No more prompts than slots.
+        """
+        rows = [self._take_row(slot) for slot in range(len(prompts))]
+        try:
+            yield from self._insert(rows, prompts, paths, wanted)
+        finally:
+            for slot in range(len(prompts)):
+                self.release(slot)
+
     def _insert(
-        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], paths: Sequence[Path]
+        self,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        paths: Sequence[Path],
+        wanted: Sequence[int] | None = None,
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
         store, device = self._store, self._decoder.device
         lengths = [len(prompt) for prompt in prompts]
@@ -121,19 +140,18 @@ class RaggedBatch(RunningBatch):
                 ids += prompts[index][offset : offset + tokens]
                 positions += range(offset, offset + tokens)
                 places += [rows[index]] * tokens
-                if offset + tokens == len(prompts[index]):
+                first = max(offset, lengths[index] - (wanted[index] if wanted else 1))
+                for position in range(first, offset + tokens):
                     done.append(index)
-                    last.append(len(ids) - 1)
+                    last.append(len(ids) - (offset + tokens - position))
             packed = torch.tensor([ids, positions, places], device=device)
-            wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
+            asked = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
             store.segments = segments
             store.begin_steps(packed[1], packed[2])
             self._prompts.begin()
             try:
                 with self._decoding():
-                    logits = self._decoder.forward(
-                        store, packed[:1], packed[1:2], last=(wanted[0], wanted[1])
-                    )
+                    logits = self._decoder.forward(store, packed[:1], packed[1:2], last=(asked[0], asked[1]))
             finally:
                 store.segments = ()
                 for part in segments:

@@ -78,6 +78,71 @@ def test_log_likelihoods_are_those_of_hf(tmp_path: Path) -> None:
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_the_engine_does_not_score_is_scored_by_hf_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from batchbound.executor.engines.tiers import Tier
+    from batchbound.integrations import lm_eval
+
+    hf, own = models(tmp_path)
+    monkeypatch.setattr(lm_eval, "choose_tier", lambda _: Tier("window", "ragged was refused: sinks", ""))
+    asked = [endings_of("w3 w4", ending) for ending in (" w20 w21", " w22")]
+    assert own.loglikelihood(asked, disable_tqdm=True) == hf.loglikelihood(asked, disable_tqdm=True)
+    assert "the window tier (ragged was refused: sinks): log-likelihoods by hf" in caplog.text
+
+
+def endings_of(context: str, ending: str) -> Any:
+    from lm_eval.api.instance import Instance
+
+    return Instance("loglikelihood", doc={}, arguments=(context, ending), idx=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_edges_of_log_likelihoods_are_those_of_hf(tmp_path: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    hf, own = models(tmp_path)
+    long = " ".join(f"w{3 + k % 20}" for k in range(400))
+    asked = [endings_of(*pair) for pair in [("", "w3 w4"), ("w3", " w4"), ("w3", " w4"), (long, " w9 w10")]]
+    found, expected = (one.loglikelihood(asked, disable_tqdm=True) for one in (own, hf))
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-5)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    rolling = [
+        Instance("loglikelihood_rolling", doc={}, arguments=(text,), idx=0) for text in (long, "w3 w4")
+    ]
+    found, expected = (one.loglikelihood_rolling(rolling, disable_tqdm=True) for one in (own, hf))
+    assert found == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="an ending of 400 tokens is longer than the model's"):
+        own.loglikelihood([endings_of("w5", " " + long)], disable_tqdm=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_empty_prompt_begins_as_log_likelihoods_do_and_the_end_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, own = models(tmp_path)
+    asked = [request(context, until=[], max_gen_toks=5) for context in ("", "w3 w4", "w3 w4")]
+    with caplog.at_level("INFO"):
+        texts = own.generate_until(asked, disable_tqdm=True)
+    assert len(texts) == 3
+    assert texts[1] == texts[2]
+    assert "1 prompts are empty: they begin with token" in caplog.text
+    assert "batchbound: 3 completions in " in caplog.text
+    assert "3 cut at their limit" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_slots_are_an_argument_of_the_model(tmp_path: Path) -> None:
+    from batchbound.integrations.lm_eval import BatchboundLM
+
+    options = {"pretrained": str(write_checkpoint(tmp_path)), "device": "cpu", "dtype": "float32"}
+    assert BatchboundLM(**options, batch_size=2, slots="3")._most_at_once() == 3
+    assert BatchboundLM(**options, batch_size="auto")._most_at_once() == 64
+    with pytest.raises(ValueError, match="slots is 0"):
+        BatchboundLM(**options, slots=0)
+
+
 @pytest.mark.slow
 def test_the_command_line_of_the_harness_is_passed_on(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model")
