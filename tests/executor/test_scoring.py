@@ -59,7 +59,8 @@ def test_scores_are_those_of_each_sequence_alone(family: str, slots: int) -> Non
     scores = {index: (value, greedy) for index, value, greedy in Scoring(model, sequences, slots=slots).run()}
     assert sorted(scores) == list(range(len(sequences)))
     for index, (value, greedy) in enumerate(expected):
-        assert scores[index] == (pytest.approx(value, abs=1e-5), greedy)
+        assert scores[index][0] == pytest.approx(value, abs=1e-5)
+        assert scores[index][1] == greedy
 
 
 def test_greedy_endings_are_told_from_others(llama: Any) -> None:
