@@ -17,7 +17,7 @@ from .data.predictor import Examples, PredictionQuality, prompt_text
 from .data.readers.completions import is_parquet_name, read_answer_lengths
 from .data.readers.openai_batch import read_batch
 from .options.option import PathText
-from .options.predict import ApplyOptions, EvaluateOptions, RefreshOptions, TrainOptions
+from .options.predict import ApplyOptions, EvaluateOptions, TrainOptions
 
 if TYPE_CHECKING:
     from .executor.predictors.predictor import TrainedPredictor
@@ -44,7 +44,7 @@ def predict(
     overwrite
         True to replace the predictor if it exists.
     method
-        ``"constant"``, ``"group-mean"``, ``"quantile"`` or ``"encoder"``.
+        ``"constant"``, ``"quantile"`` or ``"encoder"``.
     encoder
         Hub name or folder of the encoder to fine-tune.
     seed
@@ -70,16 +70,6 @@ def train(options: TrainOptions) -> TrainedPredictor:
     )
     trained.save(folder)
     return trained
-
-
-def refresh(options: RefreshOptions) -> tuple[PredictionQuality, PredictionQuality]:
-    """Train a predictor on new completions too; return its quality before and after."""
-    from .executor.predictors.predictor import TrainedPredictor
-
-    trained = TrainedPredictor.load(options.predictor)
-    refreshed = trained.refreshed(_examples(options.files), options.predictor, seed=options.seed)
-    refreshed.save(options.predictor)
-    return trained.quality, refreshed.quality
 
 
 def evaluate(options: EvaluateOptions) -> PredictionQuality:

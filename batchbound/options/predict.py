@@ -32,9 +32,9 @@ class TrainOptions(Options):
     overwrite: bool = option(False, "replace the predictor if it exists")
     method: str = option(
         "quantile",
-        "method: constant; group-mean over earlier completions of the same prompt; quantile regression"
-        " on cheap features of the prompt (default); encoder, a fine-tuned classifier of ranges",
-        choices=("constant", "group-mean", "quantile", "encoder"),
+        "method: constant; quantile regression on cheap features of the prompt (default); encoder, a"
+        " fine-tuned classifier of ranges",
+        choices=("constant", "quantile", "encoder"),
     )
     encoder: Name | None = option(None, "hub name or folder to fine-tune (default: distilbert-base-uncased)")
     seed: Seed = option(0, "seed of training (default %(default)s)")
@@ -51,19 +51,6 @@ class EvaluateOptions(Options):
 
     predictor: Annotated[PathText, PREDICTOR]
     files: Annotated[tuple[PathText, ...], PAIRS]
-
-
-@dataclass(frozen=True)
-class RefreshOptions(Options):
-    """A predictor, and new completions to train it on."""
-
-    predictor: Annotated[
-        PathText,
-        Option("folder that `predict train` wrote; replaced", positional=True, metavar="DIR", writes=True),
-    ]
-    files: Annotated[tuple[PathText, ...], PAIRS]
-    _: KW_ONLY
-    seed: Seed = option(0, "seed of training (default %(default)s)")
 
 
 @dataclass(frozen=True)

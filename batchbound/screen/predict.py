@@ -24,14 +24,6 @@ def show_trained(trained: TrainedPredictor, options: TrainOptions) -> int:
     return 0
 
 
-def show_refreshed(qualities: tuple[PredictionQuality, PredictionQuality]) -> int:
-    """Print a predictor's error before and after new completions."""
-    before, after = qualities
-    say(f"before: {before.requests:,} held out, {before.mean_error:.1f} tokens off")
-    _show(after)
-    return 0
-
-
 def show_evaluated(quality: PredictionQuality) -> int:
     """Print a predictor's error on other completions."""
     _show(quality, "completions, held out if the predictor was not trained on them")

@@ -425,7 +425,7 @@ def _measured_run(folder: Path) -> str:
 def predictors(folder: Path) -> list[Kind]:
     """Train predictors."""
     kinds = []
-    for method in ("constant", "group-mean", "quantile"):
+    for method in ("constant", "quantile"):
         name = f"predictor-{method}"
         _done(
             "predict",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError, atomic_write, read_json_object, write_json
-from ...data.files.jsonl import json_lines
 from ...data.files.record import record
 from ...data.files.versioned_folder import current_version, new_version
 from ...data.predictor import Examples, PredictionQuality
@@ -33,7 +31,6 @@ class TrainedPredictor:
     method: One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
     quality: Quality on prompts that were not used for learning.
     predicted, actual: Measured pairs, tokens, shape (held-out requests,).
-    examples: Examples to learn from and to measure on.
     """
 
     method: str
@@ -41,34 +38,18 @@ class TrainedPredictor:
     quality: PredictionQuality
     predicted: IntArray
     actual: IntArray
-    examples: Examples
 
     @classmethod
     def train(cls, method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> Self:
-        """Learn from a part of the prompts, and measure on the others.
-
-        ``group-mean`` needs to have seen the prompt, so it is measured on held-out completions instead.
-        """
-        count = len(examples) if method == "group-mean" else len(set(examples.prompts))
-        if count < 2:
+        """Learn from a part of the prompts, and measure on the others."""
+        if len(set(examples.prompts)) < 2:
             raise InputError("there are fewer than two prompts to learn from", hint="Give more completions.")
-        if method == "group-mean":
-            apart = np.zeros(len(examples), dtype=np.bool_)
-            held = max(1, round(HELD_OUT * len(examples)))
-            apart[np.random.default_rng(seed).permutation(len(examples))[:held]] = True
-            known, unseen = examples.select(~apart), examples.select(apart)
-        else:
-            known, unseen = examples.split(HELD_OUT, seed)
+        known, unseen = examples.split(HELD_OUT, seed)
         predictor = learn(method, known, seed=seed, encoder=encoder)
         longest = int(examples.lengths.max()) + 1
         predicted = predictor.predict(unseen.prompts)
         quality = PredictionQuality.measured(predicted, unseen.lengths, longest=longest)
-        return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
-
-    def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
-        """Learn from new and old completions, and measure again."""
-        encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
-        return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
+        return cls(method, predictor, quality, predicted.tokens, unseen.lengths)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the predictor to a folder.
@@ -85,9 +66,6 @@ class TrainedPredictor:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(("predicted", "actual"))
             writer.writerows(zip(self.predicted.tolist(), self.actual.tolist(), strict=True))
-        with atomic_write(folder / "examples.jsonl") as stream:
-            for prompt, length in zip(self.examples.prompts, self.examples.lengths.tolist(), strict=True):
-                stream.write(json.dumps({"prompt": prompt, "tokens": length}) + "\n")
         header = {"batchbound_predictor": PREDICTOR_VERSION, "method": self.method}
         write_json(folder / "predictor.json", {**header, "quality": self.quality.to_json(), "fields": fields})
 
@@ -105,9 +83,6 @@ class TrainedPredictor:
             if not pairs:
                 raise ValueError("errors.csv holds no pair")
             columns = np.array(pairs, dtype=np.int64)
-            rows = [row for _, row in json_lines(folder / "examples.jsonl")]
-            lengths = np.array([int(str(row["tokens"])) for row in rows], dtype=np.int64)
-            examples = Examples(tuple(str(row["prompt"]) for row in rows), lengths)
             quality = record(
                 PredictionQuality, value["quality"], file=folder / "predictor.json", within="quality"
             )
@@ -116,4 +91,4 @@ class TrainedPredictor:
             raise
         except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"is damaged ({error})", file=path, hint=hint) from None
-        return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1], examples)
+        return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1])

@@ -109,13 +109,6 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("vocab_size", 10**18),
         "toy.json: field 'vocab_size': 1000000000000000000 is not a size from 1 to 1,000,000,000",
     ),
-    "a mean that is a list": (
-        "predictor group-mean, predictor.json",
-        lambda text: text.replace('"spread"', '"spread_"').replace(
-            '"means": {', '"spread": [1, [2]], "means": {'
-        ),
-        "flat-predictor-group-mean: is damaged (a mean or the spread is not a number)",
-    ),
     "a constant that is true": (
         "predictor constant, predictor.json",
         edited("fields.tokens", True),
@@ -125,11 +118,6 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         "predictor constant, predictor.json",
         edited("quality.log_sd", "wide"),
         "predictor.json, field 'quality.log_sd': 'wide' is not a number",
-    ),
-    "examples nested without end": (
-        "predictor group-mean, examples.jsonl",
-        lambda text: "[" * 100_000 + "\n" + text,
-        "examples.jsonl, line 1: not valid JSON",
     ),
     "a block larger than all room": (
         "measured run, meta.json",
@@ -165,11 +153,6 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         "server's log of iterations",
         lambda text: text.replace("'max_num_seqs': 4", f"'max_num_seqs': {2**63}"),
         "vllm.log: 'max_num_seqs': 9223372036854775808 is no number of sequences",
-    ),
-    "a mean beyond all lengths": (
-        "predictor group-mean, predictor.json",
-        edited("fields.spread.1", -1e308),
-        "flat-predictor-group-mean: is damaged (a mean or the spread is not between 0 and 2147483647)",
     ),
     "a server whose room is a list": (
         "trace of a server's run",
