@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import replace
+from functools import partial
 from operator import index as as_integer
 from secrets import randbits
 from typing import Any, Literal, Self, cast
@@ -21,26 +21,25 @@ from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload, numbered
-from ..heuristics.loop import Execution
 from ..heuristics.queues.queue_policy import QueuedPolicy
 from ..heuristics.registry import policy_named
 from ..heuristics.unknown_lengths.lengths import Known, Observed
 from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
 from ..models.bounds.conversations import turns_bound
+from .call import Call
 from .completion import Completion
-from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
+from .engines.huggingface import vocabulary_of
 from .engines.tiers import Tier, choose_tier
-from .models.endings import Ending
-from .models.mixed_sampling import MixedSampler
-from .models.recording import Recorder, TokenLogprob
-from .models.request_rules import declared_sampling, ended_by_tokens, rules_of
+from .models.request_rules import declared_sampling, ended_by_tokens
 from .models.source import LoadFormat, load_model, position_limit
-from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
-from .models.wrapped import contents_of, unwrapped
+from .models.tokenizers import load_tokenizer, tokenizer_like
+from .models.wrapped import unwrapped
 from .one_batch import one_batch_seconds
 from .partial import Ends, Partial, Until
 from .reports.report import report
-from .turns import Conversations, NextTurn, Served, most_steps
+from .rollout_engine import RolloutEngine
+from .running import Running, Setup
+from .turns import NextTurn, Served
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
@@ -246,6 +245,7 @@ class LLM:
         stated = expected_tokens is not None
         asked = sampling, fields, log_probabilities
         call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {}, on_error)
+        call.version = self._new_version()
         return self._generate(call, stated, on_token, until, None)
 
     def converse(
@@ -283,6 +283,7 @@ class LLM:
         call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
         if any(call.partial):
             raise ValueError("an unfinished completion of an earlier call has no turns: pass it to generate")
+        call.version = self._new_version()
         return self._generate(call, expected_tokens is not None, None, None, next_turn)
 
     def _call(
@@ -293,9 +294,8 @@ class LLM:
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
         on_error: Literal["raise", "skip"] = "raise",
-    ) -> _Call:
+    ) -> Call:
         self._check_again()
-        self._calls += 1
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list, also for a single prompt.")
         prompts = list(prompts)
@@ -325,15 +325,17 @@ class LLM:
                 faults[index] = str(error)
         times = [0 if index in faults else one.n for index, one in enumerate(asked)]
         at = np.repeat(np.arange(len(tokens)), times)
-        return _Call(
+        return Call(
             prompts=[tokens[i] for i in at],
             asked=[asked[i] for i in at],
             most=most[at],
             expected=expected[at].astype(np.int64),
             position=at,
+            number=np.concatenate([np.arange(count) for count in times] or [at]),
             partial=[begun[i] for i in at],
             version=self._calls,
             faults=faults,
+            prompts_asked=len(prompts),
         )
 
     def report(self) -> Report:
@@ -369,7 +371,7 @@ class LLM:
 
     def _generate(
         self,
-        call: _Call,
+        call: Call,
         stated: bool,
         on_token: Callable[[int, int], None] | None,
         until: Until | None,
@@ -380,70 +382,77 @@ class LLM:
             yield Completion(index, (), (), "", "error", error=error)
         if not call.prompts:
             return
-        problem = self._problem(call)
-        names = [str(name) for name in problem.workload.ids]
-        eos = end_tokens(self.model, self.tokenizer)
-        begun = {i: tokens for i, one in enumerate(call.partial) if one and (tokens := one.completion_ids)}
-        rule = rules_of(
-            dict(zip(names, call.asked, strict=True)),
-            call.prompts,
-            call.most.tolist(),
-            self.tokenizer,
-            eos,
-            begun={names[i]: tokens for i, tokens in begun.items()},
-        )
-        engine = HuggingFaceEngine(
-            problem,
-            self.model,
-            call.prompts,
-            call.most,
-            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun, self._share),
-            tier=self._tier,
-            on_token=None if on_token is None else call.of_prompts(on_token),
-        )
-        policy = (
-            cast("QueuedPolicy", policy_named("lpt-ski", problem))
-            if stated
-            else self._learning(call, problem)
-        )
-        execution = Execution(problem, policy, engine)
-        turns = Conversations(
-            execution, engine, policy.queue, next_turn, call.position.tolist(), call.most.tolist()
-        )
-        recorder = rule.recorder if isinstance(rule, MixedSampler) else None
-        ends, weights = Ends(until, numbered(call.prompts).tolist()), contents_of(self.model)
+        running = Running(self._setup(stated), call, on_token=on_token, next_turn=next_turn)
+        ends = Ends(until, numbered(call.prompts).tolist())
         try:
-            while not ends.reached(engine.time):
-                for index in chain(
-                    turns.answered(wait=execution.idle), turns.ended(most_steps(until, turns))
-                ):
-                    tokens, given = tuple(engine.answers[index]), turns.given.get(index, ())
-                    told = call.told(index, tokens, recorder, rule.stream(names[index]), given)
-                    text, reason = Ending.of(call.asked[index], eos).text(tokens, self.tokenizer.decode)
-                    completion = call.completion(index, tokens, text, reason, told, given)
+            while not ends.reached(running.time):
+                for index, completion in running.step(None if until is None else until.most_steps):
                     ends.note(index, completion)
                     yield completion
-                    if contents_of(self.model) != weights:
-                        weights = contents_of(self.model)
-                        self._calls += 1
-                        call.begin_version(self._calls, engine.answers)
-                        turns.restart()
         finally:
-            left = [index for index, over in enumerate(ends.done) if not over]
-            self._ran = turns.served(problem, call.prompts)
-            self._remember(call, None if left or self._ran is None else self._ran.trace)
-            self._unfinished = tuple(
-                call.unfinished(
-                    index,
-                    tuple(engine.answers[index]),
-                    recorder,
-                    rule.stream(names[index]),
-                    (names[index], turns.given.get(index, ())),
-                )
-                for index in left
-            )
+            self._ran, self._unfinished = running.end()
+            self._remember(call, None if self._unfinished or self._ran is None else self._ran.trace)
 
-    def _learning(self, call: _Call, problem: Problem) -> QueuedPolicy:
+    def start(
+        self,
+        next_turn: NextTurn | None = None,
+        *,
+        log_probabilities: bool | LogprobsMode = False,
+        chat_options: Mapping[str, Any] | None = None,
+        max_staleness: int | None = None,
+    ) -> RolloutEngine:
+        """Return an engine that prompts can be added to while it decodes.
+
+        Parameters
+        ----------
+        next_turn
+            As for :meth:`converse`; None without tools.
+        log_probabilities, chat_options
+            As for :meth:`generate`, for all prompts.
+        max_staleness
+            Most versions between a token and the present weights. Prompts with older tokens begin again, with
+            all their completions. None for no limit.
+
+        Raises
+        ------
+        ValueError
+            If the engine's ``kv_tokens`` are limited.
+        """
+        if self._kv_tokens is not None:
+            raise ValueError("an engine that prompts are added to takes no kv_tokens: leave them out")
+
+        def call_of(prompts: Iterable[Prompt], sampling: Any = None, **how: Any) -> Call:
+            most = how.pop("max_tokens", None)
+            return self._call(prompts, (sampling, how, log_probabilities), most, None, chat_options or {})
+
+        def ended(served: Served | None, unfinished: tuple[Partial, ...]) -> None:
+            self._ran, self._unfinished = served, unfinished
+
+        setup = replace(self._setup(False), problem_of=partial(self._problem, slots=self._slots))
+        return RolloutEngine(setup, call_of, ended, next_turn=next_turn, max_staleness=max_staleness)
+
+    def _setup(self, stated: bool) -> Setup:
+        def policy_of(call: Call, problem: Problem) -> QueuedPolicy:
+            if stated:
+                return cast("QueuedPolicy", policy_named("lpt-ski", problem))
+            return self._learning(call, problem)
+
+        return Setup(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            tier=self._tier,
+            kv_tokens=self._kv_tokens,
+            share_prompts=self._share,
+            problem_of=self._problem,
+            policy_of=policy_of,
+            new_version=self._new_version,
+        )
+
+    def _new_version(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def _learning(self, call: Call, problem: Problem) -> QueuedPolicy:
         longest = max(1, int(call.most.max()) - 1)
         past = self._past[1] if self._past is not None and self._past[0] == longest else None
         workload = replace(
@@ -452,7 +461,7 @@ class LLM:
         seen = without_lengths(replace(problem, workload=workload, prefix_cache=0))
         return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
 
-    def _remember(self, call: _Call, trace: Trace | None) -> None:
+    def _remember(self, call: Call, trace: Trace | None) -> None:
         if trace is None or any(call.partial) or len(trace) > len(call.prompts):
             return
         group, steps = call.groups(), trace.tokens - 1
@@ -464,7 +473,7 @@ class LLM:
         group, steps = group[-MOST_REMEMBERED:], steps[-MOST_REMEMBERED:]
         self._past = longest, Observed(group, steps, np.ones(len(group), dtype=np.bool_))
 
-    def _problem(self, call: _Call) -> Problem:
+    def _problem(self, call: Call, slots: int | None = None) -> Problem:
         """Return a call's scheduling problem.
 
         Drawn tokens of continued completions count as prompt.
@@ -477,7 +486,7 @@ class LLM:
             # A continued completion shares no prompt with others.
             group = np.where(begun > 0, -1, numbered(call.prompts))
             workload = replace(workload, group=group).with_shared_prompts()
-        slots = min(self._slots, len(call.prompts))
+        slots = slots or min(self._slots, len(call.prompts))
         longest = int((workload.input_tokens + workload.output_tokens).max())
         fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
         # On the host memory is ample: kept prompts may take as much again as the slots.
@@ -610,143 +619,3 @@ def sampling_per_prompt(
         return asked
     mode: LogprobsMode = "raw" if log_probabilities is True else log_probabilities
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """Completions of one call, an entry for each.
-
-    prompts, asked, most, expected: Prompt, sampling, and the most and the expected tokens.
-    position: Position of the prompt.
-    partial: Unfinished part of an earlier call, or None.
-    version: Version of the weights.
-    faults: Reason why a prompt is left out, by its position.
-    drawn: Pairs (version, tokens so far) of each completion, at changes of weights during the call.
-    """
-
-    prompts: list[tuple[int, ...]]
-    asked: list[Sampling]
-    most: IntArray
-    expected: IntArray
-    position: IntArray
-    partial: list[Partial | None]
-    version: int
-    faults: dict[int, str]
-    drawn: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-
-    def begin_version(self, version: int, answers: Sequence[Sequence[int]]) -> None:
-        """Draw further tokens by other weights."""
-        for index, tokens in enumerate(answers):
-            self.drawn.setdefault(index, []).append((self.version, len(tokens)))
-        self.version = version
-
-    def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """Return a completion's callback, from that of its prompt."""
-        position = self.position.tolist()
-        return lambda index, token: on_token(position[index], token)
-
-    def groups(self) -> IntArray:
-        """Return each completion's number, equal for equal prompts.
-
-        A continued completion has its own.
-        """
-        group = numbered(self.prompts)
-        begun = np.array([one is not None for one in self.partial])
-        alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)
-        return alone
-
-    def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
-        """Name each completion's random stream.
-
-        A continued completion keeps its name.
-        """
-        kept = {one.name for one in self.partial if one}
-        if len(kept) < sum(one is not None for one in self.partial):
-            raise ValueError("the same unfinished completion is among the prompts twice: leave one out")
-        found = []
-        for one, name in zip(self.partial, usual, strict=True):
-            while one is None and name in kept:
-                name += "'"
-            found.append(name if one is None else one.name)
-        return np.array(found, dtype=np.object_)
-
-    def sample(self, index: int) -> int:
-        one = self.partial[index]
-        return (
-            index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
-        )
-
-    def completion(
-        self,
-        index: int,
-        tokens: tuple[int, ...],
-        text: str,
-        reason: Literal["stop", "length"],
-        told: tuple[TokenLogprob, ...] | None,
-        given: tuple[range, ...],
-    ) -> Completion:
-        left = self.partial[index]
-        given = (*(left.given if left else ()), *given)
-        most = self.asked[index].logprobs
-        return Completion(
-            int(self.position[index]),
-            self.prompts[index],
-            tokens,
-            text,
-            reason,
-            None if told is None else tuple(each.value for each in told),
-            tuple(each.likeliest[:most] for each in told) if told and most else None,
-            self.sample(index),
-            self.versions(index, tokens),
-            given,
-            None if self.asked[index].greedy else self.asked[index].seed,
-        )
-
-    def told(
-        self,
-        index: int,
-        tokens: tuple[int, ...],
-        recorder: Recorder | None,
-        stream: int,
-        given: Sequence[range] = (),
-    ) -> tuple[TokenLogprob, ...] | None:
-        """Return a completion's log-probabilities, earlier ones unchanged."""
-        if recorder is None or self.asked[index].logprobs is None:
-            return None
-        one = self.partial[index]
-        before = one.told or () if one else ()
-        return before + recorder.read(stream, len(tokens), len(before), given)
-
-    def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return a completion's pairs (version, tokens drawn)."""
-        one = self.partial[index]
-        pairs = list(one.versions if one else ())
-        for version, end in (*self.drawn.get(index, ()), (self.version, len(tokens))):
-            new = end - sum(count for _, count in pairs)
-            if new and pairs and pairs[-1][0] == version:
-                pairs[-1] = version, pairs[-1][1] + new
-            elif new:
-                pairs.append((version, new))
-        return tuple(pairs)
-
-    def unfinished(
-        self,
-        index: int,
-        tokens: tuple[int, ...],
-        recorder: Recorder | None,
-        stream: int,
-        known: tuple[str, tuple[range, ...]],
-    ) -> Partial:
-        name, given = known
-        return Partial(
-            int(self.position[index]),
-            self.sample(index),
-            self.prompts[index],
-            tokens,
-            self.told(index, tokens, recorder, stream, given),
-            self.versions(index, tokens),
-            replace(self.asked[index], n=1),
-            int(self.most[index]),
-            given,
-            name,
-        )

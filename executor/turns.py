@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
+from typing import cast
 
 import numpy as np
 
@@ -13,10 +14,9 @@ from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Turns, Workload
 from ..heuristics.loop import Execution
-from ..heuristics.policy import UNTIL_CHANGE
-from ..heuristics.queues.queue_policy import Queue
+from ..heuristics.queues.queue_policy import QueuedPolicy
+from .call import Call
 from .engines.huggingface import HuggingFaceEngine
-from .partial import Until
 
 NextTurn = Callable[[int, tuple[int, ...]], "Future[Sequence[int]] | None"]
 """Function of a prompt's position and an ended turn.
@@ -57,29 +57,21 @@ class Served:
 class Conversations:
     """Turns of the completions of one call.
 
-    queue: Queue of the execution's policy.
     next_turn: Function that continues a completion; None if there are no tools.
-    positions: Position of each completion's prompt.
-    most: Most tokens of each completion, tool results included.
+    call: Prompts, and most tokens of each completion, tool results included.
     """
 
     def __init__(
-        self,
-        execution: Execution,
-        engine: HuggingFaceEngine,
-        queue: Queue,
-        next_turn: NextTurn | None,
-        positions: Sequence[int],
-        most: Sequence[int],
+        self, execution: Execution, engine: HuggingFaceEngine, next_turn: NextTurn | None, call: Call
     ) -> None:
-        self._execution, self._engine, self._queue = execution, engine, queue
-        self._next_turn = next_turn
-        self._positions, self._most = positions, most
+        self._execution, self._engine = execution, engine
+        self._next_turn, self._call = next_turn, call
         self._asked: dict[int, tuple[Future[Sequence[int]], float]] = {}
         self._answered: SimpleQueue[int] = SimpleQueue()
         self._ended: list[_Turn] = []
         # Time and tokens at the begin of each completion's turn.
-        self._begins = {at: (0.0, len(tokens)) for at, tokens in enumerate(engine.answers)}
+        self._begins: list[tuple[float, int]] = []
+        self.extend()
         self.given: dict[int, tuple[range, ...]] = {}
         """Index ranges of the tool results in each completion."""
 
@@ -93,11 +85,23 @@ class Conversations:
         if not self._execution.idle:
             yield from (request for request in self._execution.step(most) if not self._continues(request))
 
+    def extend(self) -> None:
+        """Note the completions that were added to the engine."""
+        new = range(len(self._begins), len(self._engine.answers))
+        time = self._engine.time if new.start else 0.0
+        self._begins += [(time, len(self._engine.answers[at])) for at in new]
+
+    def stop(self, requests: Sequence[int]) -> None:
+        """End completions that run, wait, or wait for a tool."""
+        for request in self._execution.stop(requests):
+            self._keep(request)
+            self._engine.drop(request)
+        for request in requests:
+            self._asked.pop(request, None)
+
     def restart(self) -> None:
         """Let running completions continue by changed weights, with a new KV cache."""
-        run = self._execution
-        running = run.state.running.tolist()
-        run.stop(running)
+        running = self._execution.stop(self._execution.state.running.tolist())
         self._engine.reload_weights()
         self._engine.recompute()
         for request in running:
@@ -108,7 +112,8 @@ class Conversations:
         self._keep(request)
         if self._next_turn is None:
             return False
-        future = self._next_turn(self._positions[request], tuple(self._engine.answers[request]))
+        position, tokens = int(self._call.position[request]), tuple(self._engine.answers[request])
+        future = self._next_turn(position, tokens)
         if future is None:
             return False
         self._asked[request] = future, float(self._execution.finished[request])
@@ -120,7 +125,7 @@ class Conversations:
         """Let a completion continue after some more tokens."""
         self._begins[request] = self._engine.time, len(self._engine.answers[request]) + len(tokens)
         self._engine.give(request, tokens)
-        self._queue.put_back([request])
+        cast("QueuedPolicy", self._execution.policy).queue.put_back([request])
         self._execution.resume(request, len(tokens) + 1)
 
     def answered(self, *, wait: bool) -> list[int]:
@@ -132,14 +137,17 @@ class Conversations:
             except Empty:
                 break
             wait = False
+            if request not in self._asked:
+                continue
             future, since = self._asked.pop(request)
             tokens = list(future.result())
             written = len(self._engine.answers[request])
-            left = self._most[request] - written - len(tokens)
+            most = int(self._call.most[request])
+            left = most - written - len(tokens)
             if left < 0:
                 raise ValueError(
-                    f"completion {request} has {written} of {self._most[request]} tokens, and a tool returned"
-                    f" {len(tokens)} more: return at most {self._most[request] - written}"
+                    f"completion {request} has {written} of {most} tokens, and a tool returned"
+                    f" {len(tokens)} more: return at most {most - written}"
                 )
             if not tokens:
                 over.append(request)
@@ -222,11 +230,3 @@ class Conversations:
                 len(self._engine.answers[request]) - before,
             )
         )
-
-
-def most_steps(until: Until | None, turns: Conversations) -> int:
-    """Return the decode steps before clock or tools are checked."""
-    if turns.pending:
-        # A tool may finish at any moment; its completion should then get a free slot.
-        return 1
-    return UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE

@@ -132,7 +132,7 @@ class Execution:
 
         Raises PolicyError as :func:`execute`. ``most`` limits the decode steps.
         """
-        self._admit()
+        self.admit()
         step = self.policy(self.state)
         self.state.finished = []
         self._evict(step.evict)
@@ -167,13 +167,30 @@ class Execution:
         state = self.state
         return not (state.unarrived or state.running.size or state.waiting.any())
 
-    def stop(self, requests: Sequence[int]) -> None:
-        """End running requests, which may continue later."""
-        for request in requests:
+    def extend(self, problem: Problem) -> None:
+        """Add the requests at the end of a longer problem, which arrive now."""
+        more = len(problem) - len(self.problem)
+        self.problem = self.state.problem = problem
+        self.held_at_start = problem.kv_at_start
+        self.arrival = np.append(self.arrival, np.full(more, self.engine.time))
+        self.state.waiting = np.append(self.state.waiting, np.ones(more, dtype=np.bool_))
+        self.state.decoded = np.append(self.state.decoded, np.zeros(more, dtype=np.int64))
+        for name in ("stage_of", "slot_of"):
+            setattr(self, name, np.append(getattr(self, name), np.full(more, -1)))
+        for name in ("prefilled", "first_token", "finished"):
+            setattr(self, name, np.append(getattr(self, name), np.full(more, np.nan)))
+
+    def stop(self, requests: Sequence[int]) -> list[int]:
+        """End running and waiting requests, which may continue later; return those that ran."""
+        self.admit()
+        self.state.waiting[requests] = False
+        running = [request for request in requests if request in self.state.running]
+        for request in running:
             self.state.slot_request[self.slot_of[request]] = FREE
             self.state.kv_held -= self._held(request)
             self.finished[request] = self.engine.time
-        self.engine.evict(requests)
+        self.engine.evict(running)
+        return running
 
     def pause(self, request: int) -> None:
         """Pause a finished request, which may continue later."""
@@ -199,7 +216,8 @@ class Execution:
             return coming
         return min(coming, float(self.arrival[self.arrivals[self.arrived]]))
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Let the requests that have arrived wait."""
         state = self.state
         state.time = self.engine.time
         while self.coming and self.coming[0][0] <= state.time:

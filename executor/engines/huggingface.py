@@ -111,7 +111,9 @@ class HuggingFaceEngine:
             )
         self._names = [str(name) for name in problem.workload.ids]
         self._rule: TokenRule = decoding.sampler or Sampler()
-        self._watched = on_token is not None or self._rule.watches_text
+        self._place: dict[int, int] = {}
+        self._told = on_token is not None
+        self._watched = self._told or self._rule.watches_text
         self._ends = decoding.eos_ids | self._rule.ends
         self._tier = choose_tier(model) if tier is None else tier
         make = self._tier.batch
@@ -165,16 +167,18 @@ class HuggingFaceEngine:
         ]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
         before, shared = self._residence.prefilled, self._beginnings
+        # The place of each request among those whose prompts share beginnings; None for none.
+        places = [self._place.get(request) if self._place else request for request in fresh]
         with self._evaluating():
             first = self._residence.prefill(
                 fresh,
                 prompts,
                 [len(tokens) for tokens in kept],
-                None if shared is None else [shared.path(request) for request in fresh],
+                None if shared is None else [() if at is None else shared.path(at) for at in places],
                 [self.answers[request][-1] if request in self._drawn else -1 for request in fresh],
             )
         if shared is not None:
-            self._residence.forget(shared.begin(fresh))
+            self._residence.forget(shared.begin([at for at in places if at is not None]))
         self._drawn.difference_update(fresh)
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request] or request in self._resumed
@@ -250,6 +254,37 @@ class HuggingFaceEngine:
             self.answers[request] = []
             self._residence.drop(request)
 
+    def extend(
+        self,
+        problem: Problem,
+        most_tokens: IntArray,
+        begun: Mapping[int, tuple[int, ...]],
+        waiting: Sequence[int],
+    ) -> None:
+        """Add the requests at the end of a longer problem.
+
+        Their prompts and rules have been added already. Beginnings are shared with requests that wait.
+        """
+        first = len(self.answers)
+        self._most = most_tokens
+        self._names += [str(name) for name in problem.workload.ids[first:]]
+        self.answers += [list(begun.get(index, ())) for index in range(first, len(problem))]
+        self._resumed.update(begun)
+        self._ends = self._eos | self._rule.ends
+        self._watched = self._told or self._rule.watches_text
+        if self._beginnings is not None:
+            self._residence.forget()
+            waiting = [index for index in waiting if index < first] + list(range(first, len(problem)))
+            self._beginnings = SharedBeginnings([self._prompts[index] for index in waiting])
+            self._place = {index: at for at, index in enumerate(waiting)}
+        if self._model.device.type == "cuda":
+            # Captured decode steps hold the rules of before.
+            self._residence.rebuild()
+
+    def drop(self, request: int) -> None:
+        """Drop the KV cache of an evicted request, which does not continue."""
+        self._residence.drop(request)
+
     def give(self, request: int, tokens: Sequence[int]) -> None:
         """Append given tokens to an ended completion, which may continue."""
         if isinstance(self._rule, MixedSampler):
@@ -270,7 +305,9 @@ class HuggingFaceEngine:
         from ..attention.float_products import arithmetic_of
 
         residence, arithmetic = self._residence, arithmetic_of(self._model)
-        shared = {} if self._beginnings is None else {DISTINCT: self._beginnings.distinct_tokens}
+        shared = (
+            {} if self._beginnings is None or self._place else {DISTINCT: self._beginnings.distinct_tokens}
+        )
         troubles = {} if arithmetic is None or not arithmetic.widened else {"products": "float32"}
         if residence.ran_out or residence.moved:
             troubles["memory"] = (

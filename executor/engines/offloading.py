@@ -170,6 +170,10 @@ class OffloadingBatch:
         """Compute with the model's present weights."""
         self._batch.reload_weights()
 
+    def rebuild(self) -> None:
+        """Continue on a new batch."""
+        self._rebuild(self.slots)
+
     def let_go(self) -> None:
         """Drop the KV cache of all restored requests."""
         self._suspended.clear()

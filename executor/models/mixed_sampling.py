@@ -55,6 +55,17 @@ class MixedSampler:
         ):
             object.__setattr__(self, name, value)
 
+    def become(self, other: MixedSampler) -> None:
+        """Take the rules of other requests; recorded log-probabilities stay."""
+        if self.recorder is not None and other.recorder is not None:
+            self.recorder.become(other.recorder)
+        for name in ("samplers", "edits", "endings", "grammar"):
+            object.__setattr__(self, name, getattr(other, name))
+        object.__setattr__(self, "recorder", self.recorder or other.recorder)
+        object.__setattr__(self, "decode", other.decode)
+        self._on_device.clear()
+        self.__post_init__()
+
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
         """Return whether the last token ends a completion, if known.
 

@@ -78,6 +78,18 @@ class Recorder:
     _kept: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _read: dict[int, dict[int, TokenLogprob]] = field(default_factory=dict, init=False, repr=False)
 
+    def become(self, other: Recorder) -> None:
+        """Record other requests, too; entries stay."""
+        self._read_back()
+        for name, value in (
+            ("modes", other.modes),
+            ("temperatures", other.temperatures),
+            ("likeliest", max(self.likeliest, other.likeliest)),
+        ):
+            object.__setattr__(self, name, value)
+        for kept in (self._on_device, self._shape, self._ring):
+            kept.clear()
+
     def keep(
         self,
         logits: torch.Tensor,

@@ -22,6 +22,9 @@ LEAST_TEMPERATURE = 1e-30
 STEP = 2.0**-52
 """Distance between the uniform numbers that tokens are drawn by."""
 
+STREAM = "\x1f"
+"""Separates the name of a random stream from what makes a request's name unique."""
+
 _BLOCK = 256
 """Tokens summed in the weights' type; larger is less exact."""
 
@@ -120,7 +123,8 @@ class Sampler:
 
     def stream(self, request_id: str) -> int:
         """Return the random stream of a request."""
-        digest = hashlib.blake2b(f"{self.seed}:{request_id}".encode(), digest_size=8).digest()
+        name = request_id if self.greedy else request_id.rpartition(STREAM)[2]
+        digest = hashlib.blake2b(f"{self.seed}:{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

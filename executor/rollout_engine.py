@@ -1,0 +1,175 @@
+"""Engine that prompts can be added to while it decodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from .call import Call
+from .completion import Completion
+from .partial import Partial
+from .running import Running, Setup
+from .turns import NextTurn, Served
+
+STEPS = 16
+"""Most decode steps before added prompts are looked for; larger is slower to start them."""
+
+
+class RolloutEngine:
+    """Engine that runs until it is closed; :meth:`LLM.start` makes one.
+
+    Prompts may be submitted and cancelled from any thread, also while another one takes completions.
+
+    call_of: Returns the call for prompts and settings of :meth:`LLM.generate`.
+    ended: Called with what has run and with the unfinished completions, when the engine is idle or closed.
+    next_turn: As for :meth:`LLM.converse`; None without tools.
+    max_staleness: Most versions between a token and the present weights, in groups that are not whole. An
+        older group begins again. None for no limit.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        call_of: Callable[..., Call],
+        ended: Callable[[Served | None, tuple[Partial, ...]], None],
+        *,
+        next_turn: NextTurn | None = None,
+        max_staleness: int | None = None,
+    ) -> None:
+        self._setup, self._call_of, self._ended = setup, call_of, ended
+        self._next_turn, self._staleness = next_turn, max_staleness
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._running: Running | None = None
+        self._version: int | None = None
+        self._submitted = 0
+        self._seeds: set[int | None] = set()
+        self._whole: defaultdict[int, int] = defaultdict(int)
+        self._members: defaultdict[int, list[Completion]] = defaultdict(list)
+        self._cancelled: list[Partial] = []
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing was submitted that has not ended."""
+        return not self._inbox and (self._running is None or self._running.idle)
+
+    def submit(self, prompts: Iterable[Any], sampling: Any = None, **how: Any) -> range:
+        """Add prompts; return their numbers, which completions have as ``index``.
+
+        Arguments are those of :meth:`LLM.generate`: ``n``, ``max_tokens`` and fields of ``Sampling``.
+        """
+        call = self._call_of(prompts, sampling, **how)
+        seeds = {one.seed for one, left in zip(call.asked, call.partial, strict=True) if left is None}
+        if repeated := (seeds & self._seeds) - {None}:
+            raise ValueError(
+                f"seed {repeated.pop()} was submitted before and would draw the same tokens: leave it out, or"
+                " give another"
+            )
+        self._seeds |= seeds
+        first = self._submitted
+        self._submitted += call.prompts_asked
+        call.position = call.position + first
+        for group in call.position.tolist():
+            self._whole[group] += 1
+        self._inbox.append(partial(self._add, call))
+        return range(first, self._submitted)
+
+    def cancel(self, group: int) -> None:
+        """End the unfinished completions of a prompt; :attr:`unfinished` holds them."""
+        self._inbox.append(partial(self._cancel, group))
+
+    @property
+    def unfinished(self) -> tuple[Partial, ...]:
+        """Cancelled completions, and after :meth:`close` all that have not ended."""
+        return tuple(self._cancelled)
+
+    @property
+    def parts(self) -> tuple[Completion, ...]:
+        """Completions that :meth:`groups` holds back, as others of their prompts have not ended."""
+        return tuple(one for members in self._members.values() for one in members)
+
+    def step(self) -> list[Completion]:
+        """Run some decode steps; return the completions that ended."""
+        while self._inbox:
+            self._inbox.popleft()()
+        running = self._running
+        if running is None or running.idle:
+            return []
+        done = [completion for _, completion in running.step(STEPS)]
+        if running.idle:
+            self._ended(running.end()[0], ())
+        return done
+
+    def completions(self) -> Iterator[Completion]:
+        """Yield completions as they end, until the engine is idle."""
+        while not self.idle:
+            yield from self.step()
+            self._notice()
+
+    def groups(self) -> Iterator[tuple[Completion, ...]]:
+        """Yield all completions of a prompt together, once they have ended, until the engine is idle."""
+        while not self.idle:
+            for completion in self.step():
+                group = completion.index
+                self._members[group].append(completion)
+                if len(self._members[group]) == self._whole[group]:
+                    del self._whole[group]
+                    yield tuple(sorted(self._members.pop(group), key=lambda one: one.sample))
+                    self._notice()
+
+    def weights_changed(self) -> None:
+        """Draw further tokens by the present weights, with a new KV cache.
+
+        Weights that change while the caller has a completion or a group are noticed without it.
+        """
+        self._version = self._setup.new_version()
+        if self._running is not None and not self._running.idle:
+            self._running.weights_changed(self._version)
+            self._begin_stale_again()
+
+    def close(self) -> None:
+        """End all completions; :attr:`unfinished` holds them, and :meth:`LLM.report` tells what has run."""
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._running is not None:
+            served, left = self._running.end()
+            self._cancelled += left
+            self._ended(served, self.unfinished)
+            self._running = None
+
+    def _notice(self) -> None:
+        if self._running is not None and self._running.outdated:
+            self.weights_changed()
+
+    def _add(self, call: Call) -> None:
+        if not call.prompts:
+            return
+        self._notice()
+        if self._running is not None and not self._running.idle:
+            self._running.add(call)
+            return
+        if self._version is None or (self._running is not None and self._running.outdated):
+            self._version = self._setup.new_version()
+        call.version = self._version
+        self._running = Running(self._setup, call, grows=True, next_turn=self._next_turn)
+
+    def _cancel(self, group: int) -> None:
+        self._members.pop(group, None)
+        self._whole.pop(group, None)
+        if self._running is not None:
+            self._cancelled += self._running.stop(self._running.rows(group))
+
+    def _begin_stale_again(self) -> None:
+        running, oldest = self._running, (self._version or 0) - (self._staleness or 0)
+        if running is None or self._staleness is None:
+            return
+        for group in list(self._whole):
+            rows = running.rows(group)
+            begun = [running.first_version(row) for row in rows]
+            if not any(version is not None and version < oldest for version in begun):
+                continue
+            again = running.call.again(rows)
+            running.stop(rows)
+            self._members.pop(group, None)
+            self._inbox.append(partial(self._add, again))

@@ -1,0 +1,225 @@
+"""A running engine: prompts join while it decodes, and every token is that of a call of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.completion import Completion
+from batchbound.executor.llm import LLM
+from batchbound.executor.partial import Partial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ["Spell 4096.", "Reverse walnut.", "Spell 7.", "Spell 12.", "Count to five."]
+WAYS: list[dict[str, Any]] = [
+    {"ignore_eos": True},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "stop": ("e",), "min_tokens": 3},
+]
+
+Key = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_pretrained("tiny:speller", dtype="float32", device="cpu", slots=3)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fcfs-ski"])
+def test_every_policy_serves_prompts_that_are_added(llm: LLM, policy: str) -> None:
+    engine = LLM(llm.model, llm.tokenizer, slots=3, policy=policy).start()
+    for prompt in PROMPTS:
+        engine.submit([prompt], n=2, temperature=1.0, max_tokens=20)
+    engine.step()
+    engine.submit(PROMPTS, max_tokens=5)
+    assert len(list(engine.completions())) == 15
+
+
+def tool() -> Callable[[int, tuple[int, ...]], Future[Any] | None]:
+    """Return what appends three tokens to a first turn of an even length."""
+    begun = set[tuple[int, ...]]()
+
+    def next_turn(position: int, tokens: tuple[int, ...]) -> Future[Any] | None:
+        first = any(tokens[: len(old)] == old for old in begun)
+        if first or len(tokens) % 2 or len(tokens) > 20:
+            return None
+        begun.add(tokens)
+        future: Future[Any] = Future()
+        future.set_result([97, 98, 99])
+        return future
+
+    return next_turn
+
+
+def sequence(llm: LLM, seed: int) -> int:
+    """Draw submits, cancels and continued completions; compare all tokens; return how many were compared."""
+    rng = np.random.default_rng(seed)
+    engine = llm.start(log_probabilities="raw")
+    asked: dict[int, tuple[list[Any], dict[str, Any]]] = {}
+    found: dict[Key, Completion] = {}
+    cancelled = set[int]()
+
+    def submit() -> None:
+        prompts = [PROMPTS[k] for k in rng.integers(len(PROMPTS), size=rng.integers(1, 4))]
+        how = {"n": int(rng.integers(1, 4)), **WAYS[rng.integers(len(WAYS))]}
+        how |= {"seed": len(asked) + 1} if "temperature" in how else {}
+        how["max_tokens"] = rng.integers(1, 30, len(prompts)).tolist()
+        numbers = engine.submit(prompts, **how)
+        asked[numbers.start] = prompts, how
+
+    for _ in range(int(rng.integers(3, 9))):
+        if rng.random() < 0.5 or not asked:
+            submit()
+        elif rng.random() < 0.3:
+            first = list(asked)[rng.integers(len(asked))]
+            cancelled.add(first)
+            engine.cancel(first)
+        for _ in range(int(rng.integers(4))):
+            found |= {(one.index, one.sample): one for one in engine.step()}
+    if rng.random() < 0.5:
+        found |= {(one.index, one.sample): one for one in engine.completions()}
+    engine.close()
+    left: tuple[Partial, ...] = engine.unfinished
+    compared = 0
+    for first, (prompts, how) in asked.items():
+        for one in llm.generate(prompts, log_probabilities="raw", **how):
+            key = first + one.index, one.sample
+            if key in found:
+                assert found[key].completion_ids == one.completion_ids
+                assert found[key].finish_reason == one.finish_reason
+                assert found[key].log_probabilities == pytest.approx(one.log_probabilities, abs=1e-4)
+            else:
+                (half,) = [part for part in left if (part.index, part.sample) == key]
+                assert one.completion_ids[: len(half.completion_ids)] == half.completion_ids
+                (whole,) = llm.generate([half])
+                assert whole.completion_ids == one.completion_ids
+            compared += 1
+    assert len(found) + len(left) == compared
+    assert all(part.index in cancelled or part.index >= min(asked) for part in left)
+    return compared
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 20))])
+def test_tokens_of_ten_drawn_sequences_are_those_of_calls_of_their_own(llm: LLM, part: int) -> None:
+    assert sum(sequence(llm, 10 * part + seed) for seed in range(10)) > 20
+
+
+def test_prompts_that_come_while_others_decode_take_free_slots(llm: LLM) -> None:
+    engine = llm.start()
+    engine.submit(PROMPTS[:2], max_tokens=[60, 3], ignore_eos=True)
+    done = engine.step()
+    while not done:
+        done = engine.step()
+    engine.submit(["Spell 7."], max_tokens=4, ignore_eos=True)
+    order = [one.index for one in (*done, *engine.completions())]
+    assert order == [1, 2, 0]
+    report = llm.report()
+    assert report.requests == 3
+    assert report.run_gap is not None
+    assert report.run_gap >= 0
+
+
+def test_groups_come_whole_and_k_of_them_are_enough(llm: LLM) -> None:
+    engine = llm.start()
+    engine.submit(PROMPTS, n=4, temperature=1.0, ignore_eos=True, max_tokens=[5, 40, 8, 60, 30])
+    kept = []
+    for group in engine.groups():
+        kept.append(group)
+        if len(kept) == 2:
+            break
+    engine.close()
+    for group in kept:
+        assert [(one.index, one.sample) for one in group] == [(group[0].index, k) for k in range(4)]
+    assert len(engine.unfinished) + len(engine.parts) == 12
+    assert llm.unfinished == engine.unfinished
+    assert llm.report().requests >= 8
+
+
+def test_conversations_go_on_beside_prompts_that_are_added(llm: LLM) -> None:
+    expected = [next(llm.converse(tool(), [prompt], max_tokens=40)) for prompt in PROMPTS]
+    engine = llm.start(tool())
+    engine.submit(PROMPTS[:3], max_tokens=40)
+    found = {one.index: one for one in engine.step()}
+    engine.submit(PROMPTS[3:], max_tokens=40)
+    found |= {one.index: one for one in engine.completions()}
+    assert any(one.given for one in expected)
+    for index, one in enumerate(expected):
+        assert found[index].completion_ids == one.completion_ids
+        assert found[index].given == one.given
+    report = llm.report()
+    assert (report.run_gap or 0) >= 0
+
+
+def test_a_seed_that_was_submitted_before_is_refused(llm: LLM) -> None:
+    engine = llm.start()
+    engine.submit(["a"], temperature=1.0, seed=3)
+    with pytest.raises(ValueError, match="seed 3 was submitted before"):
+        engine.submit(["b"], temperature=1.0, seed=3)
+    engine.submit(["a"], temperature=1.0)
+    engine.submit(["a"], temperature=1.0)
+    with pytest.raises(ValueError, match="leave them out"):
+        LLM(llm.model, llm.tokenizer, kv_tokens=500).start()
+
+
+def recomputed(llm: LLM, one: Completion, weights: list[dict[str, Any]], first: int) -> list[float]:
+    """Return the log-probability of each token by the weights of its version."""
+    found: list[float] = []
+    for version, count in one.versions:
+        llm.model.load_state_dict(weights[version - first])
+        with torch.no_grad():
+            logits = llm.model(torch.tensor([one.prompt_ids + one.completion_ids])).logits[0]
+        part = range(len(found), len(found) + count)
+        own = logits.log_softmax(-1)[len(one.prompt_ids) - 1 :][
+            part, one.completion_ids[part.start : part.stop]
+        ]
+        found += own.tolist()
+    return found
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("max_staleness", [None, 1])
+def test_each_token_has_the_version_that_drew_it_and_none_is_staler_than_asked(
+    told: bool, max_staleness: int | None
+) -> None:
+    llm = LLM.from_pretrained("tiny:speller", dtype="float64", device="cpu", slots=3)
+    engine = llm.start(log_probabilities="raw", max_staleness=max_staleness)
+    weights: list[dict[str, Any]] = []
+    how: dict[str, Any] = {"n": 2, "temperature": 1.0, "ignore_eos": True}
+    engine.submit(PROMPTS, max_tokens=[8, 50, 14, 30, 20], **how)
+    groups: list[tuple[Completion, ...]] = []
+    ages: list[int] = []
+
+    def train() -> None:
+        with torch.no_grad():
+            for weight in llm.model.parameters():
+                weight.mul_(1.02)
+        weights.append({name: weight.clone() for name, weight in llm.model.state_dict().items()})
+
+    weights.append({name: weight.clone() for name, weight in llm.model.state_dict().items()})
+    for group in engine.groups():
+        ages.append(len(weights) - min(version for one in group for version, _ in one.versions))
+        groups.append(group)
+        train()
+        if told:
+            engine.weights_changed()
+    assert sorted(group[0].index for group in groups) == list(range(5))
+    assert any(len(one.versions) > 1 for group in groups for one in group)
+    first = min(version for group in groups for one in group for version, _ in one.versions)
+    assert first == 1
+    if max_staleness is None:
+        assert max(ages) > 1
+    else:
+        assert max(ages) <= max_staleness
+    for one in (one for group in groups for one in group):
+        assert one.log_probabilities == pytest.approx(recomputed(llm, one, weights, first), abs=1e-5)
+    assert llm.report().run_gap is not None
+    assert (llm.report().run_gap or 0) >= 0
