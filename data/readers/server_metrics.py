@@ -22,6 +22,7 @@ class ServerMetrics:
     running, waiting: Requests in progress and in the queue.
     iterations, preemptions, cached_tokens: Counts since the server started: iterations, preemptions for lack
     of KV cache, and prompt tokens from the prefix cache.
+    looked_up: Prompt tokens looked up in the prefix cache since the server started.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
     prefix_caching: True if prompts may share KV cache.
     reuse_unit: Tokens by which a beginning is reused.
@@ -37,6 +38,7 @@ class ServerMetrics:
     iterations: int | None = None
     preemptions: int | None = None
     cached_tokens: int | None = None
+    looked_up: int | None = None
     kv_tokens: int | None = None
     block_tokens: int | None = None
     prefix_caching: bool | None = None
@@ -64,6 +66,7 @@ class ServerKind:
     iterations: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
     cached_tokens: tuple[str, ...] = ()
+    looked_up: tuple[str, ...] = ()
     kv_tokens: tuple[str, ...] = ()
     started: tuple[str, ...] = ("process_start_time_seconds",)
     drafts: Callable[[Totals], bool | None] = lambda totals: None
@@ -94,6 +97,11 @@ KINDS = (
             "vllm:prefix_cache_hits_total",
             "vllm:prefix_cache_hits",
             "vllm:gpu_prefix_cache_hits_total",
+        ),
+        looked_up=(
+            "vllm:prefix_cache_queries_total",
+            "vllm:prefix_cache_queries",
+            "vllm:gpu_prefix_cache_queries_total",
         ),
         started=("vllm:num_preemptions_created", "process_start_time_seconds"),
         drafts=_vllm_drafts,
@@ -148,10 +156,11 @@ def parse_metrics(text: str) -> ServerMetrics:
         iterations=_first(totals, kind.iterations),
         preemptions=_first(totals, kind.preemptions),
         cached_tokens=_first(totals, kind.cached_tokens),
+        looked_up=_first(totals, kind.looked_up),
         kv_tokens=_first(totals, kind.kv_tokens) if kv is None else kv * max(1, len(engines)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",
-        reuse_unit=_whole(cache.get("prefix_match_unit")) or block,
+        reuse_unit=_reuse_unit_of(cache),
         started=next((totals[name] for name in kind.started if name in totals), None),
         speculates=speculates,
         drafts=0 if speculates is False else max(positions) + 1 if positions else None,
@@ -166,6 +175,13 @@ def _kv_tokens_of(cache: Mapping[str, str]) -> int | None:
     if kv is None and block is not None and blocks is not None:
         kv = block * blocks
     return kv if kv is None or block is None else max(block, kv - block)
+
+
+def _reuse_unit_of(cache: Mapping[str, str]) -> int | None:
+    """Return the tokens by which vLLM reuses a beginning; None if a block may be larger than that."""
+    unit, block = _whole(cache.get("prefix_match_unit")), _whole(cache.get("block_size"))
+    # Models with state-space layers have large blocks, and reuse parts of them.
+    return unit or (block if _whole(cache.get("mamba_block_size")) is None else None)
 
 
 def _number(text: str) -> float:

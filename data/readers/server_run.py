@@ -41,7 +41,7 @@ class ServerCount:
     prefix_caching: True if prompts may share KV cache.
     speculates, drafts: True if the server drafts tokens, and the most of a sequence in an iteration.
     engines: Engines behind the address.
-    cached_before: Prompt tokens from the prefix cache before the job.
+    cached_before, looked_up_before: Prompt tokens from the prefix cache, and looked up there, before the job.
     """
 
     url: str
@@ -59,6 +59,7 @@ class ServerCount:
     drafts: Count | None = None
     engines: Positive | None = None
     cached_before: Count | None = None
+    looked_up_before: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

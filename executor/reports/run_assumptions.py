@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...data.claims.assumptions import (
     COLD_CACHE,
     NO_EVICTION,
     ONE_ENGINE,
     ONE_TOKEN,
+    REUSE_UNIT,
     SLOTS,
     TOKEN_BUDGET,
     WHOLE_CONTEXT,
     Assumption,
     Basis,
+    assumed_of,
 )
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.server_run import ServerCount, ServerRun
@@ -42,7 +44,7 @@ def claim_of(
     token, drafts = _one_token(run.servers)
     whole = _whole_context(run, limits, kv_stated=kv_stated)
     evicts = _no_eviction(run.servers, sequences, limits, trusted=whole.basis in ("checked", "stated"))
-    cold = _cold_cache(run.servers)
+    cold, of_prompts = _cold_cache(run.servers, sequences), _of_prompts(run.servers, sequences)
     kinds = [kind for kind in KINDS if drafts is not None or kind == "tokens"]
     if whole.basis not in ("checked", "stated"):
         kinds = [kind for kind in kinds if kind != "KV"]
@@ -50,10 +52,10 @@ def claim_of(
             kinds = [kind for kind in kinds if kind != "packing"]
     if evicts.basis == "broken":
         kinds = [kind for kind in kinds if kind != "packing"]
-    if cold.basis == "broken":
+    if cold.basis == "broken" or any(one.basis == "broken" for one in of_prompts):
         kinds = [kind for kind in kinds if kind not in ("tokens", "KV")]
     budget = Assumption(TOKEN_BUDGET, "stated") if budget_known else None
-    found = (token, whole, _slots(run), _one_engine(run.servers), cold, budget, evicts)
+    found = (token, whole, _slots(run), _one_engine(run.servers), cold, *of_prompts, budget, evicts)
     return Claim(tuple(one for one in found if one is not None), drafts, tuple(kinds))
 
 
@@ -117,12 +119,35 @@ def _one_engine(servers: tuple[ServerCount, ...]) -> Assumption:
     return Assumption(ONE_ENGINE, "checked" if all(server.engines == 1 for server in servers) else "assumed")
 
 
-def _cold_cache(servers: tuple[ServerCount, ...]) -> Assumption:
+def _of_prompts(servers: tuple[ServerCount, ...], sequences: Sequences) -> tuple[Assumption, ...]:
+    """Return the assumptions about prompts of a known tree."""
+    tree = sequences.tree
+    if tree is None:
+        return ()
+    hits, most = _hits(servers), int(sequences.cached.sum())
+    # After a preemption a request takes its own tokens from the cache.
+    if hits is not None and hits > most and all(server.preemptions == 0 for server in servers):
+        what = f"{hits:,} prompt tokens came from the cache, and a cold one saves {most:,} at most"
+        return (Assumption(REUSE_UNIT, "broken", what),)
+    return tuple(replace(one, basis="checked") if one.name == REUSE_UNIT else one for one in assumed_of(tree))
+
+
+def _hits(servers: tuple[ServerCount, ...]) -> int | None:
+    """Return the prompt tokens that came from prefix caches; None if unknown."""
+    counts = [server.cached_tokens for server in servers if server.prefix_caching is not False]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _cold_cache(servers: tuple[ServerCount, ...], sequences: Sequences) -> Assumption:
     warm = [server for server in servers if server.prefix_caching is not False and server.cached_before]
     if warm:
         what = f"{warm[0].url} had prefix cache hits before the job: no bound by tokens or KV"
         return Assumption(COLD_CACHE, "broken", what)
     basis: Basis = "assumed"
+    if sequences.tree is not None:
+        unused = [server.prefix_caching is False or server.looked_up_before == 0 for server in servers]
+        return Assumption(COLD_CACHE, "checked" if all(unused) else basis)
     # With hits, or without their count, all prompt tokens but one count as cached.
     if all(server.prefix_caching is False or server.cached_tokens is not None for server in servers):
         basis = "checked"

@@ -432,4 +432,5 @@ def _count(
         drafts=last.drafts,
         engines=last.engines,
         cached_before=first.cached_tokens,
+        looked_up_before=first.looked_up,
     )

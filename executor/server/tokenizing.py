@@ -31,7 +31,7 @@ _TEMPLATED = (
 )
 """Fields of a chat request that change its prompt's tokens."""
 
-_SALTS = ("cache_salt", "mm_processor_kwargs")
+_SALTS = ("cache_salt",)
 """Fields that keep equal tokens apart in a server's cache."""
 
 
@@ -104,6 +104,9 @@ def _question(request: ServerRequest, model: str | None) -> dict[str, object] | 
     """Return the body that asks for a prompt's tokens; None where there is none."""
     body = request.body
     named = model or body.get("model")
+    if any(part.get("type") != "text" for part in _parts(body.get("messages"))):
+        # Pictures keep prompts apart from their place on, which the token ids do not tell.
+        return None
     question: dict[str, object] = {} if named is None else {"model": named}
     if request.url == COMPLETIONS and isinstance(body.get("prompt"), str):
         special = body.get("add_special_tokens", True)
@@ -118,8 +121,7 @@ def _identity(request: ServerRequest, model: str | None) -> Hashable:
     """Return what must agree, beside the tokens, for two prompts to share KV cache."""
     body = request.body
     salts = {name: body[name] for name in _SALTS if name in body}
-    pictures = [part for part in _parts(body.get("messages")) if part.get("type") != "text"]
-    return encoded([str(model or body.get("model") or ""), salts, pictures], "sorted")
+    return encoded([str(model or body.get("model") or ""), salts], "sorted")
 
 
 def _parts(messages: Any) -> list[Mapping[str, Any]]:

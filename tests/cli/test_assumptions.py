@@ -15,12 +15,14 @@ from batchbound.data.claims.assumptions import (
     NO_EVICTION,
     ONE_ENGINE,
     ONE_TOKEN,
+    REUSE_UNIT,
     WHOLE_CONTEXT,
     Assumption,
     blame,
 )
 from batchbound.data.costs.model_shape import holds_whole_context
 from batchbound.data.iterations import EngineLimits, Sequences
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.readers.server_metrics import ServerMetrics, parse_metrics
 from batchbound.data.readers.server_run import ServerCount, ServerRun
 from batchbound.executor.reports.iteration_audit import IterationAudit, audit_iterations
@@ -161,6 +163,59 @@ def test_a_warm_prefix_cache_withholds_the_bound_by_tokens() -> None:
     assert found.bound.certificate["kind"] != "tokens"
     assert bases(found)[COLD_CACHE] == "broken"
     assert found.broken is None
+
+
+def shared_run(unit: int = 1, **counts: object) -> ServerRun:
+    """Return a run of eight requests with two of three prompt tokens in common."""
+    run = run_on(page("vllm_plain"), [1] * 8, 10, slots=8)
+    tree = PrefixTree.of_prompts([[1, 2, 3 + k] for k in range(8)], unit=unit)
+    context = (Assumption(WHOLE_CONTEXT, "checked"),)
+    server = replace(run.servers[0], prefix_caching=True, **counts)  # type: ignore[arg-type]
+    return replace(run, servers=(server,), tree=tree, assumptions=context)
+
+
+def test_a_shared_beginning_is_counted_once_by_a_server_that_is_known_to_begin_cold() -> None:
+    limits = EngineLimits(8, 1, None, 1)
+    fresh = audit_iterations(shared_run(looked_up_before=0, cached_tokens=14), limits, budget_known=True)
+    assert (fresh.bound.iterations, fresh.bound.source) == (2 + 8, "tokens")
+    assert bases(fresh)[COLD_CACHE] == "checked"
+    used = audit_iterations(shared_run(looked_up_before=64, cached_tokens=14), limits, budget_known=True)
+    assert bases(used)[COLD_CACHE] == "assumed"
+    assert used.bound.iterations == 10
+    warm = audit_iterations(shared_run(cached_before=64, cached_tokens=14), limits, budget_known=True)
+    assert bases(warm)[COLD_CACHE] == "broken"
+    assert warm.bound.certificate["kind"] != "tokens"
+
+
+def test_more_hits_than_the_prompts_share_withhold_the_bound() -> None:
+    limits = EngineLimits(8, 1, None, 1)
+    counts = {"looked_up_before": 0, "preemptions": 0}
+    run = shared_run(unit=2, **counts, cached_tokens=14)
+    checked = audit_iterations(run, limits, budget_known=True)
+    assert checked.bound.iterations == 10
+    assert bases(checked)[REUSE_UNIT] == "checked"
+    more = audit_iterations(shared_run(**counts, cached_tokens=15), limits, budget_known=True)
+    assert bases(more)[REUSE_UNIT] == "broken"
+    assert more.bound.certificate["kind"] != "tokens"
+    # What was preempted finds its own tokens again.
+    again = shared_run(looked_up_before=0, preemptions=1, cached_tokens=15)
+    assert audit_iterations(again, limits, budget_known=True).bound.certificate["kind"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("labels", "unit"),
+    [
+        ('block_size="16",prefix_match_unit="32"', 32),
+        ('block_size="16",prefix_match_unit="None"', 16),
+        ('block_size="16"', 16),
+        ('block_size="784",mamba_block_size="784"', None),
+        ('block_size="784",mamba_block_size="784",prefix_match_unit="32"', 32),
+        ("", None),
+    ],
+)
+def test_the_unit_of_a_reused_beginning_is_never_coarser_than_known(labels: str, unit: int | None) -> None:
+    text = f'vllm:cache_config_info{{{labels},enable_prefix_caching="True"}} 1.0\n'
+    assert parse_metrics(text).reuse_unit == unit
 
 
 def test_the_kv_that_a_server_tells_bounds_only_models_without_windows() -> None:
