@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import gantt, run
     from .auditing import Audit, audit
     from .comparing.files import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .data.readers.sampling import Sampling
     from .data.report import Report
     from .data.trace import Trace
+    from .drawing import gantt
     from .executor.jobs.params import Patience, RunParams
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .run_job.options import ModelOptions, RunOptions
     from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
+    from .running import run
     from .searching import ConfigurationSearch, search
     from .simulating import simulate
     from .solvers import Limits, Result, solve
@@ -135,7 +136,7 @@ _HOMES = {
     "compare": ".comparing.files",
     "known_lengths": ".planning.history",
     "make_iteration_plan": ".planning.iterations",
-    "gantt": ".api",
+    "gantt": ".drawing",
     "make_plan": ".planning.plan",
     "plan": ".plan_requests",
     "plan_for_engine": ".plan_for_engines",
@@ -147,7 +148,7 @@ _HOMES = {
     "rollout_function": ".executor.rollout",
     "predict": ".predicting",
     "profile": ".profiling",
-    "run": ".api",
+    "run": ".running",
     "search": ".searching",
     "simulate": ".simulating",
     "solve": ".solvers.solve",

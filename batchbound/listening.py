@@ -16,6 +16,9 @@ class Listener:
     def note(self, text: str) -> None:
         """Take a remark."""
 
+    def warn(self, text: str) -> None:
+        """Take a warning."""
+
     def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
         """Take the present work; yield a function that replaces its text."""
         return nullcontext(lambda changed: None)
@@ -31,6 +34,13 @@ LISTENER: ContextVar[Listener] = ContextVar("listener", default=Listener())  # n
 def note(text: str) -> None:
     """Tell a remark."""
     LISTENER.get().note(text)
+
+
+def remark(text: str) -> None:
+    """Tell a remark of a run; an alert is a warning."""
+    from .executor.models.faults import Alert
+
+    (LISTENER.get().warn if isinstance(text, Alert) else note)(text)
 
 
 def working(text: str) -> AbstractContextManager[Callable[[str], None]]:

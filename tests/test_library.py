@@ -209,11 +209,11 @@ def test_paths_and_numpys_numbers_are_options_as_well(planned: Path, tmp_path: P
 def test_options_that_there_are_not_are_refused_by_name() -> None:
     run, model = batchbound.RunOptions, partial(batchbound.ModelOptions, "model")
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (run, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of stop, record"),
-        (run, {"tensor_parallel": 0}, "tensor_parallel is 0; it must be at least 1"),
-        (run, {"kv_tokens": 2.5}, "kv_tokens is 2.5; it must be a whole number"),
-        (model, {"load_format": "x"}, "load_format is 'x'; it must be one of auto, partial, dummy"),
-        (model, {"threads": 0}, "threads is 0; it must be at least 1"),
+        (run, {"on_error": "ignore"}, "on_error: there is no 'ignore'; there are stop, record"),
+        (run, {"tensor_parallel": 0}, "tensor_parallel: 0 is not at least 1"),
+        (run, {"kv_tokens": 2.5}, "kv_tokens: 2.5 is not a whole number"),
+        (model, {"load_format": "x"}, "load_format: there is no 'x'; there are auto, partial, dummy"),
+        (model, {"threads": 0}, "threads: 0 is not at least 1"),
     ]
     for kind, given, message in wrong:
         with pytest.raises(ValueError, match=message):

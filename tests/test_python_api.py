@@ -51,7 +51,7 @@ def test_a_plan_is_drawn_beneath_first_come_first_served(problem: Problem) -> No
 def test_wrong_types_end_in_one_sentence(problem: Problem) -> None:
     with pytest.raises(InputError, match="limits is 5"):
         batchbound.plan(problem, limits=5)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="plan is Problem, not a path"):
+    with pytest.raises(InputError, match="plan: Problem is no text"):
         batchbound.run(problem, "M")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
         batchbound.plan("table3:0:3", slot=4)  # type: ignore[call-overload]

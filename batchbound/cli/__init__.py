@@ -11,13 +11,12 @@ from contextlib import nullcontext
 from contextvars import copy_context
 
 from ..options.option import Record
+from ..screen.interrupts import heeding, terminating
+from ..screen.streams import output_lost, prepare_streams, say
 from ..screen.terminal import INTERRUPTED as INTERRUPTED
 from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
 from ..version import __version__
-from .completion import PrintCompletion
-from .interrupts import heeding, terminating
 from .parser import Parser, record_of
-from .streams import output_lost, prepare_streams, say
 
 EVERYDAY = {
     "run": "generate the completions of prompts or of a plan, on a model or a server",
@@ -62,8 +61,8 @@ EXAMPLES = {
 """Example of each command, shown at the end of its help."""
 
 
-TERMINATED = ("plan", "run")
-"""Commands that end in order when the system asks the process to end."""
+TERMINATED = ("plan",)
+"""Commands that end in order when the system asks the process to end; ``run`` says how far it came."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             args = parser.parse_args(words)
             # --quiet holds for this command and commands that it calls, not for later calls of main.
-            return copy_context().run(_carried_out, args, parser.chosen(words[:1]), words)
+            return copy_context().run(_carried_out, args, words)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
@@ -97,17 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(f"{what}. Free some space.", 1)
 
 
-def _carried_out(args: argparse.Namespace, command: Parser, words: Sequence[str]) -> int:
+def _carried_out(args: argparse.Namespace, words: Sequence[str]) -> int:
     from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
     from ..planning.plan import PlanningError
-    from .output import keep_typed
+    from ..screen.terminal import keep_typed
 
     _set_voice(args)
     keep_typed(words)
     try:
-        command.refuse_without_effect(args)
         with terminating() if args.command in TERMINATED else nullcontext():
             status: int = args.carry_out(args)
         sys.stdout.flush()
@@ -138,15 +136,7 @@ def _parser(*chosen: str) -> Parser:
         prog="batchbound",
         description="Plan an LLM batch job, run the plan, and report how far it was from a proven bound.",
     )
-    parser.add_argument("--version", action="version", version=f"batchbound {__version__}")
-    parser.add_argument(
-        "--print-completion",
-        action=PrintCompletion,
-        const=whole_parser,
-        metavar="SHELL",
-        help="print the completion script of a shell: bash, zsh or fish"
-        " (`batchbound --print-completion bash >> ~/.bashrc`)",
-    )
+    parser.add_common(f"batchbound {__version__}", whole_parser)
     parser.sections = {"everyday commands": list(EVERYDAY), "research": list(RESEARCH)}
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -162,18 +152,9 @@ def _parser(*chosen: str) -> Parser:
                 tasks = command.add_subparsers(dest="task", metavar="TASK", required=True)
                 for task, (summary, record, run) in module.TASKS.items():
                     _set_options(tasks.add_parser(task, help=summary), record, run)
-            elif hasattr(module, "OPTIONS"):
-                _set_options(command, module.OPTIONS, module.run)
             else:
-                module.configure(command)
-                command.set_defaults(carry_out=module.run)
-            said = command.add_mutually_exclusive_group()
-            said.add_argument(
-                "--quiet", action="store_true", help="print no progress and no remarks on stderr"
-            )
-            said.add_argument(
-                "-v", "--verbose", action="store_true", help="print on stderr what is chosen and why"
-            )
+                _set_options(command, module.OPTIONS, module.run)
+            command.add_common()
     return parser
 
 
@@ -185,11 +166,11 @@ def _set_options(parser: Parser, record: type[Record], run: Callable[[Record], i
 
 def _set_voice(args: argparse.Namespace) -> None:
     from ..listening import LISTENER
-    from .output import Voice, be_quiet
+    from ..screen.terminal import set_voice
+    from .listener import Voice
 
     LISTENER.set(Voice(silent=args.quiet))
-    if args.quiet:
-        be_quiet()
+    set_voice(quiet=args.quiet, verbose=args.verbose)
     if args.verbose:
         logging.basicConfig(format="batchbound: %(message)s", stream=sys.stderr)
         logging.getLogger("batchbound").setLevel(logging.INFO)

@@ -12,102 +12,17 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from functools import partial
 from typing import Any, NoReturn
 
+from ..data.files.disk import InputError
 from ..options.option import Field, Options, Record, fields_of
-from .streams import escaped
+from ..screen.streams import escaped
+from .completion import PrintCompletion
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Options that are refused when they have no effect.
-
-    They have none if no option of ``without`` is given, if one of ``conflicts`` is, or if ``when`` returns
-    true. An option counts as given if its value is not its default.
-    """
-
-    options: tuple[str, ...]
-    """Names of options, or name and value, as ``--slots auto``."""
-
-    without: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
-    when: Callable[[argparse.Namespace], object] | None = None
-    where: str = ""
-    """Description of the case; {NAME} stands for that option's value."""
-
-    hint: str = ""
-
-    def applies(self, parser: Parser, args: argparse.Namespace) -> tuple[str, str] | None:
-        """Return the case and hint if these options have no effect."""
-        both = next((name for name in self.conflicts if parser.is_given(args, name)), None)
-        if both is not None:
-            return f"with {both}", "Leave one of them out."
-        if self.without and not any(parser.is_given(args, name) for name in self.without):
-            return f"without {_any_of(self.without)}", f"Give {self.without[0]} as well, or leave it out."
-        if self.when is not None and self.when(args):
-            return self.where.format_map(vars(args)), "Leave it out."
-        return None
-
-
-class _Declaring(argparse._ActionsContainer):
-    """Container that marks everyday options and records what options need."""
-
-    everyday: list[argparse.Action]
-    """Options of ``--help``; a parser and its groups share the list."""
-
-    rules: list[Rule]
-
-    def add_argument(
-        self,
-        *names: str,
-        everyday: bool = False,
-        needs: Sequence[str] = (),
-        excludes: Sequence[str] = (),
-        **how: Any,
-    ) -> argparse.Action:
-        """Add an option, which needs some options and excludes others."""
-        action = super().add_argument(*names, **how)
-        if everyday:
-            self.everyday.append(action)
-        if needs:
-            self.rules.append(Rule(names[-1:], without=tuple(needs)))
-        if excludes:
-            self.rules.append(Rule(names[-1:], conflicts=tuple(excludes)))
-        return action
-
-    def add_argument_group(self, *args: Any, **how: Any) -> Group:
-        group = Group(self, *args, **how)
-        self._action_groups.append(group)
-        return group
-
-    def add_mutually_exclusive_group(self, **how: Any) -> Exclusive:
-        group = Exclusive(self, **how)
-        self._mutually_exclusive_groups.append(group)
-        return group
-
-    def _share(self, container: _Declaring) -> None:
-        self.everyday, self.rules = container.everyday, container.rules
-
-
-class Group(_Declaring, argparse._ArgumentGroup):
-    """Group of options with a title."""
-
-    def __init__(self, container: _Declaring, *args: Any, **how: Any) -> None:
-        self._share(container)
-        super().__init__(container, *args, **how)
-
-
-class Exclusive(_Declaring, argparse._MutuallyExclusiveGroup):
-    """Group of mutually exclusive options."""
-
-    def __init__(self, container: _Declaring, **how: Any) -> None:
-        self._share(container)
-        super().__init__(container, **how)
-
-
-class Parser(_Declaring, argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Parser whose errors are a sentence and a hint.
 
     It refuses an option given twice, unless the option takes several values. It refuses empty words, which
@@ -115,49 +30,45 @@ class Parser(_Declaring, argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.everyday, self.rules = [], []
+        self.everyday: list[argparse.Action] = []
+        """Options of ``--help``; ``--help all`` prints the others too."""
         self.sections: Mapping[str, Sequence[str]] = {}
         """Commands under each title of the help."""
         super().__init__(*args, **{**kwargs, "add_help": False})
         self._given: dict[str, str] = {}
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
-        self.add_argument("-h", "--help", action=_Help, everyday=True)
+        self.everyday.append(self.add_argument("-h", "--help", action=_Help))
 
     def add_options(self, record: type[Options]) -> None:
         """Add the options of a record, in the groups of its classes."""
-        groups: dict[str, _Declaring] = {"": self}
+        groups: dict[str, argparse._ActionsContainer] = {"": self}
         for field in fields_of(record):
             if field.title not in groups:
                 groups[field.title] = self.add_argument_group(field.title, field.about or None)
-            _add(groups[field.title], field)
+            action = _add(groups[field.title], field)
+            if field.option.everyday:
+                self.everyday.append(action)
 
-    def names_since(self, first: int = 0, *, but: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the options from ``first`` on, without some names."""
-        left_out = {*but, argparse.SUPPRESS}
-        added = [action for action in self._actions[first:] if action.dest not in left_out]
-        return tuple(action.option_strings[-1] for action in added if action.option_strings)
-
-    def is_given(self, args: argparse.Namespace, option: str) -> bool:
-        """Return whether an option's value differs from its default."""
-        action = self._option_string_actions[option]
-        value = getattr(args, action.dest)
-        return value is not None and value is not False and value != action.default
-
-    def refuse_without_effect(self, args: argparse.Namespace) -> None:
-        """Raise InputError for an option without effect."""
-        from ..data.files.disk import InputError
-
-        for rule in self.rules:
-            option = next((name for name in rule.options if self.is_given(args, name.split()[0])), None)
-            case = None if option is None else rule.applies(self, args)
-            if case is not None:
-                raise InputError(f"{option} has no effect {case[0]}", hint=rule.hint or case[1])
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                chosen = action.choices.get(str(getattr(args, action.dest, "")))
-                if isinstance(chosen, Parser):
-                    chosen.refuse_without_effect(args)
+    def add_common(self, version: str = "", completion: Callable[[], Parser] | None = None) -> None:
+        """Add what all commands have; for the program, its version and the scripts of shells."""
+        if completion is None:
+            said = self.add_mutually_exclusive_group()
+            said.add_argument(
+                "--quiet", action="store_true", help="print no progress and no remarks on stderr"
+            )
+            more = "print on stderr what is chosen and why"
+            said.add_argument("-v", "--verbose", action="store_true", help=more)
+            return
+        self.add_argument("--version", action="version", version=version)
+        self.add_argument(
+            "--print-completion",
+            action=PrintCompletion,
+            const=completion,
+            metavar="SHELL",
+            help="print the completion script of a shell: bash, zsh or fish"
+            " (`batchbound --print-completion bash >> ~/.bashrc`)",
+        )
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the help of the everyday options or of all."""
@@ -295,10 +206,10 @@ class _StoreOnce(argparse._StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
-def _add(container: _Declaring, field: Field) -> None:
+def _add(container: argparse._ActionsContainer, field: Field) -> argparse.Action:
     """Add an option of a record, with its former names."""
     option, required = field.option, field.default is MISSING
-    how: dict[str, Any] = {"help": option.help, "everyday": option.everyday}
+    how: dict[str, Any] = {"help": option.help}
     if field.kind is bool:
         how["action"] = "store_true"
     else:
@@ -311,15 +222,15 @@ def _add(container: _Declaring, field: Field) -> None:
             how |= {"nargs": option.words, "action": None if option.positional else "extend"}
     if option.positional:
         optional: dict[str, Any] = {} if required or "nargs" in how else {"nargs": "?"}
-        container.add_argument(field.name, default=None if required else field.default, **how, **optional)
-        return
+        return container.add_argument(
+            field.name, default=None if required else field.default, **how, **optional
+        )
     names = [name for name in (option.short, field.flag) if name is not None]
     default = None if required or field.several or field.kind is Mapping else field.default
-    container.add_argument(*names, dest=field.name, default=default, required=required, **how)
+    action = container.add_argument(*names, dest=field.name, default=default, required=required, **how)
     for older in option.older:
-        container.add_argument(
-            older, dest=field.name, **{**how, "help": argparse.SUPPRESS, "everyday": False}
-        )
+        container.add_argument(older, dest=field.name, **{**how, "help": argparse.SUPPRESS})
+    return action
 
 
 def _value(field: Field, text: str) -> Any:
@@ -331,13 +242,24 @@ def _value(field: Field, text: str) -> Any:
 
 def record_of(record: type[Record], args: argparse.Namespace) -> Record:
     """Return the record of what was typed; raise InputError if an option has no effect."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields_of(record):
         value = getattr(args, field.name)
-        if field.several or field.kind is Mapping:
-            value = field.default if value is None else tuple(value)
-        values[field.name] = dict(value) if field.kind is Mapping else value
+        if field.kind is Mapping:
+            values[field.name] = _named_once(field, value or ())
+        elif field.several:
+            values[field.name] = field.default if value is None else tuple(value)
+        else:
+            values[field.name] = value
     return record(**values)
+
+
+def _named_once(field: Field, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{field.flag}: {twice!r} is given twice", hint="Leave one of them out.")
+    return dict(pairs)
 
 
 def _is_half(word: str) -> bool:
@@ -349,10 +271,6 @@ def _proposed(word: str, known: Iterable[str]) -> str:
     begun = [name for name in names if len(word) > 2 and name.startswith(word)]
     near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.66)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def _any_of(names: Sequence[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _named(action: argparse.Action) -> str:

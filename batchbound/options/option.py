@@ -183,7 +183,9 @@ class Field:
         elif self.choices and value not in self.choices:
             raise ValueError(f"there is no {value!r}; there are {', '.join(self.choices)}")
         elif not isinstance(value, self.kind) and self.kind in (str, bool):
-            raise ValueError(f"{value!r} is no {'text' if self.kind is str else 'True or False'}")
+            raise ValueError(
+                f"{type(value).__name__} is no {'text' if self.kind is str else 'True or False'}"
+            )
         return value
 
     def _checked_number(self, value: Any) -> Any:

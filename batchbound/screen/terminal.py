@@ -16,6 +16,7 @@ INTERRUPTED = 130
 """Exit status of an interrupted command (Ctrl-C), as in shells."""
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+_VERBOSE: ContextVar[bool] = ContextVar("verbose", default=False)
 _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
 
@@ -30,14 +31,20 @@ def typed_again(option: str) -> str:
     return shlex.join(["batchbound", *words, option])
 
 
-def be_quiet() -> None:
-    """Print only errors from now on."""
-    _QUIET.set(True)
+def set_voice(*, quiet: bool, verbose: bool) -> None:
+    """Print only errors from now on, or more than usual."""
+    _QUIET.set(quiet)
+    _VERBOSE.set(verbose)
 
 
 def is_quiet() -> bool:
     """Return whether only errors are printed."""
     return _QUIET.get()
+
+
+def is_verbose() -> bool:
+    """Return whether details are printed."""
+    return _VERBOSE.get()
 
 
 def note(message: str) -> None:

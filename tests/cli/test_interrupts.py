@@ -15,8 +15,9 @@ import pytest
 
 from batchbound.cli import INTERRUPTED, main
 from batchbound.cli.commands import bound
-from batchbound.cli.interrupts import AGAIN_AFTER, heeding, terminating
+from batchbound.cli.parser import Parser
 from batchbound.executor.models.faults import TerminatedError
+from batchbound.screen.interrupts import AGAIN_AFTER, heeding, terminating
 
 
 class Watched:
@@ -67,10 +68,10 @@ def test_an_interrupt_is_not_sent_again_before_the_hook_that_heard_of_it_is_over
 def test_an_interrupt_while_the_command_is_read_leaves_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def configure(parser: object) -> None:
+    def add_options(parser: Parser, record: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bound, "configure", configure)
+    monkeypatch.setattr(Parser, "add_options", add_options)
     assert main(["bound"]) == INTERRUPTED
     assert capsys.readouterr().err == "batchbound: interrupted\n"
 
@@ -150,7 +151,7 @@ def test_so_does_one_while_the_commands_own_modules_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dropping(tmp_path, signal.SIGINT, monkeypatch)
-    monkeypatch.setattr(bound, "configure", lambda _: import_and_wait("module_that_drops_interrupts"))
+    monkeypatch.setattr(Parser, "add_options", lambda *_: import_and_wait("module_that_drops_interrupts"))
     assert main(["bound"]) == INTERRUPTED
     assert capsys.readouterr().err == "batchbound: interrupted\n"
     del sys.modules["module_that_drops_interrupts"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchbound.cli import COMMANDS, EXAMPLES, _parser, main
-from batchbound.cli.output import is_quiet
+from batchbound.screen.terminal import is_quiet
 
 
 @pytest.mark.parametrize(

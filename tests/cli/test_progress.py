@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from batchbound.cli import progress
+from batchbound.screen import progress
 
 
 class Terminal(io.StringIO):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "plan3.json", "plan5.json"
 
 
-def stopping(stages: int) -> Callable[..., object]:
+def stopping(stages: int) -> Callable[..., Any]:
     """Return what interrupts a run after some stages."""
 
     @contextmanager

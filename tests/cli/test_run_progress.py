@@ -12,9 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from batchbound.cli import main, progress
-from batchbound.cli.commands import run as run_command
-from batchbound.cli.progress import standing_text
+from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
@@ -23,6 +21,8 @@ from batchbound.executor.engines import huggingface
 from batchbound.executor.engines.huggingface import DecodeOptions, HuggingFaceEngine
 from batchbound.executor.jobs.plan_clock import PlanClock, Standing
 from batchbound.executor.models.source import load_model
+from batchbound.screen import progress, watching
+from batchbound.screen.progress import standing_text
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 COST = CostModel(1.0, 0.0, 1.0, 0.0)
@@ -111,7 +111,7 @@ def test_what_no_cap_limits_is_named_before_and_while_it_runs(
     rows = [{"custom_id": f"r{k}", "body": {"prompt": f"say {k}"}} for k in range(2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_command, "LONG", 100)
+    monkeypatch.setattr(watching, "LONG", 100)
     monkeypatch.setattr(huggingface, "PART_SECONDS", 0.0)
     model = ["--model", "tiny:llama", "--threads", "1", "--slots", "2"]
     assert main(["run", "prompts.jsonl", *model]) == 0

@@ -14,13 +14,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from batchbound.cli import main, run_prompts
+from batchbound.cli import main
 from batchbound.cost_cache import CostCache
 from batchbound.data.files.disk import InputError
 from batchbound.data.plan import Plan
 from batchbound.data.trace import Trace
 from batchbound.executor.jobs.journal import Journal
 from batchbound.planning.plan import make_plan
+from batchbound.run_job import prompts as run_prompts
 from batchbound.run_job.options import ModelOptions
 from batchbound.solvers.result import Limits, StoppedBy
 

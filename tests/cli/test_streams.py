@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchbound.cli import main
-from batchbound.cli.streams import say
+from batchbound.screen.streams import say
 
 TABLE = "id,input_tokens,output_tokens\na,3,4\nb,5,6\n"
 BOUND = ["bound", "table3:0:6", "--slots", "2", "--cost", "paper"]

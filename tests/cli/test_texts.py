@@ -13,8 +13,8 @@ from tiny_checkpoint import write_checkpoint
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.cli import main
-from batchbound.cli.reporting import note_empty
 from batchbound.data.readers.completions import BatchCompletion, read_completions
+from batchbound.screen.run import note_empty
 
 TEXTS = ["--prompt-column", "text", "--slots", "2", "--longest-completion", "3"]
 SAID = "each text is sent as a user's message"

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.cli import main
-from batchbound.cli.run_configuration import say_reached
 from batchbound.data.configuration import PlannedConfiguration
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
@@ -44,6 +43,7 @@ from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.simulator import Simulator
 from batchbound.models.exegpt.length_drift import LengthDrift
+from batchbound.screen.run import say_reached
 
 RRA = PlannedConfiguration("RRA", 3, 4, 6.0, 0, 12.0, 6.0, 7.0, 4.0, None, 1.0, 10.0)
 WAA = replace(RRA, strategy="WAA-C", encode_batch=2, decode_steps=1, decode_batch=0.0, lead=2)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchbound.cli.run_configuration import say_reached
 from batchbound.data.configuration import PlannedConfiguration, Reached
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile
@@ -23,6 +22,7 @@ from batchbound.data.trace import Stage, Trace
 from batchbound.executor.jobs.machine_speed import MachineSpeed
 from batchbound.executor.reports.steady_state import reached
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+from batchbound.screen.run import say_reached
 
 PROFILED = ReferenceTime(1.0)
 PLANNED = PlannedConfiguration("RRA", 1, 1, 1.0, 0, 4.0, 0.0, 1.0, 0.0, 0.45, 0.4, 1.2, PROFILED)

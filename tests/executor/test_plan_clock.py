@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.cli.progress import standing_text
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
@@ -27,6 +26,7 @@ from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulate import remaining_schedule
 from batchbound.heuristics.simulator import Simulator
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.screen.progress import standing_text
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 COST = CostModel(0.02, 1e-4, 0.01, 5e-4, decode_per_kv_token=1e-6, decode_per_change=0.002)
@@ -155,7 +155,7 @@ def test_a_run_tells_its_clock_what_begins_and_ends(tmp_path: Path, monkeypatch:
     def progress(_: Standing) -> Iterator[Callable[[Standing], None]]:
         yield said.append
 
-    monkeypatch.setattr("batchbound.cli.commands.run.plan_progress", progress)
+    monkeypatch.setattr("batchbound.screen.watching.plan_progress", progress)
     monkeypatch.chdir(tmp_path)
     rows = [{"custom_id": f"r{i}", "body": {"prompt": "Hi", "max_tokens": 9}} for i in range(6)]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,7 +10,6 @@ import pytest
 from builders import mostly_slow
 from matplotlib.collections import PolyCollection
 
-from batchbound.cli.reporting import run_line
 from batchbound.data.arrays import FloatArray
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -23,6 +22,7 @@ from batchbound.heuristics.loop import execute
 from batchbound.heuristics.replay_and_repair import Replay
 from batchbound.heuristics.simulator import Simulator
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.screen.run import run_line
 from batchbound.solvers.search.constructive import ski_rental_schedule
 
 ROUNDING = 1e-9

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...comparing.files import compare
 from ...options.compare import CompareOptions
-from ...screen.compare import show
+from ...screen.studies import show_comparison
 
 OPTIONS = CompareOptions
 
 
 def run(options: CompareOptions) -> int:
     """Run every solver on every instance, and print the table."""
-    return show(compare.of(options), options)
+    return show_comparison(compare.of(options), options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...options.serve import ServeOptions
-from ...screen.serve import show
+from ...screen.studies import show_serving
 from ...serving import serve
 
 OPTIONS = ServeOptions
@@ -11,4 +11,4 @@ OPTIONS = ServeOptions
 
 def run(options: ServeOptions) -> int:
     """Simulate or serve, and print the figures."""
-    return show(serve.of(options), options)
+    return show_serving(serve.of(options), options)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..executor.reports.tables import clock_text
-from ..screen.terminal import is_quiet
 from .streams import escaped, say
+from .terminal import is_quiet
 
 if TYPE_CHECKING:
     from ..executor.jobs.plan_clock import Standing

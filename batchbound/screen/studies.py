@@ -1,4 +1,4 @@
-"""Screen of ``batchbound serve``."""
+"""Screens of ``compare`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..comparing.result import Comparison
+from ..options.compare import CompareOptions
 from ..options.serve import ServeOptions
 from .streams import say
 
 
-def show(figures: Mapping[str, Any], options: ServeOptions) -> int:
+def show_comparison(comparison: Comparison, options: CompareOptions) -> int:
+    """Print the table of all measurements."""
+    rows = (
+        json.dumps({"rows": comparison.to_json()}) if options.json else comparison.to_markdown().rstrip("\n")
+    )
+    say(rows)
+    return 0
+
+
+def show_serving(figures: Mapping[str, Any], options: ServeOptions) -> int:
     """Print the figures of a serving run; return whether a completion is wrong."""
     if options.json:
         say(json.dumps(figures))

@@ -6,33 +6,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from ..listening import Listener
-from ..screen.terminal import be_quiet as be_quiet
-from ..screen.terminal import fail as fail
-from ..screen.terminal import is_quiet as is_quiet
-from ..screen.terminal import keep_typed as keep_typed
-from ..screen.terminal import note as note
-from ..screen.terminal import typed_again as typed_again
-from ..screen.terminal import warn as warn
+from ..screen.progress import progress, working
+from ..screen.terminal import note, warn
 
 
 class Voice(Listener):
-    """Listener that prints remarks and progress on stderr."""
+    """Listener that prints remarks, unless --quiet is given, and progress."""
 
     def __init__(self, *, silent: bool) -> None:
         self.silent = silent
 
     def note(self, text: str) -> None:
-        """Print a remark, unless --quiet is given."""
+        """Print a remark."""
         note(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, even with --quiet."""
+        warn(text)
 
     def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show the present work and its seconds, if it takes long."""
-        from .progress import working
-
         return working(text)
 
     def progress(self, total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
         """Show the number of units done."""
-        from .progress import progress
-
         return progress(total, unit)

@@ -1,8 +1,7 @@
-"""``batchbound run PROMPTS``: plan prompts from earlier lengths and costs."""
+"""Plans of prompts to run, from earlier lengths and costs."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,77 +20,22 @@ from ..gain import GainParams
 from ..heuristics.loop import schedule_of
 from ..heuristics.simulate import simulate
 from ..heuristics.unknown_lengths.kinds import worth_of_lengths
-from ..inputs import read_inputs
+from ..inputs import Inputs, provenance_of, read_inputs
+from ..listening import note
 from ..options.plan import PlanOptions
+from ..options.run import PLANNING, JobOptions
 from ..planning.plan import make_plan
-from ..run_job.earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
 from ..solvers.result import Limits, Status, StoppedBy
 from ..version import __version__
-from .inputs import (
-    DEFAULT_SLOTS,
-    Inputs,
-    add_columns,
-    add_longest,
-    columns_of,
-    provenance_of,
-    slot_count,
-)
-from .model import model_options
-from .output import note
-from .parser import Parser
-
-PLANNING = (
-    "slots",
-    "lengths",
-    "longest_completion",
-    "cost",
-    "prompt_column",
-    "id_column",
-    "max_tokens_column",
-    "drop_last_assistant",
-    "raw",
-)
-"""Options of ``run`` that plan prompts; a plan fixes them."""
+from .earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
 
 
-def add_planning(parser: Parser) -> None:
-    """Add the options for planning prompts."""
-    group = parser.add_argument_group("prompts instead of a plan")
-    group.add_argument(
-        "--slots",
-        type=slot_count,
-        metavar="N",
-        everyday=True,
-        help=f"maximum number of requests in progress (default {DEFAULT_SLOTS}); on a server,"
-        " vLLM's --max-num-seqs (default: the plan's)",
-    )
-    group.add_argument(
-        "--lengths",
-        type=_length_spec,
-        metavar="SOURCE",
-        everyday=True,
-        help="completion lengths, as in `plan --lengths`; auto: stated lengths, else those of an earlier run"
-        " of the same prompts, else none (default: auto)",
-    )
-    add_longest(group, "maximum tokens of a completion, as in `plan`")
-    group.add_argument(
-        "--cost",
-        metavar="FILE",
-        help="cost model of `batchbound profile` (default: costs measured by an earlier run of the model)",
-    )
-    add_columns(group)
-
-
-def _length_spec(text: str) -> str | None:
-    return None if text == "auto" else text
-
-
-def has_prompts(args: argparse.Namespace) -> bool:
+def has_prompts(options: JobOptions) -> bool:
     """Return whether ``run`` is given requests instead of a plan."""
-    return args.prompt_column is not None or Path(args.plan).is_dir() or holds_requests(args.plan)
+    return options.prompt_column is not None or Path(options.plan).is_dir() or holds_requests(options.plan)
 
 
-def plan_of_prompts(args: argparse.Namespace) -> Path:
+def plan_of_prompts(options: JobOptions) -> Path:
     """Return the path of the prompts' plan, which may be new.
 
     It is next to the completions, so that the same command resumes an interrupted run. Raises
@@ -100,31 +44,33 @@ def plan_of_prompts(args: argparse.Namespace) -> Path:
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import finished_in
 
-    path, kept = plan_beside(args.output), finished_in(journal_path(args.output))
-    if path.exists() and (kept or not args.overwrite):
-        _check_same_job(path, args, kept)
+    path, kept = plan_beside(options.answers), finished_in(journal_path(options.answers))
+    if path.exists() and (kept or not options.overwrite):
+        _check_same_job(path, options, kept)
         note(f"{path}: following the plan of an earlier run; --overwrite plans again")
         return path
     refuse_outputs(
-        [args.output, args.trace], args.overwrite, [args.plan, *([args.cost] if args.cost else [])]
+        [options.answers, options.times],
+        options.overwrite,
+        [options.plan, *([options.cost] if options.cost else [])],
     )
-    refuse_outputs([path], True, [args.plan, args.output, args.trace])
-    inputs = read_inputs(_plan_options(args), args.plan, keep_arrivals=False)
-    if not args.any_model:
-        served = (*model_names(args.model), *args.adapters)
+    refuse_outputs([path], True, [options.plan, options.answers, options.times])
+    inputs = read_inputs(_plan_options(options), options.plan, keep_arrivals=False)
+    if not options.any_model:
+        served = (*model_names(options.source.model), *options.adapters)
         refuse_other_models(inputs.job.records, served, inputs.job.source)
-    if args.cost is None:
-        inputs = _with_costs(inputs, args)
-    if args.lengths is None and inputs.job.lengths.kind == "cap":
-        inputs = _with_earlier_lengths(inputs, args)
+    if options.cost is None:
+        inputs = _with_costs(inputs, options)
+    if options.lengths is None and inputs.job.lengths.kind == "cap":
+        inputs = _with_earlier_lengths(inputs, options)
     provenance = provenance_of(inputs, path)
     if _unknown(provenance):
-        plan = _policy_plan(inputs.problem, provenance, args.seed)
+        plan = _policy_plan(inputs.problem, provenance, options.seed)
     else:
-        plan = _searched_plan(inputs.problem, provenance, args)
-    if path.exists() and not args.overwrite:
+        plan = _searched_plan(inputs.problem, provenance, options)
+    if path.exists() and not options.overwrite:
         # The same command runs twice, and the other one has already written a plan.
-        _check_same_job(path, args, kept)
+        _check_same_job(path, options, kept)
         note(f"{path}: following the plan of another run of this command")
         return path
     plan.save(path)
@@ -139,24 +85,24 @@ def policy_of(plan: Plan) -> str | None:
     return "lpt-paced" if _caps_differ(plan) else "fcfs-paced"
 
 
-def lengths_repeat(records: Sequence[PromptRecord], args: argparse.Namespace) -> bool:
+def lengths_repeat(records: Sequence[PromptRecord], options: JobOptions) -> bool:
     """Return whether lengths repeat in the next run.
 
     They do for greedy decoding, or with a seed.
     """
-    if args.seed is not None:
+    if options.seed is not None:
         return True
-    given = {} if args.temperature is None else {"temperature": args.temperature}
+    given = {} if options.temperature is None else {"temperature": options.temperature}
     drawn = [one for one in records if one.sampling(**given).temperature and "seed" not in one.asked]
     unasked = any("temperature" not in {**one.asked, **given} for one in records)
-    return not drawn and not (unasked and _samples_unasked(args))
+    return not drawn and not (unasked and _samples_unasked(options))
 
 
-def _samples_unasked(args: argparse.Namespace) -> bool:
+def _samples_unasked(options: JobOptions) -> bool:
     from ..executor.models.request_rules import declared_sampling
 
     try:
-        return "temperature" in declared_sampling(model_options(args).shape())
+        return "temperature" in declared_sampling(options.source.shape())
     except ValueError:
         return False  # the run will report the error
 
@@ -171,11 +117,13 @@ def _caps_differ(plan: Plan) -> bool:
     return bool(caps.min() < 0.9 * caps.max())
 
 
-def _searched_plan(problem: Problem, provenance: Provenance, args: argparse.Namespace) -> Plan:
+def _searched_plan(problem: Problem, provenance: Provenance, options: JobOptions) -> Plan:
     """Plan known lengths, no worse than an earlier run's plan."""
     searched = GainParams().seconds(simulate(problem, GainParams().policy).makespan)
-    limits = Limits(seconds=searched, seed=args.seed or 0)
-    plan = make_plan(problem, limits=limits, start=_announced(problem, args.output), provenance=provenance)
+    limits = Limits(seconds=searched, seed=options.seed or 0)
+    plan = make_plan(
+        problem, limits=limits, start=_announced(problem, options.answers), provenance=provenance
+    )
     if plan.maker.stopped_by == StoppedBy.INTERRUPT:
         raise KeyboardInterrupt
     return plan
@@ -202,31 +150,32 @@ def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> 
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 
-def _check_same_job(path: Path, args: argparse.Namespace, kept: int) -> None:
+def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
     """Raise InputError if a plan is of another job; ``kept`` completions wait in its journal."""
     from ..executor.models.tokenizers import counts_alike
 
     plan, hint = Plan.load(path), "Name another --output, or plan again with --overwrite."
     if kept:
         hint = (
-            f"Name another --output: {args.output}.journal holds {kept:,} finished completions of the earlier"
-            " run, which its own command continues. Delete that file to give them up."
+            f"Name another --output: {options.answers}.journal holds {kept:,} finished completions of the"
+            " earlier run, which its own command continues. Delete that file to give them up."
         )
     planned = plan.provenance.prompts
-    if planned is None or prompts_digest(args.plan) != planned.sha256:
-        raise InputError(f"is no plan of {args.plan} as it is now", file=path, hint=hint)
+    if planned is None or prompts_digest(options.plan) != planned.sha256:
+        raise InputError(f"is no plan of {options.plan} as it is now", file=path, hint=hint)
     longest = plan.provenance.lengths.get("longest")
     source = {name: value for name, value in plan.provenance.lengths.items() if name != "sampled"}
-    lengths = None if args.lengths is None else LengthSource.parse(args.lengths)
+    lengths = None if options.lengths is None else LengthSource.parse(options.lengths)
     differing = {
-        "--slots": args.slots is not None and args.slots != plan.problem.slots,
-        "--longest-completion": args.longest_completion is not None and args.longest_completion != longest,
+        "--slots": options.slots is not None and options.slots != plan.problem.slots,
+        "--longest-completion": options.longest_completion is not None
+        and options.longest_completion != longest,
         "--lengths": lengths is not None
         and {**lengths.to_json(), "longest": longest} != {**source, "longest": longest},
-        "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
-        "--prompt-column": columns_of(args, args.tokenizer or args.model) != planned.columns,
-        "--model" if args.tokenizer is None else "--tokenizer": not counts_alike(
-            _seen_from(planned.tokenizer, path.parent), args.tokenizer or args.model
+        "--cost": options.cost is not None and options.cost != plan.provenance.cost_source.get("name"),
+        "--prompt-column": options.columns_of(options.tokenizer or options.model) != planned.columns,
+        "--model" if options.tokenizer is None else "--tokenizer": not counts_alike(
+            _seen_from(planned.tokenizer, path.parent), options.tokenizer or options.source.model
         ),
     }
     for option in (name for name, differs in differing.items() if differs):
@@ -237,24 +186,24 @@ def _seen_from(tokenizer: str, folder: Path) -> str:
     return str(folder / tokenizer) if tokenizer.startswith(".") else tokenizer
 
 
-def _plan_options(args: argparse.Namespace) -> PlanOptions:
-    stated = {name: getattr(args, name) for name in (*PLANNING, "model", "tokenizer")}
-    return PlanOptions(args.plan, **{name: value for name, value in stated.items() if value is not None})
+def _plan_options(options: JobOptions) -> PlanOptions:
+    stated = {name: getattr(options, name) for name in (*PLANNING, "model", "tokenizer")}
+    return PlanOptions(options.plan, **{name: value for name, value in stated.items() if value is not None})
 
 
-def _with_costs(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    kept = CostCache.of_user().find(args.model, inputs.problem.slots, args.threads)
+def _with_costs(inputs: Inputs, options: JobOptions) -> Inputs:
+    kept = CostCache.of_user().find(options.source.model, inputs.problem.slots, options.threads)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
     source = {"name": "measured by an earlier run", **plain(kept)}
     return replace(inputs, problem=replace(inputs.problem, cost=kept.cost), cost_source=source)
 
 
-def _with_earlier_lengths(inputs: Inputs, args: argparse.Namespace) -> Inputs:
-    job, folder = inputs.job, Path(args.output).parent
+def _with_earlier_lengths(inputs: Inputs, options: JobOptions) -> Inputs:
+    job, folder = inputs.job, Path(options.answers).parent
     assert job.digest is not None
     source = None
-    if lengths_repeat(job.records, args):
+    if lengths_repeat(job.records, options):
         source = earlier_lengths(folder, job.digest, job.columns, inputs.tokenizer, job.lengths.longest)
     if source is None:
         return inputs

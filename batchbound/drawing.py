@@ -1,0 +1,46 @@
+"""Picture of a plan or a run, below first come, first served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .data.files.disk import InputError
+from .data.plan import Plan
+from .data.problem import Problem
+from .planning.plan import make_plan
+from .run_job.run import RunResult
+from .solvers.result import Limits, Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
+    """Draw a plan or a run below first come, first served.
+
+    Parameters
+    ----------
+    result
+        Plan, run on one replica, or result of a solver.
+    problem
+        Problem of the solver's result.
+    """
+    from .executor.reports.gantt import Panel
+    from .executor.reports.gantt import gantt as drawn
+    from .executor.reports.report import simulated
+    from .heuristics.simulate import simulate
+    from .judging import report
+
+    if isinstance(result, Result):
+        if problem is None:
+            raise InputError("gantt() needs the problem of a solver's result", hint="Give problem=...")
+        result = make_plan(problem, limits=Limits(work=1), start=result.schedule)
+    if not isinstance(result, Plan | RunResult):
+        raise InputError(f"gantt() draws a plan or a run, not {type(result).__name__}", hint="Give one.")
+    made = result if isinstance(result, Plan) else result.plan
+    name, trace = ("plan", simulated(made)[0]) if made is result else ("run", result.traces[0])  # type: ignore[union-attr]
+    tokens = dict(zip(trace.ids, trace.tokens.tolist(), strict=True))
+    true = [tokens.get(one, 1) for one in made.workload.ids.tolist()]
+    first = simulate(made.problem, "fcfs", made.workload.with_output_tokens(true).output_tokens)
+    panels = [("first come, first served", first), (name, trace)]
+    return drawn(*(Panel.of(title, made.problem.cost, one, report(made, (one,))) for title, one in panels))
