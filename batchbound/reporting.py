@@ -87,7 +87,10 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
         options.check_outputs("gantt", "perfetto", read=[path, *paths])
     else:
         options.check_outputs("html", "gantt", "perfetto", read=[path, *paths])
-    planned = simulated(plan)
+    try:
+        planned = simulated(plan)
+    except InputError as error:
+        raise InputError(str(error), file=path) from None
     traces = tuple(Trace.load(path) for path in paths) or planned
     judged = _judged(path, plan, paths, traces)
     _draw(options, plan, judged, traces, planned if paths else None)

@@ -386,6 +386,11 @@ class Plan(Shown):
             what = f"{self.maker.status!r} is neither optimal nor feasible"
             raise InputError(what, file=path, where=where, hint=hint)
         seconds, bound = (makespan, self.bound) if self.followed is None else (self.seconds, self.claim)
+        claimed = {"makespan_s": (makespan, self.bound), "followed.seconds": (self.seconds, self.claim)}
+        for name, (taken, least) in claimed.items():
+            if least is not None and least.proven is not None and least.proven > taken * (1 + PROVEN_WITHIN):
+                what = f"its bound is {least.seconds!r} s, above the plan's {taken!r} s"
+                raise InputError(what, file=path, where=f"field '{name}'", hint=hint)
         if status == "optimal" and (bound is None or not bound.proves(seconds)):
             proven = "there is no bound" if bound is None else f"its bound proves {bound.seconds!r} s"
             what = f"{self.maker.status!r} is not proven: the plan takes {seconds!r} s and {proven}"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...data.arrays import FloatArray, IntArray
 from ...data.bound import Bound
 from ...data.costs.cost import CostModel, FitError
+from ...data.files.disk import InputError
 from ...data.fleet import Fleet
 from ...data.plan import Plan
 from ...data.problem import Problem
@@ -30,7 +31,9 @@ from ...data.report import (
 from ...data.trace import Trace
 from ...data.workload import Turns, Workload
 from ...heuristics.loop import execute
+from ...heuristics.registry import POLICIES
 from ...heuristics.replay_and_repair import Replay
+from ...heuristics.simulate import simulate
 from ...heuristics.simulator import Simulator
 from ...models.bounds.conversations import counted_bound
 from ...models.bounds.fleet import work_bound
@@ -207,7 +210,15 @@ def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
 
 
 def simulated(plan: Plan) -> tuple[Trace, ...]:
-    """Return each replica's planned trace by its cost model."""
+    """Return each replica's planned trace by its cost model: of the schedule, or of the followed policy.
+
+    Raises InputError if there is no such policy.
+    """
+    if plan.followed is not None:
+        if plan.followed.policy not in POLICIES:
+            what, where = f"no policy is called {plan.followed.policy!r}", "field 'followed.policy'"
+            raise InputError(what, where=where, hint="Plan again.")
+        return (simulate(plan.problem, plan.followed.policy),)
     traces = []
     for k, schedule in enumerate(plan.shares.schedules):
         if schedule is None:
@@ -286,7 +297,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     as_planned = len(actual) == requests and not wrong
     evictions = sum(trace.evictions for trace in traces)
     bounds_of_run = [None if run_bound is None else run_bound.proven]
-    if as_planned and not evictions:
+    if as_planned and (not evictions or (bound is not None and bound.certificate.get("evictions") is True)):
         bounds_of_run.append(proven)
     padding, padding_seconds = _padding(parts)
     pace, missed, between = _paces(parts) if clock == "measured" else (None, None, None)
