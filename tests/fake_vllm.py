@@ -18,8 +18,11 @@ class FakeVllm(FakeServer):
             self.gate, self.total = (10**9, 10**9) if path.startswith("/pause") else (None, 0)
             self._changed.set()
             return 200, "{}", ""
+        if path.startswith("/reset_prefix_cache"):
+            return 200, "{}", ""
         body = json.loads(data)
-        body["prompt"] = body["request_id"]
+        # A prompt of token ids is no name.
+        body["prompt"] = body.setdefault("request_id", str(body.get("user", len(self.arrivals))))
         print(f"Added request cmpl-{body['request_id']}-0", flush=True)
         return await super()._complete(path, json.dumps(body).encode())
 

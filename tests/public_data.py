@@ -107,6 +107,19 @@ def layer_profiles(folder: Path) -> None:
         table(mine / "attention.csv", columns, grid)
 
 
+def conversations(folder: Path) -> None:
+    """Conversations as Mooncake records them: later turns begin with the blocks of earlier ones."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number, tokens in enumerate(lengths(120, 60, 400)):
+        blocks = 1 + number % 7
+        ids = [number // 7 * 100 + block for block in range(blocks)]
+        prompt = 512 * (blocks - 1) + 1 + number * 37 % 512
+        rows.append({"timestamp": number, "input_length": prompt, "output_length": tokens, "hash_ids": ids})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "conversation_trace.jsonl").write_text(text, encoding="utf-8")
+
+
 def public_data(folder: Path) -> Path:
     """Write every file that a benchmark may ask for, and return the folder."""
     rollouts(folder / "rollouts")
@@ -122,6 +135,7 @@ def public_data(folder: Path) -> Path:
     classes = [(k, length, min(4, length // 100), 0.01, "vicuna-13b") for k, length in enumerate(true)]
     file = folder / "ssjf" / "predictions_warmup_cls_1000K.csv"
     table(file, ",output_token_length,predicted_length,latency,model", classes)
+    conversations(folder / "mooncake")
     points = [
         (
             "vllm",
