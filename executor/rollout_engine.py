@@ -93,6 +93,7 @@ class RolloutEngine:
         """Run some decode steps; return the completions that ended."""
         while self._inbox:
             self._inbox.popleft()()
+        self._notice()
         running = self._running
         if running is None or running.idle:
             return []
@@ -105,26 +106,23 @@ class RolloutEngine:
         """Yield completions as they end, until the engine is idle."""
         while not self.idle:
             yield from self.step()
-            self._notice()
 
     def groups(self) -> Iterator[tuple[Completion, ...]]:
         """Yield all completions of a prompt together, once they have ended, until the engine is idle."""
         while not self.idle:
             for completion in self.step():
-                group = completion.index
-                self._members[group].append(completion)
-                if len(self._members[group]) == self._whole[group]:
-                    del self._whole[group]
-                    yield tuple(sorted(self._members.pop(group), key=lambda one: one.sample))
-                    self._notice()
+                self._members[completion.index].append(completion)
+            while (group := self._take_whole()) is not None:
+                yield group
+                self._notice()
 
     def weights_changed(self) -> None:
         """Draw further tokens by the present weights, with a new KV cache.
 
-        Weights that change while the caller has a completion or a group are noticed without it.
+        The engine also notices weights that have changed in place, as optimizers do.
         """
         self._version = self._setup.new_version()
-        if self._running is not None and not self._running.idle:
+        if self._running is not None:
             self._running.weights_changed(self._version)
             self._begin_stale_again()
 
@@ -137,6 +135,13 @@ class RolloutEngine:
             self._cancelled += left
             self._ended(served, self.unfinished)
             self._running = None
+
+    def _take_whole(self) -> tuple[Completion, ...] | None:
+        for group, members in self._members.items():
+            if len(members) == self._whole.get(group):
+                del self._members[group], self._whole[group]
+                return tuple(sorted(members, key=lambda one: one.sample))
+        return None
 
     def _notice(self) -> None:
         if self._running is not None and self._running.outdated:

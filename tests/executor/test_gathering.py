@@ -1,9 +1,9 @@
-"""Requests that come one by one are served together, and nothing goes on under new weights."""
+"""Requests that come one by one join those that run; none waits for another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -16,24 +16,15 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from batchbound.executor.completion import Completion
 from batchbound.executor.gathering import Gathering
 from batchbound.executor.llm import LLM
+from batchbound.executor.models.faults import RunStoppedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [(5, 6, 7), (8, 9), (5, 6, 7), (10, 11, 12, 13), (8, 9)]
 
 
-class Watched(LLM):
-    """Notes the prompts of each call."""
-
-    calls: list[list[tuple[int, ...]]]
-
-    def generate(self, prompts: Any, *given: Any, **named: Any) -> Iterator[Completion]:
-        self.calls = [*getattr(self, "calls", []), list(prompts)]
-        return super().generate(prompts, *given, **named)
-
-
-def engine() -> Watched:
-    return Watched.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=3)
+def engine() -> LLM:
+    return LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=3)
 
 
 def together(*asked: Awaitable[Any]) -> list[Any]:
@@ -43,15 +34,48 @@ def together(*asked: Awaitable[Any]) -> list[Any]:
     return asyncio.run(gathered())
 
 
-def test_requests_that_come_together_are_one_call_with_samples_of_a_prompt_side_by_side() -> None:
-    watched = engine()
-    gathering = Gathering(watched)
+def test_requests_that_come_together_run_together_and_share_their_prompts() -> None:
+    llm = engine()
+    gathering = Gathering(llm)
     answers = together(*(gathering.complete(prompt, 9) for prompt in PROMPTS))
-    assert watched.calls == [[PROMPTS[0], PROMPTS[2], PROMPTS[1], PROMPTS[4], PROMPTS[3]]]
+    # The three that have a slot at first: two have the same prompt.
+    assert llm._ran is not None
+    assert llm._ran.trace.stages[0].tokens == len(PROMPTS[0]) + 1 + len(PROMPTS[1])
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        (alone,) = watched.generate([prompt], max_tokens=9)
+        (alone,) = llm.generate([prompt], max_tokens=9)
         assert (answer.prompt_ids, answer.completion_ids) == (prompt, alone.completion_ids)
     assert gathering.unfinished == 0
+
+
+def test_a_request_waits_for_no_other() -> None:
+    gathering, order = Gathering(engine()), list[str]()
+
+    async def agent(name: str, lengths: list[int]) -> None:
+        prompt: tuple[int, ...] = PROMPTS[0]
+        for turn, length in enumerate(lengths):
+            one = await gathering.complete(prompt, length, ignore_eos=True)
+            order.append(f"{name}{turn}")
+            prompt = one.prompt_ids + one.completion_ids
+
+    together(agent("long", [150]), agent("a", [4, 4, 4]), agent("b", [4, 4, 4]))
+    assert order[-1] == "long0"
+    assert sorted(order[:-1]) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+def test_a_cancelled_task_ends_its_request() -> None:
+    gathering = Gathering(engine())
+
+    async def cancelled() -> None:
+        long = asyncio.ensure_future(gathering.complete(PROMPTS[0], 400, ignore_eos=True))
+        await gathering.complete(PROMPTS[1], 3, ignore_eos=True)
+        long.cancel()
+        await gathering.complete(PROMPTS[1], 3, ignore_eos=True)
+        assert long.cancelled()
+        assert gathering._rollouts.idle
+
+    asyncio.run(cancelled())
+    (left,) = gathering._rollouts.unfinished
+    assert 0 < len(left.completion_ids) < 100
 
 
 def test_each_request_has_its_own_settings_and_each_call_draws_anew() -> None:
@@ -78,40 +102,61 @@ def test_each_request_has_its_own_settings_and_each_call_draws_anew() -> None:
         together(gathering.complete(PROMPTS[0], 9, guided="json"))
 
 
-def test_all_who_wait_are_told_what_a_call_failed_of() -> None:
+def test_an_impossible_request_fails_alone() -> None:
     gathering = Gathering(engine())
 
     async def failing() -> list[Any]:
         asked = [gathering.complete(prompt, 9) for prompt in (PROMPTS[0], (10**6,))]
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
-    failed = asyncio.run(failing())
-    assert all(isinstance(one, InputError) for one in failed)
+    done, failed = asyncio.run(failing())
+    assert isinstance(failed, InputError)
+    assert done.prompt_ids == PROMPTS[0]
     assert gathering.unfinished == 0
+
+
+def test_all_that_run_are_told_what_the_engine_failed_of() -> None:
+    gathering = Gathering(engine())
+    model = gathering.engine.model
+    norm = model.model.norm.weight
+
+    async def failing() -> list[Any]:
+        asked = [gathering.complete(prompt, 9) for prompt in PROMPTS]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    with torch.no_grad():
+        kept = norm.clone()
+        norm.fill_(float("nan"))
+    assert all(isinstance(one, RunStoppedError) for one in asyncio.run(failing()))
+    with torch.no_grad():
+        norm.copy_(kept)
     assert together(gathering.complete(PROMPTS[1], 4))[0].prompt_ids == PROMPTS[1]
 
 
-def test_what_came_during_a_pause_is_drawn_from_the_weights_loaded_meanwhile() -> None:
-    watched = engine()
-    gathering = Gathering(watched, quiet_seconds=0.0)
-    (before,) = watched.generate([PROMPTS[0]], max_tokens=9)
-    weights = [(name, -2 * weight) for name, weight in watched.model.state_dict().items()]
+def test_what_runs_during_a_pause_continues_by_the_weights_loaded_meanwhile() -> None:
+    llm = engine()
+    gathering = Gathering(llm)
+    (before,) = llm.generate([PROMPTS[0]], max_tokens=9)
+    weights = [(name, -2 * weight) for name, weight in llm.model.state_dict().items()]
 
-    async def updated() -> tuple[Completion, int]:
+    async def updated() -> tuple[Completion, Completion]:
+        running = asyncio.ensure_future(gathering.complete(PROMPTS[1], 40, ignore_eos=True))
+        await gathering.complete(PROMPTS[1], 3)
         await gathering.pause()
         asked = asyncio.ensure_future(gathering.complete(PROMPTS[0], 9))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not asked.done()
-        assert len(watched.calls) == 1
+        assert not running.done()
         await gathering.load(weights)
         gathering.resume()
-        return await asked, gathering.unfinished
+        return await asked, await running
 
-    after, left = asyncio.run(updated())
-    (alone,) = watched.generate([PROMPTS[0]], max_tokens=9)
+    after, running = asyncio.run(updated())
+    (alone,) = llm.generate([PROMPTS[0]], max_tokens=9)
     assert after.completion_ids == alone.completion_ids != before.completion_ids
-    assert left == 0
+    assert len(running.versions) == 2
+    assert len(running.completion_ids) == 40
 
 
 @pytest.mark.parametrize(
