@@ -96,38 +96,28 @@ def test_ctrl_c_while_rules_are_simulated_keeps_the_best(monkeypatch: pytest.Mon
     assert batchbound.verify(plan) is None
 
 
-@pytest.mark.parametrize(
-    "moment", ["solvers.solve.trivial_bound", "planning.plan.Plan", "solvers.solve._result"]
-)
+@pytest.mark.parametrize("moment", ["batchbound.planning.plan.Maker", "batchbound.solvers.solve._result"])
 def test_ctrl_c_between_the_parts_of_a_plan_keeps_it(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, name = f"batchbound.{moment}".rsplit(".", 1)
-    place = importlib.import_module(module)
-    real, pressed = getattr(place, name), []
+    module, name = moment.rsplit(".", 1)
+    real, pressed = getattr(importlib.import_module(module), name), list[bool]()
 
-    class Once:
-        def __call__(self, *given: object, **named: object) -> object:
-            if not pressed:
-                pressed.append(True)
-                raise KeyboardInterrupt
-            return real(*given, **named)
-
-        @property
-        def of(self) -> object:
-            self.__class__.of = real.of  # type: ignore[misc]
+    def once(*given: object, **named: object) -> object:
+        if not pressed:
+            pressed.append(True)
             raise KeyboardInterrupt
+        return real(*given, **named)
 
-    monkeypatch.setattr(place, name, Once())
+    monkeypatch.setattr(importlib.import_module(module), name, once)
     plan = make_plan(TWELVE, limits=Limits(work=4))
-    assert plan.maker.stopped_by in ("interrupt", "work")
+    assert (plan.maker.stopped_by, plan.schedule.check(TWELVE)) == ("interrupt", None)
 
 
-def test_a_proof_of_schedules_without_evictions_is_none_of_the_followed_policy() -> None:
-    one = Problem(
-        Workload.from_lengths([100] * 4, [10] * 4), replace(COST, prefill_base=0.0), 4, kv_capacity=420
-    )
-    plan = make_plan(one, limits=Limits(work=20))
-    if plan.followed is not None:
-        assert (plan.maker.status == "optimal") == (plan.maker.stopped_by == "proof")
+def test_a_proof_about_schedules_is_none_about_the_followed_policy() -> None:
+    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    proven = replace(schedule, maker=replace(schedule.maker, stopped_by="proof"))
+    plan = following_plan(proven)
+    assert plan.followed is not None
+    assert (plan.maker.status, plan.maker.stopped_by) == ("feasible", "gave up")
 
 
 def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path: Path) -> None:
