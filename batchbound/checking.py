@@ -173,6 +173,8 @@ def bounds(options: BoundOptions) -> tuple[Bound, ...]:
     The last is the hybrid paper's formula, which is not valid in general.
     """
     problem = read_inputs(options, options.workload, keep_arrivals=False).problem
+    if problem.memory_can_run_out:
+        note("the bounds are of schedules that evict no request: with evictions some job may take less")
     valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
     by_source = {bound.source: bound for bound in valid}
     return (*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem))

@@ -93,7 +93,7 @@ def _by_policy(options: SimulateOptions) -> Simulation:
         # The simulator obeys the KV capacity, so the stronger bound holds.
         seconds = max(found.run_bound or 0.0, evicting_bound(problem).seconds)
         found = replace(found, run_bound=seconds)
-    return Simulation(found, (trace,))
+    return Simulation(replace(found, bound_of=problem.bound_of), (trace,))
 
 
 def _by_fleet(options: SimulateOptions, replicas: str) -> Simulation:
@@ -107,6 +107,7 @@ def _by_fleet(options: SimulateOptions, replicas: str) -> Simulation:
         raise InputError(str(error), where="--dispatch", hint="Choose another rule.") from None
     ran = simulate_fleet(fleet, replica_of, policy=lambda problem: policy_named(policy, problem))
     report = fleet_report(fleet, ran.traces, fleet_bound(fleet), served_by=replica_of)
+    report = replace(report, bound_of=inputs.problem.bound_of)
     return Simulation(report, tuple(ran.traces))
 
 

@@ -25,6 +25,9 @@ MOST_SLOTS = 1_000_000
 MOST_STEPS = 100_000_000
 """Most decode steps of a schedule; each one takes memory."""
 
+MOST_TOKENS = 2**53
+"""Largest limit: a floating-point number holds each token up to it."""
+
 LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 
 
@@ -63,6 +66,8 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
             number = index(value)
     if number is None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    if number > MOST_TOKENS:
+        raise ValueError(f"{name} is {number}; it must be at most {MOST_TOKENS:,}")
     if number < least:
         raise ValueError(f"{name} is {number}; it must be at least {least}")
     return number
@@ -265,6 +270,11 @@ class Problem(Shown):
         tokens, cap = int(self.prompt_tokens.sum()), self.prefill_token_cap
         reached = tokens if cap is None else min(tokens, cap)
         return self.cost.prefill_per_token_beyond > 0 and reached > self.cost.prefill_bend
+
+    @property
+    def bound_of(self) -> str:
+        """The schedules that a bound without evictions holds for."""
+        return "every schedule that evicts no request" if self.memory_can_run_out else "every schedule"
 
     @property
     def memory_can_run_out(self) -> bool:

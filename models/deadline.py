@@ -22,7 +22,7 @@ class Deadline:
     """Seconds until a proof ends.
 
     seconds: Seconds left.
-    work: Work that counts in place of the clock, so that a proof repeats on any machine.
+    work: Work that counts in place of the clock, so that a proof does not depend on speed.
     """
 
     def __init__(self, seconds: float, work: Work | None = None) -> None:

@@ -158,6 +158,8 @@ class Result(Shown):
         Seconds and makespan of each better schedule, up to the last; empty for solvers other than ``search``.
     bounds
         Seconds and value of each better bound of ``search``.
+    bound_of
+        The schedules that bound and status hold for.
     """
 
     status: Status
@@ -172,12 +174,14 @@ class Result(Shown):
     repeatable: Bound | None = None
     improvements: tuple[tuple[float, float], ...] = ()
     bounds: tuple[tuple[float, float], ...] = ()
+    bound_of: str = ""
 
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield the schedule's and the bound's figures."""
         yield "Result", f"{self.status}, stopped by {self.stopped_by}"
         yield "makespan", seconds(self.makespan)
         yield "lower bound", None if self.bound is None else seconds(self.bound.seconds)
+        yield "bound of", None if self.bound is None else self.bound_of or None
         yield "proven by", None if self.bound is None else self.bound.source
         yield "above the bound", percentage(self.gap)
         yield "solver", f"{self.solver}, {self.seconds:.2g} s"

@@ -32,6 +32,8 @@ DEFAULT_SECONDS = 1.2
 """Seconds of a search without a limit."""
 FEW_BOUND_SHARE = 0.4
 """Largest share of the time for the bound of few requests."""
+MANY_SLOTS = 1_000
+"""Slots up to which a search has all of them, also if there are fewer requests."""
 NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE = 0.1, 0.05
 """Shares of search and bound where an exact search is near."""
 
@@ -88,7 +90,20 @@ def solve(
         raise ValueError(f"the start is not a schedule of this problem: {broken}")
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     params = SearchParams() if params is None else params
-    return chosen(problem, Task(limits, initial, params, on_improvement))
+    posed = _with_slots_of_use(problem, initial)
+    result = chosen(posed, Task(limits, initial, params, on_improvement))
+    return replace(result, bound_of=problem.bound_of)
+
+
+def _with_slots_of_use(problem: Problem, initial: Schedule | None) -> Problem:
+    """Return the problem without slots beyond its requests, if there are very many.
+
+    Each slot takes time and memory in every rule.
+    """
+    slots = max(len(problem), MANY_SLOTS)
+    if problem.slots <= slots or (initial is not None and initial.slot_of.max() >= slots):
+        return problem
+    return replace(problem, slots=slots)
 
 
 def _search(problem: Problem, task: Task) -> Result:

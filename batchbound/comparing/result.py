@@ -204,7 +204,7 @@ def _with_gap(row: Measurement, best: float | None, evicting: float) -> Measurem
     if row.evictions:
         return replace(row, gap=None if row.value is None else gap_above(row.value, row.bound))
     source = row.bound_source
-    if row.bound is not None and evicting < math.inf:
+    if row.bound is not None and evicting < math.inf and not source.endswith(NO_EVICTIONS):
         source = f"{source}, {NO_EVICTIONS}"
     beaten = row.status == Status.OPTIMAL and row.value is not None and evicting < row.value
     return replace(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..data.bound import Bound
 from ..data.files.disk import atomic_write
 from ..data.fleet import Fleet
 from ..data.plan import Plan
@@ -25,7 +26,7 @@ from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
 from ..solvers.result import Limits, Result, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, limits_heeded, solve
 from ..version import __version__
-from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
+from .result import NO_EVICTIONS, NOT_APPLICABLE, Comparison, Measurement, with_gaps
 
 POLICY = "policy:"
 """Prefix of a policy's name, as in ``policy:fcfs``; policies are simulated."""
@@ -163,9 +164,18 @@ def _known(name: str, plan: Plan) -> Measurement:
         maker.stopped_by,
         f"{maker.solver} {maker.version}",
         f"seed {maker.seed}",
-        "" if bound is None else bound.source,
+        "" if bound is None else _source(bound, evictions_help=_memory_can_run_out(plan.fleet)),
         _point(maker.seconds, plan.makespan),
     )
+
+
+def _source(bound: Bound, *, evictions_help: bool) -> str:
+    """Return the argument of a bound, with its restriction where evictions could beat it."""
+    return f"{bound.source}, {NO_EVICTIONS}" if evictions_help else bound.source
+
+
+def _memory_can_run_out(fleet: Fleet) -> bool:
+    return any(fleet.problem(k).memory_can_run_out for k in range(len(fleet.replicas)))
 
 
 def _measured(
@@ -287,7 +297,7 @@ def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measu
         str(result.stopped_by),
         result.version,
         result.message,
-        "" if bound is None else bound.source,
+        "" if bound is None else _source(bound, evictions_help=problem.memory_can_run_out),
         result.improvements or _point(result.seconds, value),
     )
 

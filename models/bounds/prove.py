@@ -56,7 +56,8 @@ def proven_bound(
     problem: Problem to bound; arrival times are left out, which only lowers the bound.
     seconds: Time limit of the arguments that need a search.
     params: Arguments to use, and their shares of the time.
-    repeatable: True to count work in place of time, so that the bound is the same on any machine.
+    repeatable: True to count work in place of time, so that the bound is the same each time. Other linear
+        algebra kernels, as of another processor, may find another proof.
     """
     deadline = Deadline(seconds, Work() if repeatable else None)
     known = Known.of(problem, least_counts(problem, params))

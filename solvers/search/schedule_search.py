@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.problem import Problem
+from ...data.problem import MOST_STEPS, Problem
 from ...data.schedule import Schedule
 from .baselines import Baseline, baselines
 from .constructive import ski_rental_schedule
@@ -84,7 +84,7 @@ class ScheduleSearch:
         """Offer the given schedule and the baselines.
 
         The baselines are a fixed set by size, then others in a share of the limits. Raises ValueError if
-        ``start`` breaks a rule of the problem.
+        ``start`` breaks a rule of the problem, or every schedule is too long.
         """
         best, params = self.incumbent, self._params
         if start is not None:
@@ -104,6 +104,9 @@ class ScheduleSearch:
             self._offer(baseline)
         if not best.is_there:
             best.offer(ski_rental_schedule(self._problem))
+        if not best.is_there:
+            what = f"no schedule of at most {MOST_STEPS:,} decode steps was found: plan a part of the job"
+            raise ValueError(what)
 
     def _offer(self, baseline: Baseline) -> None:
         schedule = baseline(self.incumbent.makespan)

@@ -13,7 +13,9 @@ import pytest
 import batchbound
 from batchbound import Limits, Plan, make_plan
 from batchbound.cli import main
+from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
@@ -173,3 +175,40 @@ def test_a_plan_that_follows_a_policy_is_written_read_and_verified(
     told = capsys.readouterr().out
     assert "simulated again" in told
     assert "no schedule takes less than" in told
+
+
+def test_each_claim_says_that_it_is_of_schedules_without_evictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, cost = tmp_path / "job.csv", tmp_path / "cost.json"
+    job.write_text("input_tokens,output_tokens\n" + "100,128\n" * 12)
+    cost.write_text(json.dumps({"batchbound_cost": 2, "cost": asdict(COST)}))
+    words = [str(job), "--slots", "12", "--first-token", "decode", "--cost", str(cost)]
+    commands = {"compare": ["--solvers", "lpt-ski"], "bound": [], "simulate": ["--policy", "lpt"]}
+    for command, more in commands.items():
+        for capacity, said in (("820", True), ("9000", False)):
+            assert main([command, *words, "--kv-capacity", capacity, *more]) == 0
+            shown = capsys.readouterr()
+            assert ("evict no request" in shown.out + shown.err or "evicts no request" in shown.out) is said
+    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    assert "every schedule that evicts no request" in str(schedule)
+    assert "every schedule that evicts no request" in str(batchbound.solve(TWELVE, limits=Limits(work=4)))
+    assert "evicts" not in str(batchbound.solve(replace(TWELVE, kv_capacity=9_000), limits=Limits(work=4)))
+
+
+def test_a_plan_that_contradicts_its_bound_or_its_followed_policy_is_not_loaded(
+    twelve: Plan, tmp_path: Path
+) -> None:
+    plan, path = twelve, tmp_path / "plan.json"
+    assert plan.bound is not None
+    assert plan.followed is not None
+    high = Bound(2 * plan.makespan, plan.bound.source, {"all": 2 * plan.makespan}, plan.bound.certificate)
+    false = {
+        "less than its bound": replace(plan, bound=high),
+        "less than the bound": replace(plan, followed=replace(plan.followed, seconds=0.1)),
+        "the schedule": replace(plan, followed=replace(plan.followed, seconds=2 * plan.makespan)),
+    }
+    for said, forged in false.items():
+        forged.save(path)
+        with pytest.raises(InputError, match=said):
+            Plan.load(path)

@@ -29,6 +29,7 @@ from batchbound.solvers.backends.linear import LinearResult
 from batchbound.solvers.backends.worker import Outcome
 from batchbound.solvers.result import Status, StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
+from batchbound.solvers.solve import _with_slots_of_use
 
 
 def job(count: int, slots: int, first: bool = False) -> Problem:
@@ -200,3 +201,28 @@ def test_a_poor_solution_of_a_backend_loses_the_steps_in_which_nothing_decodes()
     assert judged.schedule is not None
     assert judged.schedule.check(problem) is None
     assert judged.schedule.decode_steps.sum() == problem.decode_steps.sum()
+
+
+def test_slots_beyond_any_use_take_no_time() -> None:
+    many = Problem(Workload.from_lengths([5], [5]), CostModel.paper(), 10**6)
+    assert _with_slots_of_use(many, None).slots == 1_000
+    found = solve(many, limits=Limits(work=2))
+    assert found.schedule is not None
+    assert found.schedule.check(many) is None
+    last = Schedule(np.array([0]), np.array([999_999]), found.schedule.decode_steps)
+    assert _with_slots_of_use(many, last) is many
+    few = replace(many, slots=900)
+    assert _with_slots_of_use(few, None) is few
+
+
+def test_a_job_beyond_any_schedule_is_refused_in_words() -> None:
+    endless = Problem(Workload.from_lengths([5, 5], [60_000_000, 60_000_000]), CostModel.paper(), 1)
+    with pytest.raises(ValueError, match="no schedule of at most 100,000,000 decode steps"):
+        solve(endless, limits=Limits(work=2))
+
+
+@pytest.mark.parametrize("limit", ["kv_capacity", "prefill_token_cap", "max_position"])
+def test_a_limit_that_no_number_holds_is_refused_by_name(limit: str) -> None:
+    limits: dict[str, Any] = {limit: 2**63}
+    with pytest.raises(ValueError, match=f"{limit} is 9223372036854775808; it must be at most"):
+        Problem(Workload.from_lengths([5], [5]), CostModel.paper(), 1, **limits)
