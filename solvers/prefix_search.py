@@ -16,7 +16,7 @@ from ..heuristics.prefixes.choice import Forecast, Outlook, Scenario, choose, le
 from ..heuristics.prefixes.orders import FILE_ORDER, baseline_orders, tree_orders
 from .result import Limits, StoppedBy
 
-_SIMULATED = 8_000_000
+_SIMULATED = 5_000_000
 """Requests over all orders that are simulated before any search."""
 
 _LATE = 20

@@ -41,6 +41,9 @@ _NUMBERS, _FACTORS = 2**24 - 3, np.array([1, 7_368_787, 104_395_301], dtype=np.u
 _GUESSES = (32, 128, 512)
 """Tokens of completions of unknown length to plan for."""
 
+_MOST_GUESSED = 200_000
+"""Most requests to plan for several lengths; more simulate too slowly."""
+
 _SEARCH = Limits(seconds=1.0)
 """Search time of an order, beyond the simple ones."""
 
@@ -145,7 +148,8 @@ def tree_release(
     if not known and beginnings.fits(batch.output):
         return None
     room, tree = beginnings.limits.kv_tokens, beginnings.tree
-    lengths = [batch.output] if known else [_guess(batch.output, tokens) for tokens in _GUESSES]
+    guesses = _GUESSES if len(tree) <= _MOST_GUESSED else _GUESSES[1:2]
+    lengths = [batch.output] if known else [_guess(batch.output, tokens) for tokens in guesses]
     if room is not None:
         longest = room // beginnings.limits.block_tokens * beginnings.limits.block_tokens
         lengths = [np.minimum(each, longest - tree.prompt_tokens) for each in lengths]
