@@ -66,9 +66,9 @@ class Units:
         replicas, count = len(self.shares), len(self)
         if np.ptp(self.shares) == 0:
             return np.arange(count) % replicas
-        most = np.ceil(self.shares * count).astype(np.int64) + 1
-        replica = np.repeat(np.arange(replicas), most)
-        turn = np.arange(len(replica)) - np.repeat(np.cumsum(most) - most, most)
+        largest = np.ceil(self.shares * count).astype(np.int64) + 1
+        replica = np.repeat(np.arange(replicas), largest)
+        turn = np.arange(len(replica)) - np.repeat(np.cumsum(largest) - largest, largest)
         with np.errstate(divide="ignore"):
             due = (turn + 0.5) / self.shares[replica]
         return replica[np.argsort(due, kind="stable")][:count]
@@ -86,8 +86,8 @@ def hashed(units: Units) -> IntArray:
     """
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in units.names)
     numbers = np.frombuffer(digests, dtype=np.uint64) / 2.0**64
-    found = np.searchsorted(np.cumsum(units.shares), numbers, side="right")
-    return np.minimum(found, len(units.shares) - 1)
+    replica = np.searchsorted(np.cumsum(units.shares), numbers, side="right")
+    return np.minimum(replica, len(units.shares) - 1)
 
 
 def mico(units: Units) -> IntArray:
@@ -105,29 +105,29 @@ def mico(units: Units) -> IntArray:
     tickets: list[int] = units.tickets().tolist()
     replicas = len(units.shares)
     scale = [1 / share if share else 0.0 for share in units.shares.tolist()]
-    held = [0.0] * replicas
+    load = [0.0] * replicas
     turn = 0
     chosen = [0] * len(units)
     for first in range(0, len(units), replicas):
         last = min(first + replicas, len(units))
         row = tickets[first:last]
-        own = first
-        while own < last and groups[own] == groups[first]:
-            own += 1
-        borrowed = last - own
+        bucket = first
+        while bucket < last and groups[bucket] == groups[first]:
+            bucket += 1
+        borrowed = last - bucket
         if borrowed:
             row.sort()
             turn %= len(row)
             row = row[turn:] + row[:turn]
             turn += borrowed
         split = last - first - borrowed
-        for part, begin in ((row[:split], first), (row[split:], own)):
-            part.sort(key=held.__getitem__)
+        for part, begin in ((row[:split], first), (row[split:], bucket)):
+            part.sort(key=load.__getitem__)
             size = len(part)
             places = sorted(range(begin, begin + size), key=prompts.__getitem__, reverse=True)
             for place, replica in zip(places, part, strict=True):
                 chosen[place] = replica
-                held[replica] += prompts[place] * scale[replica]
+                load[replica] += prompts[place] * scale[replica]
     replica_of = np.empty(len(units), dtype=np.int64)
     replica_of[order] = chosen
     return replica_of

@@ -63,13 +63,13 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
 
     keep: Positions of the remaining requests, at least one, each once; the new problem has their order.
     """
-    kept = np.asarray(keep, dtype=np.int64)
-    left = replace(problem, workload=problem.workload.select(kept))
-    thinned = _thinned(left, schedule.bin_of[kept], schedule.slot_of[kept], schedule.starts)
-    if len(kept) == len(problem):
-        return left, thinned
-    fresh = (schedule_of(simulate(left, policy_named(name, left))) for name in ("lpt-ski", "fcfs-ski"))
-    return left, min(thinned, *fresh, key=lambda candidate: candidate.makespan(left))
+    rows = np.asarray(keep, dtype=np.int64)
+    rest = replace(problem, workload=problem.workload.select(rows))
+    thinned = _thinned(rest, schedule.bin_of[rows], schedule.slot_of[rows], schedule.starts)
+    if len(rows) == len(problem):
+        return rest, thinned
+    fresh = (schedule_of(simulate(rest, policy_named(name, rest))) for name in ("lpt-ski", "fcfs-ski"))
+    return rest, min(thinned, *fresh, key=lambda candidate: candidate.makespan(rest))
 
 
 def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:

@@ -75,10 +75,10 @@ class Simulator:
         self._slot_request[taken] = chosen
         begun = self._begun[chosen] | (self._decoded[chosen] > 0)
         again, tokens = chosen[begun], self._cache.begin(chosen[~begun])
-        held = int((self._prompt[again] + self._decoded[again]).sum())
-        tokens += held if self._swap is None else 0
+        kv_tokens = int((self._prompt[again] + self._decoded[again]).sum())
+        tokens += kv_tokens if self._swap is None else 0
         seconds = self._cost.prefill_seconds(tokens) if tokens else 0.0
-        seconds += 0.0 if self._swap is None else self._swap * held
+        seconds += 0.0 if self._swap is None else self._swap * kv_tokens
         self._begun[chosen] = True
         stage = self._advance("prefill", seconds, 0, len(chosen), tokens, tokens)
         return stage, self._release(chosen, taken)
@@ -89,10 +89,10 @@ class Simulator:
         running = self._slot_request[occupied]
         active = len(running)
         burst = min(decode_steps, int(self._left[running].min()))
-        held = int(self._held[running].sum())
+        kv_tokens = int(self._held[running].sum())
         if until < float("inf"):
-            burst = self._steps_until(burst, active, held, until)
-        kv = burst * held + active * (burst * (burst - 1) // 2)
+            burst = self._steps_until(burst, active, kv_tokens, until)
+        kv = burst * kv_tokens + active * (burst * (burst - 1) // 2)
         seconds = burst * self._cost.decode_seconds(active) + self._cost.decode_per_kv_token * kv
         self._left[running] -= burst
         self._held[running] += burst

@@ -223,14 +223,14 @@ class TailPreemption:
         waiting, running, free = np.flatnonzero(state.waiting), state.running, state.free_slots
         if not waiting.size:
             return Step(decode_steps=self._admission.steps_that_fit(state))
-        left = self._remaining.tokens(waiting, state.decoded[waiting])
-        most = np.argsort(-left, kind="stable")
-        waiting, left = waiting[most], left[most]
+        waiting_left = self._remaining.tokens(waiting, state.decoded[waiting])
+        longest_first_order = np.argsort(-waiting_left, kind="stable")
+        waiting, waiting_left = waiting[longest_first_order], waiting_left[longest_first_order]
         running_left = self._remaining.tokens(running, state.decoded[running])
-        least = np.argsort(running_left, kind="stable")
-        rivals = left[len(free) : len(free) + len(least)]
-        swapped = int(np.count_nonzero(rivals > running_left[least[: len(rivals)]] + self._margin))
-        parked = running[least[:swapped]]
+        shortest_first = np.argsort(running_left, kind="stable")
+        rivals = waiting_left[len(free) : len(free) + len(shortest_first)]
+        swapped = int(np.count_nonzero(rivals > running_left[shortest_first[: len(rivals)]] + self._margin))
+        parked = running[shortest_first[:swapped]]
         if swapped:
             # Room for the waiting requests is only known once the slots are free.
             return Step(decode_steps=0, evict=parked.tolist())

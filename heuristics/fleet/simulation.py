@@ -123,13 +123,13 @@ class _FleetExecution:
 
     def _take_over(self, thief: _Replica) -> int:
         """Take requests from the last replica; return the first decode steps."""
-        others = [replica for replica in self._replicas if replica.pending]
-        if self._patience is None or self._dispatched is None or not thief.free or not others:
+        busy = [replica for replica in self._replicas if replica.pending]
+        if self._patience is None or self._dispatched is None or not thief.free or not busy:
             return UNTIL_CHANGE
         wait = thief.idle_wait(self._patience)
         if thief.runs and wait > 0:
             return wait
-        victim = max(others, key=_Replica.predicted_end)
+        victim = max(busy, key=_Replica.predicted_end)
         thief.take(victim.give_up(min(thief.free, -(-victim.pending // 2))))
         return UNTIL_CHANGE
 
@@ -170,11 +170,11 @@ class _Replica:
     def predicted_end(self) -> float:
         problem, state = self._problem, self._state
         running, waiting = state.running, np.flatnonzero(state.waiting)
-        left = self._left(running) + self._left(waiting)
+        steps_left = self._left(running) + self._left(waiting)
         cost = problem.cost
         tokens = int(problem.prompt_tokens[waiting].sum())
         per_step = cost.decode_base / problem.slots + cost.decode_per_slot
-        return self.time + left * per_step + tokens * cost.prefill_per_token
+        return self.time + steps_left * per_step + tokens * cost.prefill_per_token
 
     def _left(self, requests: IntArray) -> float:
         if self._remaining is not None:
@@ -194,13 +194,13 @@ class _Replica:
         """Remove and return some waiting requests, the longest predicted first."""
         waiting = self._state.waiting
         if self._remaining is None:
-            given = self._order[waiting[self._order]][:count]
+            surrendered = self._order[waiting[self._order]][:count]
         else:
             ids = np.flatnonzero(waiting)
-            left = self._remaining.tokens(ids, self._state.decoded[ids])
-            given = ids[np.argsort(-left, kind="stable")][:count]
-        waiting[given] = False
-        return given
+            steps_left = self._remaining.tokens(ids, self._state.decoded[ids])
+            surrendered = ids[np.argsort(-steps_left, kind="stable")][:count]
+        waiting[surrendered] = False
+        return surrendered
 
     def take(self, requests: IntArray) -> None:
         self._state.waiting[requests] = True

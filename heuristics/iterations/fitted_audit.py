@@ -46,10 +46,10 @@ def estimate_seconds(
     if fit is None:
         return None
     put_back = any(map(job.sequences.may_run_short, (limits, proven)))
-    least = proven_rates(fit.rates, put_back=put_back).seconds(needed_work(job.sequences, proven))
+    least_seconds = proven_rates(fit.rates, put_back=put_back).seconds(needed_work(job.sequences, proven))
     simulated = float(replay_at(job, limits, fit.rates).run.finished.max())
     runs = {name: replay_at(job, limits, fit.rates, np.asarray(order)) for name, order in orders.items()}
-    return SecondsEstimate(fit, job.makespan, simulated, least, runs)
+    return SecondsEstimate(fit, job.makespan, simulated, least_seconds, runs)
 
 
 def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:

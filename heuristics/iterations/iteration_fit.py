@@ -97,7 +97,7 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
     shift = np.zeros((count, 1))
     shift[[] if after is None else after] = 1.0
     rows = np.hstack([features / unit, shift])
-    known, each = len(unit), np.arange(count)
+    known, row = len(unit), np.arange(count)
     both = np.vstack([rows, -rows])
     at, column = np.nonzero(both)
     # After the rates and the shift come the observations' errors, bounded by the residuals on both sides.
@@ -106,22 +106,22 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
             np.concatenate((both[at, column], np.full(2 * count, -1.0))),
             (
                 np.concatenate((at, np.arange(2 * count))),
-                np.concatenate((column, known + 1 + each, known + 1 + each)),
+                np.concatenate((column, known + 1 + row, known + 1 + row)),
             ),
         )
     )
-    found = linprog(
+    solution = linprog(
         np.concatenate((np.zeros(known + 1), np.ones(count))),
         A_ub=coefficients,
         b_ub=np.concatenate((seconds, -seconds)) / size,
         bounds=[(0, None)] * known + [(None, None)] + [(0, None)] * count,
         method="highs",
     )
-    if found.x is None:
-        raise ValueError(f"the seconds of the iterations could not be fitted ({found.message})")
-    each, decode, prompt, kv = (np.maximum(0.0, found.x[:known]) * size / unit).tolist()
-    rates = Minorant(each, decode, prompt, drawn=0.0, kv_tokens=kv, pairs=0.0)
-    return rates, float(found.x[known]) * size
+    if solution.x is None:
+        raise ValueError(f"the seconds of the iterations could not be fitted ({solution.message})")
+    row, decode, prompt, kv = (np.maximum(0.0, solution.x[:known]) * size / unit).tolist()
+    rates = Minorant(row, decode, prompt, drawn=0.0, kv_tokens=kv, pairs=0.0)
+    return rates, float(solution.x[known]) * size
 
 
 def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
@@ -183,18 +183,18 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
         return None
     missed = []
     for part in np.array_split(np.arange(len(seconds)), _PARTS):
-        took = seconds[part[-1]] - (seconds[part[0] - 1] if part[0] else 0.0)
+        elapsed = seconds[part[-1]] - (seconds[part[0] - 1] if part[0] else 0.0)
         rest = np.setdiff1d(np.arange(len(seconds)), part)
         after = np.flatnonzero(rest > part[-1])
-        if took <= 0:
+        if elapsed <= 0:
             continue
         if after.size:
             _, miss = fit_rates(work[rest], seconds[rest], after)
         else:
             rates, _ = fit_rates(work[rest], seconds[rest])
             between = work[part[-1]] - work[part[0] - 1]
-            miss = took - float(between @ np.array([*rates.rates.values()]))
-        missed.append(abs(miss) / took)
+            miss = elapsed - float(between @ np.array([*rates.rates.values()]))
+        missed.append(abs(miss) / elapsed)
     return float(np.mean(missed)) if missed else None
 
 
@@ -277,7 +277,7 @@ def _done(work: DeviceBatch) -> Work:
         prompt_tokens=sum(tokens for tokens, _ in new),
         drawn=work.drawn,
         kv_tokens=int(work.held[work.decodes].sum()),
-        pairs=sum(tokens * (held + tokens / 2) for tokens, held in new),
+        pairs=sum(tokens * (past + tokens / 2) for tokens, past in new),
     )
 
 
@@ -288,8 +288,8 @@ def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
     marks = [(np.maximum.reduceat(run.finished, begins), job.last)]
     if job.first is not None:
         marks.append((np.minimum.reduceat(run.first_token, begins), job.first))
-    simulated = np.concatenate([one for one, _ in marks])
-    measured = np.concatenate([one for _, one in marks]) - job.start.min()
+    simulated = np.concatenate([simulated_part for simulated_part, _ in marks])
+    measured = np.concatenate([simulated_part for _, simulated_part in marks]) - job.start.min()
     at = np.minimum(np.searchsorted(ends, simulated * (1 - 1e-12)), len(ends) - 1)
     by = np.argsort(at, kind="stable")
     by = by[np.unique(np.linspace(0, len(by) - 1, min(len(by), _MOST_MARKS)).astype(np.int64))]

@@ -89,13 +89,13 @@ class _ExpertGroup:
             # All replay graphs of one size; idle replicas compute it, too.
             tokens = [max(tokens)] * self._replicas
         profile = self._experts.profile
-        each = [
+        devices = [
             -(-some // profile.tensor_parallel) for some in tokens for _ in range(profile.tensor_parallel)
         ]
         slowest = max(self._own.run(batch, some) for batch, some in zip(work, tokens, strict=False))
         prompts = any(batch.prefill for batch in work)
         seconds = slowest + self._experts.dense(sum(tokens), 0, prompts=prompts)
-        return seconds + exchange_seconds(profile.shape, self._link, each)
+        return seconds + exchange_seconds(profile.shape, self._link, devices)
 
 
 def _chunks(work: DeviceBatch) -> list[tuple[int, int]]:
@@ -107,18 +107,18 @@ def mismatches(run: MeasuredRun, profile: LayerProfile) -> list[str]:
 
     They are in model, device and degree, a sentence each.
     """
-    found = []
-    ran, measured = run.model.rpartition("/")[2], profile.shape.name.rpartition("/")[2]
-    if _plain(ran) != _plain(measured):
-        found.append(f"the run is of the model {ran}, the profile of {measured}")
+    messages = []
+    served, measured = run.model.rpartition("/")[2], profile.shape.name.rpartition("/")[2]
+    if _plain(served) != _plain(measured):
+        messages.append(f"the run is of the model {served}, the profile of {measured}")
     if _plain(profile.device) not in _plain(run.device) and _plain(run.device) not in _plain(profile.device):
-        found.append(f"the run is on {run.device}, the profile of {profile.device}")
+        messages.append(f"the run is on {run.device}, the profile of {profile.device}")
     if profile.tensor_parallel != run.tensor_parallel:
-        found.append(
+        messages.append(
             f"the run shares a layer among {run.tensor_parallel} devices, the profile among"
             f" {profile.tensor_parallel}"
         )
-    return found
+    return messages
 
 
 def _plain(name: str) -> str:
@@ -168,8 +168,8 @@ def replay_on(run: MeasuredRun, device: ServingDevice, requests: IntArray | None
 
 def _setting(run: MeasuredRun, requests: IntArray | None = None) -> tuple[Workload, ChunkedPrefill, KvLedger]:
     workload = run.workload if requests is None else run.workload.select(requests)
-    each = workload.input_tokens + workload.output_tokens + run.block_tokens
-    capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
+    reserved = workload.input_tokens + workload.output_tokens + run.block_tokens
+    capacity = int(reserved.sum()) if run.kv_capacity is None else run.kv_capacity
     policy = ChunkedPrefill(run.batched_tokens, run.sequences)
     return workload, policy, KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse)
 

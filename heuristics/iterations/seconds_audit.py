@@ -114,7 +114,7 @@ class _Record:
                 sum(tokens for tokens, _ in new),
                 work.drawn,
                 int(work.held[work.decodes].sum()),
-                sum(tokens * (held + tokens / 2) for tokens, held in new),
+                sum(tokens * (past + tokens / 2) for tokens, past in new),
                 seconds,
                 seconds - self._exact.run(work),
             )
@@ -130,8 +130,8 @@ class _Record:
 def _losses(record: _Record, minorant: Minorant, work: Work) -> dict[str, float]:
     rows = record.rows
     done = Work(*rows[:, :6].sum(0).tolist())
-    least = np.array([minorant.seconds(Work(*row)) for row in rows[:, :6].tolist()])
-    above, padding = rows[:, 6] - rows[:, 7] - least, rows[:, 7]
+    least_seconds = np.array([minorant.seconds(Work(*row)) for row in rows[:, :6].tolist()])
+    above, padding = rows[:, 6] - rows[:, 7] - least_seconds, rows[:, 7]
     prompts = np.flatnonzero(rows[:, 2])
     after = np.arange(len(rows)) > (prompts[-1] if prompts.size else -1)
     mixed = ~after & (rows[:, 2] > 0)

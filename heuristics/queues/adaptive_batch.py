@@ -76,9 +76,9 @@ class AdaptiveBatch:
     def _parked(self, state: State) -> list[int]:
         """Return the requests to offload; one always stays."""
         running = state.running
-        left = np.maximum(1, self._decode_steps[running] - state.decoded[running])
-        order = running[np.argsort(-left, kind="stable")]
-        held = np.cumsum(self._held_at_start[order] + state.decoded[order])
-        count = 1 + int(np.searchsorted(held, state.kv_held - self._enough, side="left"))
+        steps_left = np.maximum(1, self._decode_steps[running] - state.decoded[running])
+        order = running[np.argsort(-steps_left, kind="stable")]
+        kv_tokens = np.cumsum(self._held_at_start[order] + state.decoded[order])
+        count = 1 + int(np.searchsorted(kv_tokens, state.kv_held - self._enough, side="left"))
         parked: list[int] = order[: min(count, len(order) - 1)].tolist()
         return parked

@@ -59,9 +59,9 @@ class Admission:
             count = max(1, int(np.searchsorted(tokens, self.cap, side="right")))
             full = bool(count < len(chosen) or tokens[-1] >= FULL_STAGE * self.cap)
         if self.capacity is not None:
-            held = self._fitting_kv(state, chosen[:count])
-            full = full and held == count
-            count = held
+            kv_tokens = self._fitting_kv(state, chosen[:count])
+            full = full and kv_tokens == count
+            count = kv_tokens
         if not count and not state.running.size:
             count = 1
         return count, full
@@ -77,23 +77,23 @@ class Admission:
 
     def _fitting_kv(self, state: State, chosen: IntArray) -> int:
         assert self.capacity is not None
-        held = self._held_at_start[chosen] + state.decoded[chosen]
+        kv_tokens = self._held_at_start[chosen] + state.decoded[chosen]
         if self.reserve == "present":
-            now = state.kv_held + np.cumsum(held)
+            now = state.kv_held + np.cumsum(kv_tokens)
             return int(np.searchsorted(now, self.room_at_entry, side="right"))
         # The stage holds prompts alone, and a completion of one token leaves when it ends.
         now = state.kv_held + np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
         count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
-        held = np.concatenate((self._held_at_start[running] + state.decoded[running], held))
-        left = self._steps_left(state, np.concatenate((running, chosen)))
-        if int((held + np.maximum(left, 1) - 1).sum()) <= self.capacity:
+        kv_tokens = np.concatenate((self._held_at_start[running] + state.decoded[running], kv_tokens))
+        steps_left = self._steps_left(state, np.concatenate((running, chosen)))
+        if int((kv_tokens + np.maximum(steps_left, 1) - 1).sum()) <= self.capacity:
             return count
         low, high = 0, count
         probe = min(1, high)
         while low < high:
             size = len(running) + probe
-            if _peak(held[:size], left[:size]) <= self.capacity:
+            if _peak(kv_tokens[:size], steps_left[:size]) <= self.capacity:
                 low = probe
             else:
                 high = probe - 1
@@ -101,11 +101,11 @@ class Admission:
         return low
 
     def _steps_left(self, state: State, requests: IntArray) -> IntArray:
-        left: IntArray = self._problem.decode_steps[requests] - state.decoded[requests]
+        remaining: IntArray = self._problem.decode_steps[requests] - state.decoded[requests]
         # A completion that outgrew its planned length runs for at least one more step.
         begun = (state.decoded[requests] > 0) | (self._entered[requests] > 0)
-        left[(left <= 0) & begun] = 1
-        return left
+        remaining[(remaining <= 0) & begun] = 1
+        return remaining
 
     def enter(self, requests: Sequence[int]) -> None:
         """Record that some requests are prefilled now, in this order."""
@@ -121,9 +121,9 @@ class Admission:
             return []
         running = state.running
         newest_first = running[np.argsort(-self._entered[running])]
-        held = self._held_at_start[newest_first] + state.decoded[newest_first]
+        kv_tokens = self._held_at_start[newest_first] + state.decoded[newest_first]
         over = state.kv_held - self.capacity
-        count = 1 + int(np.searchsorted(np.cumsum(held), over, side="left"))
+        count = 1 + int(np.searchsorted(np.cumsum(kv_tokens), over, side="left"))
         evicted: list[int] = newest_first[: min(count, len(running) - 1)].tolist()
         return evicted
 

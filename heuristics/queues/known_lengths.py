@@ -92,7 +92,7 @@ class _OwnLists:
     """Lists of :class:`~batchbound.heuristics.queues.assignment.Assigned`."""
 
     def __init__(self, queue: Assigned) -> None:
-        self._lists, self._owner = [list(each) for each in queue.lists], queue.owner
+        self._lists, self._owner = [list(queued) for queued in queue.lists], queue.owner
         self._next = [0] * len(self._lists)
 
     def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
@@ -198,10 +198,10 @@ class _Room:
         assert self._capacity is not None
         # The stage's tokens, or those of the decode step after it.
         room, first = (self._capacity, self._prompt) if self._entry is None else (self._entry, self._start)
-        held, count, peaks = self.held(now), 0, self._peaks
+        kv_tokens, count, peaks = self.held(now), 0, self._peaks
         for request in requests:
-            held += first[request]
-            if held > room:
+            kv_tokens += first[request]
+            if kv_tokens > room:
                 break
             peaks += self._start[request] + max(self._decode_steps[request], 1) - 1
             count += 1
@@ -212,23 +212,23 @@ class _Room:
         # Often as many fit as at the last question, or one more.
         low, high, probe = 0, count, min(count, self._fitted + 1)
         while low < high:
-            most, at = self._peak(requests[:probe], now)
-            if most <= self._capacity:
+            peak, at = self._peak(requests[:probe], now)
+            if peak <= self._capacity:
                 low = probe
             else:
                 high = probe - 1
                 if probe == 1:
                     first = requests[0]
-                    self._blocked[first] = at, most - self._start[first] - (at - now)
+                    self._blocked[first] = at, peak - self._start[first] - (at - now)
             probe = low + 1 if low == self._fitted else (low + high + 1) // 2
         self._fitted = low
         return low
 
     def _is_blocked(self, request: int, now: int) -> bool:
         """Return whether running requests still block this one."""
-        at, others = self._blocked.get(request, (-1, 0))
+        at, blockers = self._blocked.get(request, (-1, 0))
         assert self._capacity is not None
-        return now <= at and others + self._start[request] + at - now > self._capacity
+        return now <= at and blockers + self._start[request] + at - now > self._capacity
 
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
         """Return the peak of KV tokens, and its decode step."""
@@ -322,11 +322,11 @@ class _Run:
         return max(0, self._rule(self._problem, stage))
 
     def _start(self, requests: list[int], slots: list[int]) -> None:
-        own, last, self._left = 0, len(self._starts), self._work
+        mine, last, self._left = 0, len(self._starts), self._work
         taken = []
         for request, slot in zip(requests, slots, strict=True):
             self._bin_of[request] = last
-            own += self._own[request]
+            mine += self._own[request]
             if self._decode_steps[request] > 0:
                 taken.append(request)
                 self._free.remove(slot)
@@ -335,8 +335,8 @@ class _Run:
         self._queue.take(requests)
         self._room.enter(taken, self._now)
         self._waiting -= len(requests)
-        self._prompts -= own
-        computed = own if self._cache is None else self._cache.begin(np.array(requests, dtype=np.int64))
+        self._prompts -= mine
+        computed = mine if self._cache is None else self._cache.begin(np.array(requests, dtype=np.int64))
         self._prefill += self._problem.cost.prefill_seconds(computed)
 
     def _decode(self, most: int) -> bool:
@@ -345,9 +345,9 @@ class _Run:
         decode_steps = decode_steps if most < 0 else min(decode_steps, most)
         if self._room.overflows(self._now, decode_steps) and len(self._finishing) > 1:
             return False
-        active, held = len(self._finishing), self._room.held(self._now)
+        active, kv_tokens = len(self._finishing), self._room.held(self._now)
         self._work -= active * decode_steps
-        self._tokens -= decode_steps * held + active * (decode_steps * (decode_steps - 1) // 2)
+        self._tokens -= decode_steps * kv_tokens + active * (decode_steps * (decode_steps - 1) // 2)
         self._now += decode_steps
         while self._finishing and self._finishing[0][0] <= self._now:
             insort(self._free, heapq.heappop(self._finishing)[1])
@@ -357,11 +357,11 @@ class _Run:
     def _least(self) -> float:
         """Return the least seconds left, with slots and memory full."""
         problem, cost = self._problem, self._problem.cost
-        left = self._work / problem.slots
+        seconds_left = self._work / problem.slots
         if problem.kv_capacity is not None:
-            left = max(left, self._tokens / problem.kv_capacity)
+            seconds_left = max(seconds_left, self._tokens / problem.kv_capacity)
         if self._finishing:
-            left = max(left, max(self._finishing)[0] - self._now if not self._waiting else 0)
+            seconds_left = max(seconds_left, max(self._finishing)[0] - self._now if not self._waiting else 0)
         stages = -(-self._waiting // problem.slots)
         rest: float = cost.prefill_base * stages + cost.prefill_per_token * self._prompts
-        return self._prefill + rest + cost.decode_base * (self._now + left) + self._reads
+        return self._prefill + rest + cost.decode_base * (self._now + seconds_left) + self._reads

@@ -84,9 +84,9 @@ class Opportunity:
         if not cost.prefill_floor and not cost.prefill_bend:
             return cost.prefill_base
         # A floor is saved only as far as the prompts are below it.
-        one = -(-self.tokens // self.joining)
-        apart = cost.prefill_seconds(self.tokens) + cost.prefill_seconds(one)
-        return max(0.0, float(apart - cost.prefill_seconds(self.tokens + one)))
+        stages = -(-self.tokens // self.joining)
+        apart = cost.prefill_seconds(self.tokens) + cost.prefill_seconds(stages)
+        return max(0.0, float(apart - cost.prefill_seconds(self.tokens + stages)))
 
 
 class PrefillRule(Protocol):

@@ -47,15 +47,15 @@ class _Swapped:
 
     def back(self, state: ServingState, spare: int, most: int) -> list[int]:
         """Return the requests that may return, with ``spare`` blocks left."""
-        found: list[int] = []
-        while self.queue and len(found) < most:
+        requests: list[int] = []
+        while self.queue and len(requests) < most:
             _, request, tokens = self.queue[0]
             if state.ledger.lacking(request, tokens + 1) > state.ledger.free - spare:
                 break
             heapq.heappop(self.queue)
             state.ledger.grow(request, tokens + 1)
-            found.append(request)
-        return found
+            requests.append(request)
+        return requests
 
 
 class Vllm:

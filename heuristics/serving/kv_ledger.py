@@ -168,15 +168,15 @@ class KvLedger:
 
     def _origin(self, loan: Loan) -> list[Loan]:
         """Split a loan by the origins of its places, in order."""
-        found: list[Loan] = []
+        loans: list[Loan] = []
         begin, first, last = 0, loan.start, loan.start + loan.tokens
-        own = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
-        for part in (own, *self.loans[loan.host]):
+        allocation = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
+        for part in (allocation, *self.loans[loan.host]):
             here, there = max(first - begin, 0), min(last - begin, part.tokens)
             if here < there:
-                found.append(Loan(part.host, part.start + here, there - here))
+                loans.append(Loan(part.host, part.start + here, there - here))
             begin += part.tokens
-        return found
+        return loans
 
     def _give_back(self, guest: int) -> None:
         hosts = dict.fromkeys(loan.host for loan in self.loans.pop(guest))
@@ -189,10 +189,10 @@ class KvLedger:
 
     def guests_of(self, request: int) -> list[int]:
         """Return all guests in a request's region, the deepest first."""
-        found: dict[int, None] = {}
+        guests: dict[int, None] = {}
         for guest in self.guests.get(request, ()):
-            found |= dict.fromkeys((*self.guests_of(guest), guest))
-        return list(found)
+            guests |= dict.fromkeys((*self.guests_of(guest), guest))
+        return list(guests)
 
     def first_guests(self, request: int) -> list[int]:
         """Return the guests that must leave before a request's next token."""
@@ -227,8 +227,8 @@ class KvLedger:
 
     def promised(self, request: int) -> int:
         """Return a request's own and borrowed tokens, lent or not."""
-        own = self.own.get(request, 0) * self.block_tokens
-        return own + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else own
+        tokens = self.own.get(request, 0) * self.block_tokens
+        return tokens + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else tokens
 
     def _measure(self, request: int) -> None:
         if request in self._gone:

@@ -132,14 +132,14 @@ class LeapingEngine:
     def _drop(self, dropped: list[int]) -> None:
         victim = self._running.pop()
         if victim == self._partial:
-            held, self._partial = self._partial_held, None
+            tokens, self._partial = self._partial_held, None
         else:
-            held = self._base[victim] + self._t
+            tokens = self._base[victim] + self._t
             # Not served in this iteration: it comes after those that were.
             self._leave(victim)
             self._generated[victim] = self._output[victim] - (self._last[victim] - self._t + 1)
             self._ends[self._last[victim]].remove(victim)
-        self._free += -(-held // self._size)
+        self._free += -(-tokens // self._size)
         dropped.append(victim)
         self.preemptions += 1
 
@@ -150,17 +150,17 @@ class LeapingEngine:
 
     def _go_on(self, budget: int, chunks: list[tuple[int, int, int]], dropped: list[int]) -> int:
         """Continue the partial prompt; return the budget left."""
-        request, held = self._partial, self._partial_held
+        request, past = self._partial, self._partial_held
         assert request is not None
-        lacks = self._prompt[request] + self._generated[request] - held
+        lacks = self._prompt[request] + self._generated[request] - past
         new = min(lacks, budget)
-        blocks = -(-(held + new) // self._size) - -(-held // self._size)
+        blocks = -(-(past + new) // self._size) - -(-past // self._size)
         if blocks > self._free:
             self._drop(dropped)
             return budget
         self._free -= blocks
         self._partial_held += new
-        chunks.append((request, new, held))
+        chunks.append((request, new, past))
         if new == lacks:
             self._partial = None
         return budget - new
@@ -182,24 +182,24 @@ class LeapingEngine:
     def _mix(self, chunks: list[tuple[int, int, int]]) -> list[int]:
         """Run an iteration with prompts; return finished requests."""
         now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
-        held = self._bases + self._decoding * (now + 1)
+        kv_tokens = self._bases + self._decoding * (now + 1)
         self.tokens += self._decoding + sum(new for _, new, _ in chunks)
         if self._priced:
-            each = [(new, before) for _, new, before in chunks]
-            self._mixed.append((self._decoding, held, each, self._decoding + len(drawing)))
+            chunk_sizes = [(new, before) for _, new, before in chunks]
+            self._mixed.append((self._decoding, kv_tokens, chunk_sizes, self._decoding + len(drawing)))
         self._t += 1
         over = self._end(now)
         for request in drawing:
             known = self._prompt[request] + self._generated[request]
             self._generated[request] += 1
-            left = self._output[request] - self._generated[request]
-            if not left:
+            tokens_left = self._output[request] - self._generated[request]
+            if not tokens_left:
                 self._running.remove(request)
                 self._free += -(-known // self._size)
                 over.append(request)
                 continue
-            self._base[request], self._last[request] = known - self._t, now + left
-            self._ends.setdefault(now + left, []).append(request)
+            self._base[request], self._last[request] = known - self._t, now + tokens_left
+            self._ends.setdefault(now + tokens_left, []).append(request)
             self._phases[self._base[request] % self._size] += 1
             self._decoding += 1
             self._bases += self._base[request]
@@ -210,8 +210,8 @@ class LeapingEngine:
 
     def _chunk_on(self, request: int) -> None:
         """Run the full chunks of one prompt."""
-        held, new = self._partial_held, self._budget - len(self._running) + 1
-        count = (self._prompt[request] + self._generated[request] - held - 1) // new
+        past, new = self._partial_held, self._budget - len(self._running) + 1
+        count = (self._prompt[request] + self._generated[request] - past - 1) // new
         if self._ends:
             count = min(count, min(self._ends) - self._t)
         until = self._client.next_arrival(self._t - 1)
@@ -225,7 +225,7 @@ class LeapingEngine:
         if self._priced:
             for k in range(count):
                 decoding = self._bases + self._decoding * (self._t + k + 1)
-                self._mixed.append((self._decoding, decoding, [(new, held + k * new)], self._decoding))
+                self._mixed.append((self._decoding, decoding, [(new, past + k * new)], self._decoding))
         self._free -= needed
         self._partial_held += count * new
         self.tokens += count * (self._decoding + new)
@@ -234,11 +234,11 @@ class LeapingEngine:
 
     def _chunks_need(self, count: int, new: int) -> int:
         """Return the blocks of ``count`` chunks of ``new`` tokens."""
-        held, (cycles, rest) = self._partial_held, divmod(count, self._size)
+        past, (cycles, rest) = self._partial_held, divmod(count, self._size)
         decoding = cycles * self._decoding + sum(
             self._phases[-(self._t + k) % self._size] for k in range(rest)
         )
-        return decoding + -(-(held + count * new) // self._size) - -(-held // self._size)
+        return decoding + -(-(past + count * new) // self._size) - -(-past // self._size)
 
     def _leap(self) -> list[int]:
         """Run iterations up to the next event; return finished requests."""
@@ -273,12 +273,14 @@ class LeapingEngine:
     def _seconds(self, prices: IterationPrices | None) -> float | None:
         if prices is None:
             return None
-        seconds = sum(prices.mixed_seconds(*one) for one in self._mixed)
+        seconds = sum(prices.mixed_seconds(*mix) for mix in self._mixed)
         if self._leaps:
-            decodes, held, count = np.array(self._leaps, dtype=np.int64).T
+            decodes, kv_tokens, count = np.array(self._leaps, dtype=np.int64).T
             which = np.repeat(np.arange(len(count)), count)
             nth = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-            seconds += float(prices.decode_seconds(decodes[which], held[which] + nth * decodes[which]).sum())
+            seconds += float(
+                prices.decode_seconds(decodes[which], kv_tokens[which] + nth * decodes[which]).sum()
+            )
         return seconds
 
 

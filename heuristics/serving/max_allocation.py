@@ -86,16 +86,16 @@ class ShortestRemaining(_Preemptive):
             heapq.heappush(self._queue, (float(state.predicted[request]), request, request))
         leaving: list[int] = []
         if state.arrived and self._queue:
-            left = {
+            remaining = {
                 request: max(1.0, float(state.predicted[request] - state.generated[request]))
                 for request in self._active
             }
-            for key, _, _ in heapq.nsmallest(len(left), self._queue):
-                longest = max(left, key=left.__getitem__, default=-1)
-                if longest < 0 or left[longest] <= key:
+            for key, _, _ in heapq.nsmallest(len(remaining), self._queue):
+                longest = max(remaining, key=remaining.__getitem__, default=-1)
+                if longest < 0 or remaining[longest] <= key:
                     break
                 leaving.append(longest)
-                heapq.heappush(self._queue, (left.pop(longest), longest, longest))
+                heapq.heappush(self._queue, (remaining.pop(longest), longest, longest))
                 del self._active[longest]
         return self._change(state, leaving)
 

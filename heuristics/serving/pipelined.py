@@ -51,17 +51,17 @@ class KvForecast:
 
     def fits(self, held: int, rest: int, stay: int) -> bool:
         """Return whether one more request fits until its end."""
-        most = held + rest
-        if most <= self._least:
+        peak = held + rest
+        if peak <= self._least:
             return True
         free = self._until(stay)
         self._least = int(free[free.argmin()])
-        if most <= self._least:
+        if peak <= self._least:
             return True
         # For such short arrays, numpy counts in a third of the time that a minimum takes.
-        if np.count_nonzero(free[rest : stay + 1] < most):
+        if np.count_nonzero(free[rest : stay + 1] < peak):
             return False
-        return not np.count_nonzero(free[:rest] < np.arange(held, most))
+        return not np.count_nonzero(free[:rest] < np.arange(held, peak))
 
     def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
         """Return False for requests that clearly do not fit, each tested alone.
@@ -88,13 +88,13 @@ class KvForecast:
 
     def _count(self) -> IntArray:
         columns = (self._held, self._rest, self._stay)
-        held, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
+        kv_tokens, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
         after = stay + 1
         last = int(after.max(initial=0))
-        taken = np.bincount(after, held + rest, last + 1).astype(np.int64)
+        taken = np.bincount(after, kv_tokens + rest, last + 1).astype(np.int64)
         # Each request that still generates takes one more token an iteration.
         taken[1:] -= (len(rest) - np.cumsum(np.bincount(rest, minlength=last + 1)))[:-1]
-        taken[0] -= held.sum()
+        taken[0] -= kv_tokens.sum()
         free: IntArray = self._capacity + np.cumsum(taken)
         return free
 
@@ -167,15 +167,15 @@ class Pipelined:
         going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
         self._extend(state, going)
         sent: list[int] = []
-        left = len(going)
+        rest = len(going)
         for request in going[state.held[going] + 1 > ledger.room[going]].tolist():
             while request not in sent and not ledger.grow(request, int(state.held[request]) + 1):
                 # The last one in is a guest in memory promised to the others.
-                left -= 1
-                guest = int(going[left])
+                rest -= 1
+                guest = int(going[rest])
                 self._send(state, guest)
                 sent.append(guest)
-        return going[:left], sent
+        return going[:rest], sent
 
     def _extend(self, state: ServingState, going: IntArray) -> None:
         """Raise predictions that completions exceed."""
@@ -193,8 +193,8 @@ class Pipelined:
         ledger = state.ledger
         alone = not going.size and self._partial is None
         for request, tokens in tuple(self._host.items()):
-            kept = 0 if alone and not back else int(self._sizes.reserved * ledger.blocks)
-            if ledger.lacking(request, tokens + 1) > ledger.free - kept:
+            reserved = 0 if alone and not back else int(self._sizes.reserved * ledger.blocks)
+            if ledger.lacking(request, tokens + 1) > ledger.free - reserved:
                 break
             ledger.grow(request, tokens + 1)
             del self._host[request]
@@ -225,9 +225,9 @@ class Pipelined:
     def _forecast(self, state: ServingState, there: IntArray) -> KvForecast:
         ledger = state.ledger
         capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._sizes.reserved))
-        held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
+        kv_tokens = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
         rest = np.maximum(self._end[there] - state.generated[there], 1)
-        return KvForecast(capacity, held, rest, self._stays(rest))
+        return KvForecast(capacity, kv_tokens, rest, self._stays(rest))
 
     def _stay(self, rest: int) -> int:
         """Return how many iterations a request may stay."""
@@ -244,8 +244,8 @@ class Pipelined:
             return first
         if not math.isfinite(state.deadline[first]):
             return self._largest(state, forecast)
-        least = queue.shortest(_TRIED)
-        return next((request for request in least if self._fits(state, request, forecast)), None)
+        shortest = queue.shortest(_TRIED)
+        return next((request for request in shortest if self._fits(state, request, forecast)), None)
 
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
         """Return the oldest of the largest requests that fit, or None."""
@@ -275,23 +275,25 @@ class Pipelined:
 
     def _that_may(self, state: ServingState, forecast: KvForecast, ids: IntArray) -> IntArray:
         tokens, prompt, rest = state.ledger.block_tokens, state.prompt[ids], self._end[ids]
-        held = prompt + tokens // 2
-        return ids[forecast.may_fit(held, rest, self._stays(rest)) & (prompt <= state.ledger.free * tokens)]
+        kv_tokens = prompt + tokens // 2
+        return ids[
+            forecast.may_fit(kv_tokens, rest, self._stays(rest)) & (prompt <= state.ledger.free * tokens)
+        ]
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
         if ledger.blocks_for(prompt) > ledger.free:
             return False
-        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
-        return forecast.fits(held, rest, self._stay(rest)) or ledger.free == ledger.blocks
+        kv_tokens, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        return forecast.fits(kv_tokens, rest, self._stay(rest)) or ledger.free == ledger.blocks
 
     def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
         ledger, prompt = state.ledger, int(state.prompt[request])
         self._prompts.remove(request)
         self._begun[request] = True
         ledger.grow(request, prompt)
-        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
-        forecast.add(held, rest, self._stay(rest))
+        kv_tokens, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        forecast.add(kv_tokens, rest, self._stay(rest))
         # Promised tokens beyond the capacity.
         beyond = forecast.promised - ledger.blocks * ledger.block_tokens
         ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))

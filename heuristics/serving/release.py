@@ -108,8 +108,8 @@ def simulated(
 
 def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvLedger]:
     """Return an engine's rule and memory."""
-    each = work.input_tokens + work.output_tokens + limits.block_tokens
-    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
+    reserved = work.input_tokens + work.output_tokens + limits.block_tokens
+    capacity = int(reserved.sum()) if limits.kv_tokens is None else limits.kv_tokens
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
     return policy, KvLedger(capacity, len(work), limits.block_tokens)
 
@@ -158,11 +158,11 @@ def choose_release(
     for name in names:
         together = None if sent is None else sent[name]
         predicted = predict(sequences, limits, orders[name], in_flight, lag=1, sent=together)
-        found = Release(name, orders[name], predicted)
-        if found.predicted is None:
-            return found
-        if best is None or best.predicted is None or found.predicted.work < best.predicted.work:
-            best = found
+        release = Release(name, orders[name], predicted)
+        if release.predicted is None:
+            return release
+        if best is None or best.predicted is None or release.predicted.work < best.predicted.work:
+            best = release
     assert best is not None
     return best
 

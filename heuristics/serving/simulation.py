@@ -153,11 +153,11 @@ class ServingJob:
                 f"request {name!r} ends with {needed[request]} tokens of KV cache on a device"
                 f" of {room}. Leave it out or raise the capacity."
             )
-        given = self.output if predicted is None else predicted
+        expected = self.output if predicted is None else predicted
         zeros = np.zeros(count, dtype=np.int64)
         self.state = ServingState(
             prompt=workload.input_tokens,
-            predicted=given,
+            predicted=expected,
             arrival=workload.arrival,
             deadline=workload.deadline,
             ledger=ledger,
@@ -309,7 +309,7 @@ class ServingJob:
         state, (running, drawing), (now, seconds) = self.state, requests, took
         end = now + seconds
         prompt_tokens = sum(new for _, new in step.prefill)
-        held = self._held()
+        kv_tokens = self._held()
         promised = (self.ledger.blocks - self.ledger.free) * self.ledger.block_tokens
         state.generated[running] += 1
         over = running[state.generated[running] >= self.output[running]].tolist()
@@ -324,7 +324,9 @@ class ServingJob:
                 state.prefilled.append(request)
         for request in over:
             self._finish(request, end)
-        self.records.append((now, seconds, len(running), prompt_tokens, held, promised, len(over), decided))
+        self.records.append(
+            (now, seconds, len(running), prompt_tokens, kv_tokens, promised, len(over), decided)
+        )
         return end
 
     def _judge(self, running: IntArray, prefilling: list[int]) -> None:
@@ -362,7 +364,7 @@ class ServingJob:
         ledger = self.ledger
         columns = list(zip(*self.records, strict=True))
         start, seconds, decided = (np.array(columns[at]) for at in (0, 1, 7))
-        decodes, prompts, held, promised, completed = (
+        decodes, prompts, kv_tokens, promised, completed = (
             np.array(columns[at], dtype=np.int64) for at in (2, 3, 4, 5, 6)
         )
         stopped = self.done < len(self.workload)
@@ -385,7 +387,7 @@ class ServingJob:
             seconds=seconds,
             decodes=decodes,
             prompt_tokens=prompts,
-            held=held,
+            held=kv_tokens,
             promised=promised,
             completed=completed,
             decided=decided,

@@ -30,8 +30,8 @@ def agreed_scores(lengths: FloatArray) -> FloatArray:
     scores = np.where(has, scores, 0.0)
     loading = _loadings(scores, has)
     weight = loading / (1.0 - loading**2)
-    found = weight @ scores / (1.0 + (weight * loading) @ has)
-    return np.where(has.any(axis=0), found, np.nan)
+    factor = weight @ scores / (1.0 + (weight * loading) @ has)
+    return np.where(has.any(axis=0), factor, np.nan)
 
 
 def prompt_scores(lengths: FloatArray, prompt: FloatArray) -> FloatArray:

@@ -110,15 +110,15 @@ class LearntKinds:
         waiting = self.given[now.waiting[self.given]]
         if not 0 < len(waiting) <= self._params.largest or np.ptp(self._kind[waiting]) == 0:
             return None
-        seen, saved = np.flatnonzero(now.running | now.ended), []
-        lengths = self._lengths(seen, now)
+        begun, saved = np.flatnonzero(now.running | now.ended), []
+        lengths = self._lengths(begun, now)
         means = [lengths[kind].mean for kind in np.unique(self._kind[waiting]).tolist()]
         if max(means) < self._params.differ * min(means):
             self._follows = False
             return waiting
         for half in (0, 1):
-            mine = self._place[seen] % 2 == half
-            learnt_from, held_out = seen[mine], seen[~mine]
+            mine = self._place[begun] % 2 == half
+            learnt_from, held_out = begun[mine], begun[~mine]
             order = self._longest_kinds(waiting, self._lengths(learnt_from, now))
             saved += self._saved(waiting, order, self._lengths(held_out, now), now)
         mean, error = float(np.mean(saved)), float(np.std(saved)) / len(saved) ** 0.5
@@ -136,32 +136,34 @@ class LearntKinds:
 
         found = []
         for kind in range(int(self._kind.max()) + 1):
-            own = seen[self._kind[seen] == kind]
-            found.append(lengths(own if len(own) >= self._params.fewest else seen))
+            members = seen[self._kind[seen] == kind]
+            found.append(lengths(members if len(members) >= self._params.fewest else seen))
         return found
 
     def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
-        mean = np.array([one.mean for one in lengths])
+        mean = np.array([kind.mean for kind in lengths])
         return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
 
     def _saved(
         self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], now: Progress
     ) -> list[float]:
         """Return the saved share of the steps left, for each sample."""
-        running, found = np.flatnonzero(now.running), []
+        running, savings = np.flatnonzero(now.running), []
         steps = np.zeros(len(self._kind))
         for _ in range(max(2, min(self._params.samples, self._params.draws // len(waiting)))):
-            for kind, one in enumerate(lengths):
+            for kind, distribution in enumerate(lengths):
                 mine = waiting[self._kind[waiting] == kind]
-                steps[mine] = one.sample(self._rng, np.zeros(len(mine)))
+                steps[mine] = distribution.sample(self._rng, np.zeros(len(mine)))
                 of_kind = running[self._kind[running] == kind]
                 reached = now.reached[of_kind].astype(np.float64)
-                steps[of_kind] = one.sample(self._rng, reached) - reached
-            left = np.minimum(steps, self._most)
-            begun = left[running].tolist() + [0.0] * (self._slots - len(running))
-            given = decode_steps_of(begun, left[waiting].tolist())
-            found.append(1 - decode_steps_of(begun, left[order].tolist()) / given if given else 0.0)
-        return found
+                steps[of_kind] = distribution.sample(self._rng, reached) - reached
+            steps_left = np.minimum(steps, self._most)
+            begun = steps_left[running].tolist() + [0.0] * (self._slots - len(running))
+            file_order = decode_steps_of(begun, steps_left[waiting].tolist())
+            savings.append(
+                1 - decode_steps_of(begun, steps_left[order].tolist()) / file_order if file_order else 0.0
+            )
+        return savings
 
 
 class KindOrder:
@@ -212,8 +214,8 @@ def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_fir
 def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
     """Return each request's place among those of its kind."""
     place = np.zeros(len(order), dtype=np.int64)
-    for one in range(int(kind.max()) + 1):
-        mine = order[kind[order] == one]
+    for number in range(int(kind.max()) + 1):
+        mine = order[kind[order] == number]
         place[mine] = np.arange(len(mine))
     return place
 
@@ -226,8 +228,8 @@ def _in_turn(order: IntArray, kind: IntArray, cap: IntArray, place: IntArray, bl
     share, mixed = (place + 0.5) / np.bincount(kind)[kind], order.copy()
     if np.abs(share[order] - (np.arange(len(order)) + 0.5) / len(order)).max() < blocks:
         return mixed
-    for one in np.unique(cap):
-        at = np.flatnonzero(cap[order] == one)
+    for value in np.unique(cap):
+        at = np.flatnonzero(cap[order] == value)
         mixed[at] = order[at][np.argsort(share[order[at]], kind="stable")]
     return mixed
 
@@ -256,9 +258,9 @@ def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float
     rng, saved = np.random.default_rng(seed), []
     for _ in range(samples):
         steps = np.ceil(problem.decode_steps * rng.random(len(problem)))
-        given = decode_steps_of([0.0] * problem.slots, steps.tolist())
-        least = max(steps.sum() / problem.slots, steps.max())
-        saved.append(1 - least / given if given else 0.0)
+        file_order = decode_steps_of([0.0] * problem.slots, steps.tolist())
+        bound = max(steps.sum() / problem.slots, steps.max())
+        saved.append(1 - bound / file_order if file_order else 0.0)
     return float(np.mean(saved))
 
 
@@ -290,12 +292,12 @@ class _Lengths:
     def sample(self, rng: np.random.Generator, reached: FloatArray) -> FloatArray:
         """Return a length beyond each of those reached."""
         first = np.searchsorted(self.at, reached, side="right")
-        least = np.where(first > 0, self.below[np.maximum(first - 1, 0)], 0.0)
-        share = least + rng.random(len(reached)) * (1 - least)
+        lowest = np.where(first > 0, self.below[np.maximum(first - 1, 0)], 0.0)
+        share = lowest + rng.random(len(reached)) * (1 - lowest)
         at = np.minimum(np.searchsorted(self.below, share), len(self.at) - 1)
         longest = self.at[-2] if len(self.at) > 1 else 0.0
         # Equal lengths would fill the slots evenly, so that no order could save anything.
         beyond_seen = longest + 2 * (self.at[-1] - longest) * rng.random(len(reached))
-        found = np.where(at == len(self.at) - 1, beyond_seen, self.at[at])
-        beyond: FloatArray = np.maximum(found, reached + 1)
+        lengths = np.where(at == len(self.at) - 1, beyond_seen, self.at[at])
+        beyond: FloatArray = np.maximum(lengths, reached + 1)
         return beyond

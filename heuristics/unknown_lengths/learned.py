@@ -91,8 +91,8 @@ class Learner:
         due = self._learnt_at + max(1, self._learnt_at // self._every)
         if self._model is None or self._ends >= due or now:
             begun = np.flatnonzero(self.started)
-            seen = Observed(self.group[begun], state.decoded[begun], self.ended[begun])
-            self._model = LengthModel.learnt(seen, self.groups, self.known, self._wanted())
+            observed = Observed(self.group[begun], state.decoded[begun], self.ended[begun])
+            self._model = LengthModel.learnt(observed, self.groups, self.known, self._wanted())
             self._learnt_at = self._ends
         return self._model
 
@@ -133,8 +133,8 @@ class LearnedOrder:
         self._learner = learner
         self._arrival_rank = np.argsort(arrival_order(problem))
         score = learner.known.score
-        told = np.zeros(learner.groups, dtype=np.bool_) if score is None else ~np.isnan(score)
-        self._scouted: npt.NDArray[np.bool_] = ~told[learner.group]
+        predicted = np.zeros(learner.groups, dtype=np.bool_) if score is None else ~np.isnan(score)
+        self._scouted: npt.NDArray[np.bool_] = ~predicted[learner.group]
         self.since = np.zeros(len(problem), dtype=np.int64)
         """Decode steps each request had when it last joined."""
         self._left_by: LengthModel | None = None
@@ -182,8 +182,8 @@ class LearnedOrder:
         """Return each request's quantile of decode steps left."""
         group, tokens = self._learner.group[requests], state.decoded[requests]
         # The expected length breaks ties, such as requests that may all reach the cap.
-        left = model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
-        return _told_apart(left)
+        steps_left = model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
+        return _told_apart(steps_left)
 
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Order waiting requests: scouts first, then the longest expected."""
@@ -191,8 +191,8 @@ class LearnedOrder:
         if not self._scouted.any():
             return np.argsort(-self.left(state, waiting), kind="stable")
         group = learner.group[waiting]
-        seen = np.bincount(learner.group[learner.started], minlength=learner.groups)
-        scout = (place_in_group(group) + seen[group] < SCOUTS) & self._scouted[waiting]
+        started = np.bincount(learner.group[learner.started], minlength=learner.groups)
+        scout = (place_in_group(group) + started[group] < SCOUTS) & self._scouted[waiting]
         scout &= ~learner.started[waiting]
         return np.lexsort((np.where(scout, 0.0, -self.left(state, waiting)), ~scout))
 
@@ -268,11 +268,11 @@ class SurvivalPolicy:
         running = running[state.decoded[running] - queue.since[running] >= REST * mean]
         running_left = queue.left_at_most(state, model, running)
         waiting_left = queue.left_at_most(state, model, waiting)
-        running = running[(least := np.argsort(running_left, kind="stable"))]
-        waiting = waiting[(most := np.argsort(-waiting_left, kind="stable"))]
+        running = running[(shortest_first := np.argsort(running_left, kind="stable"))]
+        waiting = waiting[(longest_first := np.argsort(-waiting_left, kind="stable"))]
         pairs = min(len(running), len(waiting))
         out, into = running[:pairs], waiting[:pairs]
-        gain = waiting_left[most][:pairs] - running_left[least][:pairs]
+        gain = waiting_left[longest_first][:pairs] - running_left[shortest_first][:pairs]
         worth = gain > np.maximum(MARGIN * mean, self._moved_steps(state, out, into))
         count = pairs if worth.all() else int(np.argmin(worth))
         if not count or not self._fits(state, out[:count], into[:count]):
@@ -288,20 +288,20 @@ class SurvivalPolicy:
     def _moved_steps(self, state: State, out: IntArray, into: IntArray) -> FloatArray:
         """Return the slot-steps lost to moving each pair."""
         assert self._swap is not None
-        held = self._problem.prompt_tokens + state.decoded
-        tokens = 2 * held[out] + np.where(self._learner.started[into], held[into], 0)
-        found = self._swap * tokens / self._problem.cost.decode_base * self._problem.slots
-        return np.asarray(found, dtype=np.float64)
+        kv_tokens = self._problem.prompt_tokens + state.decoded
+        tokens = 2 * kv_tokens[out] + np.where(self._learner.started[into], kv_tokens[into], 0)
+        steps = self._swap * tokens / self._problem.cost.decode_base * self._problem.slots
+        return np.asarray(steps, dtype=np.float64)
 
     def _fits(self, state: State, out: IntArray, into: IntArray) -> bool:
         """Return whether memory and the token cap allow the change."""
-        held = self._problem.kv_at_start + state.decoded
+        kv_tokens = self._problem.kv_at_start + state.decoded
         if self._admission.capacity is not None:
-            after = state.kv_held - int(held[out].sum()) + int(held[into].sum())
+            after = state.kv_held - int(kv_tokens[out].sum()) + int(kv_tokens[into].sum())
             if after > self._admission.room_at_entry:
                 return False
         cap = self._problem.prefill_token_cap
-        return cap is None or int(held[into].sum()) <= cap
+        return cap is None or int(kv_tokens[into].sum()) <= cap
 
 
 def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:

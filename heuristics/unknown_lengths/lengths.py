@@ -69,12 +69,12 @@ class Known:
         if self.score is None or np.isnan(self.score).all():
             return None
         score = np.append(normal_scores(self.score), np.nan)
-        told = ~np.isnan(score)
+        predicted = ~np.isnan(score)
         mean = np.nan_to_num(score)[:, None, None] * TRUSTS[:, None]
-        variance = np.where(told[:, None], 1.0 - TRUSTS**2, 1.0)[:, :, None]
-        found: FloatArray = np.exp(-((EFFECTS - mean) ** 2) / (2.0 * variance))
-        found /= found.sum(axis=2, keepdims=True)
-        return found
+        variance = np.where(predicted[:, None], 1.0 - TRUSTS**2, 1.0)[:, :, None]
+        prior: FloatArray = np.exp(-((EFFECTS - mean) ** 2) / (2.0 * variance))
+        prior /= prior.sum(axis=2, keepdims=True)
+        return prior
 
 
 NOTHING = Known()
@@ -124,14 +124,14 @@ class LengthModel:
 
         Raises ValueError if no request has ended, so that no length is known.
         """
-        seen = observed if known.past is None else _joined(observed, known.past, groups)
-        if not seen.ended.any():
+        observations = observed if known.past is None else _joined(observed, known.past, groups)
+        if not observations.ended.any():
             raise ValueError("no request has ended, so no length is known")
-        cap = _cap(seen, known.longest)
-        lengths, tops, survival = _pooled(seen, cap)
+        cap = _cap(observations, known.longest)
+        lengths, tops, survival = _pooled(observations, cap)
         table = _mass(survival)
-        every = groups if known.past is None else int(max(seen.group.max() + 1, groups))
-        log, of_group = _log_likelihood(seen, tops, table, every)
+        every = groups if known.past is None else int(max(observations.group.max() + 1, groups))
+        log, of_group = _log_likelihood(observations, tops, table, every)
         wanted = np.ones(groups, dtype=np.bool_) if wanted is None else wanted
         if known.effects is None:
             mass, joint = _posterior(log, of_group[:groups], np.bincount(of_group), table)
@@ -153,8 +153,8 @@ class LengthModel:
 
     def expected(self, group: IntArray) -> FloatArray:
         """Return new requests' expected decode steps, same shape."""
-        found: FloatArray = (self.mass @ self.lengths)[group]
-        return found
+        means: FloatArray = (self.mass @ self.lengths)[group]
+        return means
 
     def remaining(self, group: IntArray, tokens: IntArray) -> FloatArray:
         """Return unfinished requests' expected decode steps left, same shape.
@@ -163,9 +163,9 @@ class LengthModel:
         tokens: Decode steps each has had. A request longer than every length seen has at least one left.
         """
         by_atom, total = self._yet_to_come(group, tokens)
-        left = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
-        found: FloatArray = np.where(total > LEAST, np.maximum(left, 1.0), 1.0)
-        return found
+        means = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
+        steps: FloatArray = np.where(total > LEAST, np.maximum(means, 1.0), 1.0)
+        return steps
 
     def remaining_at_most(self, group: IntArray, tokens: IntArray, probability: float) -> FloatArray:
         """Return a quantile of the decode steps left, same shape.
@@ -268,11 +268,11 @@ def _log_likelihood(
     row_of = [numbers.setdefault(each.tobytes(), len(numbers)) for each in count]
     distinct = np.frombuffer(b"".join(numbers), dtype=count.dtype).reshape(-1, 2 * atoms)
     probability = np.concatenate((mass, longer), axis=2).reshape(-1, 2 * atoms)
-    found = np.zeros((len(distinct) + 1, SHARES.size * EFFECTS.size))
-    found[:-1] = distinct @ np.log(np.maximum(probability, LEAST)).T
+    logs = np.zeros((len(distinct) + 1, SHARES.size * EFFECTS.size))
+    logs[:-1] = distinct @ np.log(np.maximum(probability, LEAST)).T
     of_group = np.full(groups, len(distinct), dtype=np.int64)
     of_group[shown] = row_of
-    return found.reshape(-1, SHARES.size, EFFECTS.size), of_group
+    return logs.reshape(-1, SHARES.size, EFFECTS.size), of_group
 
 
 def _posterior(
@@ -319,22 +319,22 @@ def _predicted_posterior(
     prior = effects[np.minimum(shown, last)]
     whole = np.empty((len(shown), effects.shape[1], SHARES.size))
     edges = np.searchsorted(of_group[shown], np.arange(nothing + 1))
-    for each, first, end in zip(likelihood, edges[:-1].tolist(), edges[1:].tolist(), strict=False):
+    for part, first, end in zip(likelihood, edges[:-1].tolist(), edges[1:].tolist(), strict=False):
         np.matmul(
-            prior[first:end].reshape(-1, EFFECTS.size), each.T, out=whole[first:end].reshape(-1, SHARES.size)
+            prior[first:end].reshape(-1, EFFECTS.size), part.T, out=whole[first:end].reshape(-1, SHARES.size)
         )
     np.maximum(whole, LEAST, out=whole)
     joint = _shares(np.log(whole).sum(axis=0) + np.diff(edges) @ peak[:-1, :, 0])
-    found = np.zeros((len(wanted), atoms))
+    posterior = np.zeros((len(wanted), atoms))
     # A group without observations has its prior: sum over the shares first.
     fresh = np.flatnonzero(wanted & (of_group[: len(wanted)] == nothing))
     by_trust = (joint @ mass.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(-1, atoms)
-    found[fresh] = effects.reshape(len(effects), -1)[np.minimum(fresh, last)] @ by_trust
+    posterior[fresh] = effects.reshape(len(effects), -1)[np.minimum(fresh, last)] @ by_trust
     mine = np.flatnonzero(shown < len(wanted))
     mine = mine[wanted[shown[mine]]]
     weight = likelihood[of_group[shown[mine]]] * ((joint / whole[mine]).transpose(0, 2, 1) @ prior[mine])
-    found[shown[mine]] = weight.reshape(len(mine), mass[..., 0].size) @ mass.reshape(-1, atoms)
-    return found, joint
+    posterior[shown[mine]] = weight.reshape(len(mine), mass[..., 0].size) @ mass.reshape(-1, atoms)
+    return posterior, joint
 
 
 def _shares(evidence: FloatArray) -> FloatArray:
@@ -350,9 +350,9 @@ def normal_scores(values: FloatArray) -> FloatArray:
     """
     from scipy.special import ndtri
 
-    found = np.full(len(values), np.nan)
-    told = ~np.isnan(values)
-    _, place, count = np.unique(values[told], return_inverse=True, return_counts=True)
+    scores = np.full(len(values), np.nan)
+    present = ~np.isnan(values)
+    _, place, count = np.unique(values[present], return_inverse=True, return_counts=True)
     middle = np.cumsum(count) - count / 2
-    found[told] = ndtri((middle / max(1, count.sum()))[place])
-    return found
+    scores[present] = ndtri((middle / max(1, count.sum()))[place])
+    return scores

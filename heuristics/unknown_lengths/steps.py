@@ -233,18 +233,18 @@ class _Serving:
 
     def forget_incomplete(self, groups: Sequence[int]) -> list[int]:
         """Evict incomplete groups, drop their tokens, and return them."""
-        left = [group for group in groups if self._ends[group] < self._wanted[group]]
-        if left:
-            requests = np.concatenate([np.flatnonzero(self._group == group) for group in left])
+        incomplete = [group for group in groups if self._ends[group] < self._wanted[group]]
+        if incomplete:
+            requests = np.concatenate([np.flatnonzero(self._group == group) for group in incomplete])
             self.stop(requests)
             self._policy.put_back(requests.tolist())
             self._waiting[requests] = False
             self._forgotten += int(self._decoded[requests].sum())
-            self._ends[left] = 0
+            self._ends[incomplete] = 0
             self._begun[requests] = self._ended[requests] = -1
             self.engine.restart(requests.tolist())
             self._decoded[requests] = 0
-        return left
+        return incomplete
 
     def _end(self, request: int) -> None:
         group = self._group[request]
@@ -269,9 +269,11 @@ def _check(ids: npt.NDArray[np.object_], step: IntArray, group: IntArray, groups
     np.maximum.at(high, group, step)
     if (low != high).any():
         members = np.flatnonzero(group == int(np.argmax(low != high)))
-        other = members[step[members] != step[members[0]]][0]
-        first, second = (repr(str(ids[at])) for at in (members[0], other))
+        member = members[step[members] != step[members[0]]][0]
+        first, second = (repr(str(ids[at])) for at in (members[0], member))
         raise ValueError(f"a group has requests in several steps, {first} and {second} among them")
-    most = int(np.bincount(group).max())
-    if way.keep is not None and way.keep >= most:
-        raise ValueError(f"keep is {way.keep}, and no group has more than {most} requests: it has no effect")
+    largest = int(np.bincount(group).max())
+    if way.keep is not None and way.keep >= largest:
+        raise ValueError(
+            f"keep is {way.keep}, and no group has more than {largest} requests: it has no effect"
+        )

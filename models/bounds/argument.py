@@ -95,7 +95,7 @@ class Known:
         """Return these proofs without curves that the bound does not need."""
         known = self
         for curve in self.curves:
-            fewer = known.with_curves(each for each in known.curves if each is not curve)
+            fewer = known.with_curves(other_curve for other_curve in known.curves if other_curve is not curve)
             if fewer.seconds >= self.seconds:
                 known = fewer
         return known

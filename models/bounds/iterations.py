@@ -62,8 +62,8 @@ def iteration_bound(
     claims.append((-(-computed // limits.batched_tokens), "tokens", {"kind": "tokens"}))
     if limits.blocks is not None and sequences.exact:
         claims.append((_by_memory(sequences, limits, limits.blocks), "KV", {"kind": "KV"}))
-    held = [one for one in claims if one[2]["kind"] in kinds]
-    value, source, claim = max(held, key=lambda one: one[0], default=(0, "nothing", {"kind": "none"}))
+    chosen = [one for one in claims if one[2]["kind"] in kinds]
+    value, source, claim = max(chosen, key=lambda one: one[0], default=(0, "nothing", {"kind": "none"}))
     return IterationBound(value, source, {**claim, "drafts": drafts} if drafts else claim)
 
 

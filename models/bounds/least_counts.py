@@ -51,8 +51,8 @@ def least_counts(problem: Problem, params: BoundParams = ALL_ON) -> Counts:
     """
     slots = problem.slots
     if problem.kv_capacity is not None:
-        held = np.cumsum(np.sort(problem.held_alone))
-        slots = min(slots, int(np.searchsorted(held, problem.kv_capacity, side="right")))
+        prompt_tokens = np.cumsum(np.sort(problem.held_alone))
+        slots = min(slots, int(np.searchsorted(prompt_tokens, problem.kv_capacity, side="right")))
     stages, stage_claim = fewest_stages(problem, slots, priced=STAGE_PACKING not in params.off)
     steps, step_claim = max(_fewest_steps(problem, slots, params), key=lambda found: found[0])
     claims = {
@@ -154,7 +154,9 @@ def cost_terms(problem: Problem, stages: int, decode_steps: int) -> dict[str, fl
     The positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
     """
     cost = problem.cost
-    prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
+    prefill = {
+        name: float(seconds[0]) for name, seconds in _prefill_terms(problem, np.array([stages])).items()
+    }
     return {
         **prefill,
         "decode steps": cost.decode_base * decode_steps,
@@ -217,8 +219,8 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
     shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
     needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
     np.fill_diagonal(needed, 0)
-    one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
-    return int(needed[one, other]), [int(longest[one]), int(longest[other])]
+    one, second = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
+    return int(needed[one, second]), [int(longest[one]), int(longest[second])]
 
 
 PRICED_WORK = 20_000_000
@@ -237,12 +239,12 @@ def fewest_stages(problem: Problem, slots: int, *, priced: bool) -> tuple[int, M
     bins of a packing, which dual feasible functions bound (``priced``).
     """
     stages, claim = -(-len(problem) // slots), BY_SLOTS
-    for pieces, cap, held in _packed(problem):
+    for pieces, cap, fields in _packed(problem):
         needed, witness = -(-int(pieces.sum()) // cap), BY_CAP
         if priced and cap * len(np.unique(pieces)) <= PRICED_WORK:
             bins, prices = packing_bound(pieces, cap)
             if bins > needed:
-                needed, witness = bins, {**prices, **held}
+                needed, witness = bins, {**prices, **fields}
         if needed > stages:
             stages, claim = needed, witness
     return stages, claim

@@ -40,8 +40,8 @@ class PackingBound(Argument):
         deadline = deadline.within(self._seconds)
         if deadline.left <= 0:
             return None
-        found = priced_packing(known.problem.decode_steps, known.counts.slots, known.cheapest[1], deadline)
-        if found is None:
+        bound = priced_packing(known.problem.decode_steps, known.counts.slots, known.cheapest[1], deadline)
+        if bound is None:
             return None
-        claim = {"at_least": found.value, **found.witness}
-        return Curve(self.part, np.full(len(known.prefill), found.value), claim)
+        claim = {"at_least": bound.value, **bound.witness}
+        return Curve(self.part, np.full(len(known.prefill), bound.value), claim)

@@ -90,17 +90,17 @@ def certified(known: Known) -> Bound:
         for argument in ARGUMENTS
     ]
     claims = {
-        argument.part: found if argument.lists_claims else found[0] for argument, found in proofs if found
+        argument.part: listed if argument.lists_claims else listed[0] for argument, listed in proofs if listed
     }
-    proving = [argument for argument, found in proofs if found and argument.kind != COUNTS]
+    proving = [argument for argument, listed in proofs if listed and argument.kind != COUNTS]
     certificate: dict[str, object] = {"kind": COUNTS, "slots": known.counts.slots, **known.counts.claims}
     source = COUNTS_SOURCE
     if proving:
         certificate["kind"] = proving[0].kind
         first = next(argument for argument in ARGUMENTS if argument.kind == proving[0].kind)
         claims = {first.part: [], **claims}
-        others = [argument.part for argument in proving if argument is not first]
-        source = " and ".join([first.source, *others])
+        followers = [argument.part for argument in proving if argument is not first]
+        source = " and ".join([first.source, *followers])
     return Bound(sum(terms.values()), source, terms, certificate | claims)
 
 

@@ -54,10 +54,10 @@ class IntervalPrices:
         most = int(stages.max(initial=0))
         largest = charged + most * (slots * self.interval + sum(self.spans))
         stages = exact(stages, largest)
-        given = slots * stages * self.interval
+        free = slots * stages * self.interval
         for more, price in enumerate(self.spans):
-            given = given + price * np.maximum(0, stages - more)
-        steps = np.maximum(0, -(-(charged - given) // (slots * PARTS + self.decode_step)))
+            free = free + price * np.maximum(0, stages - more)
+        steps = np.maximum(0, -(-(charged - free) // (slots * PARTS + self.decode_step)))
         return steps.astype(np.int64)
 
 
@@ -119,24 +119,24 @@ class StageIntervals:
         size, below, free = len(self.lengths), self._below, len(prices.spans)
         intervals = np.arange(1, free + 2)
         fixed = np.array([*prices.spans, 0])
-        least = np.zeros(size + 1, dtype=np.int64)
+        cheapest = np.zeros(size + 1, dtype=np.int64)
         before, kinds = np.zeros(size + 1, dtype=np.int64), np.zeros(size + 1, dtype=np.int64)
         for i, length in enumerate(self.lengths.tolist(), start=1):
-            each = length * PARTS + intervals * prices.interval
-            costs = least[:i] - each[:, None] * below[:i]
+            charges = length * PARTS + intervals * prices.interval
+            costs = cheapest[:i] - charges[:, None] * below[:i]
             start = costs.argmin(axis=1)
-            whole = costs[intervals - 1, start] + each * below[i] + fixed
+            whole = costs[intervals - 1, start] + charges * below[i] + fixed
             whole[0] += prices.decode_step * length
             kind = int(whole.argmin())
-            least[i], before[i], kinds[i] = whole[kind], start[kind], kind
-        held, in_all, spans, short, i = 0, 0, [0] * (free + 1), 0, size
+            cheapest[i], before[i], kinds[i] = whole[kind], start[kind], kind
+        slot_steps, in_all, spans, short, i = 0, 0, [0] * (free + 1), 0, size
         while i:
             length, kind, number = int(self.lengths[i - 1]), int(kinds[i]), int(below[i] - below[before[i]])
-            held, in_all = held + number * length, in_all + number * (kind + 1)
+            slot_steps, in_all = slot_steps + number * length, in_all + number * (kind + 1)
             spans[kind] += 1
             short += length if kind == 0 else 0
             i = int(before[i])
-        return IntervalSolution(prices, int(least[size]), held, in_all, tuple(spans[:free]), short)
+        return IntervalSolution(prices, int(cheapest[size]), slot_steps, in_all, tuple(spans[:free]), short)
 
 
 class IntervalBound(Argument):
@@ -169,7 +169,7 @@ class IntervalBound(Argument):
 
     def best(self, stages: int, decode_steps: int, deadline: Deadline) -> IntervalSolution | None:
         """Return the solution that proves most for some stages, or None."""
-        found, steps = None, 0
+        best_solution, steps = None, 0
         while deadline.left > 0:
             deadline.count(len(self._planes) * (KINDS + 3))
             prices = self._priced(stages, decode_steps)
@@ -183,29 +183,29 @@ class IntervalBound(Argument):
             steps += 1
             proven = solution.prices.decode_steps(solution.charged, self._intervals.slots, stages)
             if proven > decode_steps:
-                found, decode_steps, self._best = solution, proven, prices
+                best_solution, decode_steps, self._best = solution, proven, prices
             elif not new and not inwards:
                 # The rest lies within a part of a step.
                 break
-        return found
+        return best_solution
 
     def _priced(self, stages: int, decode_steps: int) -> FloatArray | None:
         """Return the prices that refute ``decode_steps`` most clearly."""
         slots = self._intervals.slots
         spans = np.maximum(0, stages - np.arange(KINDS))
-        given = np.concatenate(([slots * stages], spans, [decode_steps])).astype(np.float64)
+        right_sides = np.concatenate(([slots * stages], spans, [decode_steps])).astype(np.float64)
         if not self._planes:
-            return np.zeros(len(given))
+            return np.zeros(len(right_sides))
         # Columns: the prices, and the sum of slot time and charges.
         planes = np.array(self._planes, dtype=np.float64)
         rows = np.hstack((-planes[:, 1:], np.ones((len(planes), 1))))
         longest = float(self._intervals.lengths[-1])
         highest = [longest, *[longest * self._intervals.requests] * KINDS, float(slots)]
-        programme = Programme.within(np.append(given, -1.0), rows, planes[:, 0])
-        found = replace(programme, upper=np.array([*highest, np.inf])).solved()
-        if found is None or found.cost >= -slots * decode_steps - CLOSE:
+        programme = Programme.within(np.append(right_sides, -1.0), rows, planes[:, 0])
+        optimum = replace(programme, upper=np.array([*highest, np.inf])).solved()
+        if optimum is None or optimum.cost >= -slots * decode_steps - CLOSE:
             return None
-        return found.x[:-1]
+        return optimum.x[:-1]
 
     def _add(self, solution: IntervalSolution) -> bool:
         plane = solution.held, solution.intervals, *solution.spans, solution.short
@@ -216,5 +216,5 @@ class IntervalBound(Argument):
 
 
 def _whole(prices: FloatArray) -> IntervalPrices:
-    interval, *spans, each = np.rint(PARTS * prices).astype(np.int64).tolist()
-    return IntervalPrices(interval, tuple(spans), each)
+    interval, *spans, decode_step = np.rint(PARTS * prices).astype(np.int64).tolist()
+    return IntervalPrices(interval, tuple(spans), decode_step)

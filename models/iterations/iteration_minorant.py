@@ -62,7 +62,7 @@ class Minorant:
     @property
     def rates(self) -> dict[str, float]:
         """Seconds per unit of each kind of work, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(Work)}
+        return {field.name: getattr(self, field.name) for field in fields(Work)}
 
     def seconds(self, work: Work) -> float:
         """Return a lower bound on the seconds of some work."""
@@ -140,10 +140,10 @@ def best_minorant(
     # Without decodes nothing is added, whatever the chunks.
     upper[hidden : hidden + 3] = 0.0
     programme = Programme.within(objective, np.vstack(rows), np.concatenate(rights))
-    found = replace(programme, lower=lower, upper=upper).solved()
-    if found is None:
+    optimum = replace(programme, lower=lower, upper=upper).solved()
+    if optimum is None:
         raise ValueError("no function lies under the costs")
-    solution = found.x
+    solution = optimum.x
     lowered = {
         name: part.lowered(solution[starts[name] : starts[name] + part.features.shape[1]] / scale)
         for name, part in parts.items()
@@ -216,22 +216,22 @@ def _certified(
             raise ValueError(f"the seconds of {name} are not bounded at every point of the table")
     if max(chosen["decodes beside"][:3]) > 0:
         raise ValueError("chunks without decodes would be charged for them")
-    most: dict[str, float] = {}
+    largest: dict[str, float] = {}
     both = float("inf")
     for terms, of, constant in _sums(launch, put_back=put_back):
         allowed = constant + float(sum(chosen[name][column] for name, column in of))
         if not terms and allowed < 0:
             raise ValueError("a token computed again would take less than nothing")
         if len(terms) == 1:
-            most[terms[0]] = min(most.get(terms[0], float("inf")), allowed)
+            largest[terms[0]] = min(largest.get(terms[0], float("inf")), allowed)
         elif terms:
             both = allowed
-    most["decodes"] = min(most["decodes"], both - most["drawn"])
-    wrong = [name for name in _X if name != "drawn" and most[name] < 0 and (put_back or name != "decodes")]
+    largest["decodes"] = min(largest["decodes"], both - largest["drawn"])
+    wrong = [name for name in _X if name != "drawn" and largest[name] < 0 and (put_back or name != "decodes")]
     if wrong:
         raise ValueError(f"the seconds of {wrong[0]} come out negative")
     points = sum(len(part.seconds) for part in parts.values())
-    return Minorant(**most, points=points)
+    return Minorant(**largest, points=points)
 
 
 def _parts(
@@ -244,15 +244,15 @@ def _parts(
             and "sequences" in operation.axes
         ):
             raise ValueError(f"attention of {operation.name!r} depends on several prompts at once")
-    most, budget = min(limits.sequences, limits.batched_tokens), limits.batched_tokens
+    sequences, budget = min(limits.sequences, limits.batched_tokens), limits.batched_tokens
     parts = {
-        "decode tokens": _dense(cost, most, graph_tokens, prompts=False),
-        "decode drawn": _drawn(cost, most, prompts=False),
-        "decode attention": _decode_attention(cost, limits, most, longest),
+        "decode tokens": _dense(cost, sequences, graph_tokens, prompts=False),
+        "decode drawn": _drawn(cost, sequences, prompts=False),
+        "decode attention": _decode_attention(cost, limits, sequences, longest),
         "mixed tokens": _dense(cost, budget, graph_tokens, prompts=True),
-        "mixed drawn": _drawn(cost, most, prompts=True),
+        "mixed drawn": _drawn(cost, sequences, prompts=True),
         "chunks": _chunks(cost, budget, longest),
-        "decodes beside": _decodes_beside(cost, limits, most, longest),
+        "decodes beside": _decodes_beside(cost, limits, sequences, longest),
     }
     if put_back:
         parts["resumed"] = _resumed(cost, budget, longest)
@@ -309,19 +309,19 @@ def _excesses(cost: LayerCost, budget: int, longest: int) -> Iterator[tuple[int,
     """Yield chunk sizes, tokens before, and excess seconds."""
     launch, past = cost.attention(0, 0.0, [(0.0, 0.0)]), _knots(cost, "past", 0, longest)
     for new in range(1, min(budget, longest) + 1):
-        for held in past:
-            yield new, held, cost.attention(0, 0.0, [(float(new), held)]) - launch
+        for context in past:
+            yield new, context, cost.attention(0, 0.0, [(float(new), context)]) - launch
 
 
 def _chunks(cost: LayerCost, budget: int, longest: int) -> _Part:
     points = list(_excesses(cost, budget, longest))
-    features = np.array([(new, new * (held + new / 2)) for new, held, _ in points])
+    features = np.array([(new, new * (context + new / 2)) for new, context, _ in points])
     return _Part(features, np.array([seconds for _, _, seconds in points]))
 
 
 def _resumed(cost: LayerCost, budget: int, longest: int) -> _Part:
     points = list(_excesses(cost, budget, longest))
-    features = np.array([(1.0, held + new, new * held) for new, held, _ in points])
+    features = np.array([(1.0, context + new, new * context) for new, context, _ in points])
     return _Part(features, np.array([seconds for _, _, seconds in points]))
 
 
@@ -378,9 +378,9 @@ def dearest_excess(
 
     cost, limits, longest: As for :func:`best_minorant`.
     """
-    most, room = min(limits.sequences, limits.batched_tokens), _room(limits)
+    sequences, room = min(limits.sequences, limits.batched_tokens), _room(limits)
     worst: tuple[float, Work] | None = None
-    for decodes, context, chunk in _iterations_to_try(most, limits.batched_tokens, longest, room):
+    for decodes, context, chunk in _iterations_to_try(sequences, limits.batched_tokens, longest, room):
         new, held = chunk or (0, 0)
         for drawn in {decodes, decodes + (1 if chunk else 0)} - {0}:
             work = Work(1.0, decodes, new, drawn, decodes * context, new * (held + new / 2))
@@ -400,8 +400,8 @@ def _iterations_to_try(
         for context in {1.0, min(longest, room / decodes)}:
             yield decodes, context, None
     for decodes in (0, *spread):
-        left = min(longest, budget - decodes)
-        for new in sorted({1, left // 16, left // 4, left // 2, left}):
-            for held in {0, (longest - new) // 2, longest - new} if 1 <= new <= left else ():
+        tokens_left = min(longest, budget - decodes)
+        for new in sorted({1, tokens_left // 16, tokens_left // 4, tokens_left // 2, tokens_left}):
+            for held in {0, (longest - new) // 2, longest - new} if 1 <= new <= tokens_left else ():
                 for context in {1.0, min(longest, room / max(1, decodes))}:
                     yield decodes, context, (new, held)

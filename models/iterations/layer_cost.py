@@ -41,9 +41,9 @@ class Curve:
         if x >= at[-1]:
             return values[-1] + self._slope * (x - at[-1])
         right = bisect_right(at, x)
-        left = right - 1
-        share = (x - at[left]) / (at[right] - at[left])
-        return values[left] + share * (values[right] - values[left])
+        lower = right - 1
+        share = (x - at[lower]) / (at[right] - at[lower])
+        return values[lower] + share * (values[right] - values[lower])
 
     @property
     def at(self) -> list[float]:
@@ -92,12 +92,12 @@ class Surface:
         if first <= at[0] or len(at) == 1:
             return self._inner[0](*rest)
         right = min(bisect_right(at, first), len(at) - 1)
-        left = right - 1
+        lower = right - 1
         if first >= at[-1]:
             # The slope starts as far back as a curve's: on a fine grid neighbours predict little.
-            left = min(max(bisect_right(at, _FAR * at[-1]) - 1, 0), right - 1)
-        low, high = self._inner[left](*rest), self._inner[right](*rest)
-        share = (first - at[left]) / (at[right] - at[left])
+            lower = min(max(bisect_right(at, _FAR * at[-1]) - 1, 0), right - 1)
+        low, high = self._inner[lower](*rest), self._inner[right](*rest)
+        share = (first - at[lower]) / (at[right] - at[lower])
         return max(0.0, low + share * (high - low))
 
     def many(self, first: FloatArray, *rest: FloatArray) -> FloatArray:
@@ -108,10 +108,10 @@ class Surface:
         known = np.array([inner.many(*rest) for inner in self._inner])
         right = np.clip(np.searchsorted(at, first, side="right"), 1, len(at) - 1)
         far = min(max(bisect_right(self._at, _FAR * self._at[-1]) - 1, 0), len(at) - 2)
-        left = np.where(first >= at[-1], far, right - 1)
+        lower = np.where(first >= at[-1], far, right - 1)
         points = np.arange(len(first))
-        low, high = known[left, points], known[right, points]
-        share = (np.maximum(first, at[0]) - at[left]) / (at[right] - at[left])
+        low, high = known[lower, points], known[right, points]
+        share = (np.maximum(first, at[0]) - at[lower]) / (at[right] - at[lower])
         return np.asarray(np.maximum(0.0, low + share * (high - low)))
 
 
@@ -287,7 +287,7 @@ class _Phase:
     def attention_mean(
         self, lengths: LengthDistribution
     ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
-        launch, each = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        launch, variable = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
         joint: list[tuple[Operation, Curve | Surface]] = []
         probable = lengths.probabilities > 0
         values, chances = lengths.values[probable].astype(np.float64), lengths.probabilities[probable]
@@ -300,15 +300,15 @@ class _Phase:
             alone = _launch(surface, operation)
             launch[operation.per_layer] += operation.times * alone
             excess = float(np.maximum(0.0, seconds - alone) @ chances)
-            each[operation.per_layer] += operation.times * excess
+            variable[operation.per_layer] += operation.times * excess
 
         def of(prompts: FloatArray) -> tuple[FloatArray, FloatArray]:
-            total = {key: launch[key] + prompts * each[key] for key in (True, False)}
+            total = {key: launch[key] + prompts * variable[key] for key in (True, False)}
             for operation, surface in joint:
                 length, past = np.full_like(prompts, lengths.mean), np.zeros_like(prompts)
                 coordinates = {"sequences": prompts, "length": length, "past": past}
-                one = surface.many(*(coordinates[axis] for axis in operation.axes))
-                total[operation.per_layer] = total[operation.per_layer] + operation.times * one
+                seconds = surface.many(*(coordinates[axis] for axis in operation.axes))
+                total[operation.per_layer] = total[operation.per_layer] + operation.times * seconds
             return total[True], total[False]
 
         return of
@@ -332,8 +332,8 @@ class _Phase:
             else:
                 launch = _launch(surface, operation)
                 total = launch
-                for new, held in chunks:
-                    values = {"length": new, "past": held}
+                for new, context in chunks:
+                    values = {"length": new, "past": context}
                     total += max(0.0, surface(*(values[axis] for axis in operation.axes)) - launch)
             seconds[operation.per_layer] += operation.times * total
         return seconds[True], seconds[False]

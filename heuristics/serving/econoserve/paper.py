@@ -38,9 +38,9 @@ class PromptReserve:
 
         ``leaving`` counts as gone.
         """
-        kept = int(self._share * ledger.blocks) - self._taken
-        kept += 0 if leaving is None else self._blocks.get(leaving, 0)
-        return ledger.free - max(0, kept)
+        reserved = int(self._share * ledger.blocks) - self._taken
+        reserved += 0 if leaving is None else self._blocks.get(leaving, 0)
+        return ledger.free - max(0, reserved)
 
 
 class SyncedGroups:
@@ -156,8 +156,8 @@ class EconoServe:
         return max(padding, state.ledger.block_tokens)
 
     def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
-        most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
-        length = max(1, min(length, most))
+        largest = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
+        length = max(1, min(length, largest))
         self._target[request] = int(state.generated[request]) + length
         deadline = float(state.deadline[request])
         self._answers.push(request, length, deadline, int(state.held[request]), again=again)
@@ -345,10 +345,10 @@ class EconoServe:
                 ledger.grow(request, needed)
                 self._begin(request, changes, self._groups.new())
                 return
-            others = [other for other in self._answers.tasks() if other != request]
-            if not others:
+            waiting = [other for other in self._answers.tasks() if other != request]
+            if not waiting:
                 break
-            victim = max(others, key=lambda other: (int(state.held[other]), other))
+            victim = max(waiting, key=lambda other: (int(state.held[other]), other))
             self._answers.remove(victim)
             if victim in changes.stop:
                 changes.stop.remove(victim)

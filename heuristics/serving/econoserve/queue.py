@@ -136,8 +136,8 @@ class TaskQueue:
 
     def closest(self, most: int) -> int | None:
         """Return the oldest of the longest tasks up to ``most``, or None."""
-        found = self._lengths.closest(most)
-        return None if found is None else found[0]
+        request = self._lengths.closest(most)
+        return None if request is None else request[0]
 
     def equal(self, length: int) -> int | None:
         """Return the oldest task of a length, or None."""

@@ -38,8 +38,8 @@ def closed_form(known: Known, states: GrowthStates) -> GrowthPrices:
     line = -_slope(states, steep) * np.maximum(room, 0.0)
     # After an end one request less runs, and its parabola falls sooner.
     active = np.unique([0, 1, max(1, slots - 1), max(2, slots)] if few else [0, 1, max(2, slots)])
-    least = max(1, slots - 1) if few else slots
-    closed = np.array([np.maximum(_parabola(states, max(least, k), room), line) for k in active.tolist()])
+    fewest = max(1, slots - 1) if few else slots
+    closed = np.array([np.maximum(_parabola(states, max(fewest, k), room), line) for k in active.tolist()])
     closed[0] = line
     above = -_slope(states, steep) * room + float((closed - line).max())
     values = np.stack((closed, np.maximum(closed, above)))
@@ -62,7 +62,7 @@ def _slope(states: GrowthStates, steep: int) -> float:
 def _steep(known: Known, states: GrowthStates) -> int:
     """Return roughly the room with the slope that proves most."""
     lost = -_parabola(states, max(1, states.slots - 1), states.last.astype(np.float64))
-    best, most = 1, -np.inf
+    best, steepest = 1, -np.inf
     for steep in np.unique(np.geomspace(1, max(1, states.capacity // 2), TRIED).astype(np.int64)).tolist():
         slope = _slope(states, steep)
         decode_steps = states.tokens / states.capacity + states.ends @ np.minimum(lost, slope * states.last)
@@ -70,8 +70,8 @@ def _steep(known: Known, states: GrowthStates) -> int:
         stage = slope * steep + float(_parabola(states, states.slots, np.array([float(steep)]))[0])
         steps = np.maximum(known.steps, decode_steps - stage * known.stages)
         seconds = float((known.prefill + known.problem.cost.decode_base * steps).min())
-        if seconds > most:
-            best, most = steep, seconds
+        if seconds > steepest:
+            best, steepest = steep, seconds
     return best
 
 

@@ -168,8 +168,8 @@ def growing_curve(counted: Known, deadline: Deadline, params: BoundParams = ALL_
     # From no solution again: a longer limit goes through the grids of a shorter one, then through more.
     programmes = _Search(counted, states)
     programmes.follow_grids(deadline)
-    found = [each for each in (search, programmes) if each.best is not None]
-    return max(found, key=lambda each: each.seconds).best if found else None
+    proofs = [each for each in (search, programmes) if each.best is not None]
+    return max(proofs, key=lambda each: each.seconds).best if proofs else None
 
 
 class _Search:
@@ -201,11 +201,11 @@ class _Search:
         """Solve a grid's programme until its limit is proven."""
         programme = _Programme(self._states, self._stage, grid)
         inner = None if self._inner is None else programme.solution(self._inner)
-        while (left := deadline.left) > 0:
+        while (seconds := deadline.left) > 0:
             outer = programme.solved(deadline)
             if outer is None:
                 return
-            self.longest = max(self.longest, left - deadline.left)
+            self.longest = max(self.longest, seconds - deadline.left)
             # Between the best solution so far and this one rows cut more off (Ben-Ameur and Neto 2007).
             tried = [outer] if inner is None else [outer, inner + INWARDS * (outer - inner)]
             violated = []
@@ -278,10 +278,10 @@ class _Programme:
         for kind, move, which in self._moves():
             if move.is_step and move.active not in stepped:
                 continue
-            held = prices.places(move)
+            places = prices.places(move)
             some = range(1) if kind < 0 else np.flatnonzero(np.isin(which, self._gains[kind].argmax(axis=0)))
             for each in some:
-                at = np.unique(held[each])
+                at = np.unique(places[each])
                 if kind >= 0:
                     at = np.unique(
                         np.append(at[(move.active + each) % EACH_PLACE :: EACH_PLACE], at[[0, -1]])
@@ -340,14 +340,16 @@ class _Programme:
         return replace(prices, values=prices.values / prices.scale, end=prices.end / prices.scale)
 
     def solution(self, prices: GrowthPrices) -> FloatArray:
-        held = np.clip(self._points, *prices.points[[0, -1]])
-        rows = [prices.at(side, each, held) for side in (CLOSED, OPEN) for each in self._active.tolist()]
+        tokens = np.clip(self._points, *prices.points[[0, -1]])
+        rows = [
+            prices.at(side, active, tokens) for side in (CLOSED, OPEN) for active in self._active.tolist()
+        ]
         gains = [
             [gain[shares.argmax()] for shares in lengths.T]
             for lengths, gain in zip(self._gains, gained(self._states, prices), strict=True)
         ]
-        others = [prices.token, prices.end * prices.scale]
-        return np.concatenate((*rows, others, *gains)) / PARTS
+        prices_alone = [prices.token, prices.end * prices.scale]
+        return np.concatenate((*rows, prices_alone, *gains)) / PARTS
 
     def proven(self, proof: GrowthProof) -> float:
         """Return the proven sum of steps and priced stages."""
@@ -361,8 +363,8 @@ class _Programme:
         """Add each length's most violated row; return whether there was one."""
         before, prices = self._rows, self.prices(solution)
         for kind, move, lengths in self._moves():
-            held = prices.places(move)
-            added = prices.added(move, held)
+            places = prices.places(move)
+            added = prices.added(move, places)
             at = added.argmax(axis=1)
             over = added[np.arange(len(at)), at] - self._allowed(move)
             if kind >= 0:
@@ -370,7 +372,7 @@ class _Programme:
                 over -= self._gains[kind][lengths] @ gains
             which = np.flatnonzero(over > VIOLATED)
             if len(which):
-                self._add(kind, move, lengths, which, held[which, at[which]])
+                self._add(kind, move, lengths, which, places[which, at[which]])
         return self._rows > before
 
     def solved(self, deadline: Deadline) -> FloatArray | None:
@@ -384,8 +386,8 @@ class _Programme:
             -self._worth, self._entries, -np.inf, np.concatenate(self._right), lower, upper
         )
         deadline.count(len(programme.index))
-        found = programme.solved(deadline.solver_seconds, interior=True)
-        return None if found is None else found.x
+        optimum = programme.solved(deadline.solver_seconds, interior=True)
+        return None if optimum is None else optimum.x
 
 
 def _between(tokens: IntArray, classes: int) -> FloatArray:

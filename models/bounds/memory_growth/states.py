@@ -103,8 +103,8 @@ class GrowthPrices:
         """Values by number of running requests, shape (2, active[-1] + 1, points)."""
         apart = np.diff(self.active)
         gaps, steps = apart[:, None], np.diff(self.values, axis=1)
-        each = steps // gaps if self.values.dtype.kind == "i" else steps / gaps
-        grown: Values = np.repeat(each, apart, axis=1).cumsum(axis=1)
+        slopes = steps // gaps if self.values.dtype.kind == "i" else steps / gaps
+        grown: Values = np.repeat(slopes, apart, axis=1).cumsum(axis=1)
         return np.concatenate((self.values[:, :1], self.values[:, :1] + grown), axis=1)
 
     @cached_property
@@ -120,17 +120,17 @@ class GrowthPrices:
     def at(self, side: int, active: int, held: IntArray) -> Values:
         """Return the values of states by the tokens held."""
         place = np.clip(np.searchsorted(self.points, held, side="right") - 1, 0, len(self.points) - 2)
-        row, left, right = self.rows[side, active], self.points[place], self.points[place + 1]
-        worth: Values = row[place] * (right - held) + row[place + 1] * (held - left)
-        worth *= self.scale // (right - left)
+        row, lower, right = self.rows[side, active], self.points[place], self.points[place + 1]
+        worth: Values = row[place] * (right - held) + row[place + 1] * (held - lower)
+        worth *= self.scale // (right - lower)
         return worth
 
     def places(self, move: Transition) -> IntArray:
         """Return the points and ends where a move can be worth most."""
-        least, most = (each[:, None] for each in move.span)
+        low, high = (column[:, None] for column in move.span)
         moved = self.points - move.tokens[:, None]
         near = np.concatenate((np.broadcast_to(self.points, moved.shape), moved), axis=1)
-        places: IntArray = np.clip(near, least, most)
+        places: IntArray = np.clip(near, low, high)
         return places
 
     def added(self, move: Transition, held: IntArray) -> Values:
@@ -213,29 +213,31 @@ class GrowthStates:
     def begun(self, active: IntArray) -> Iterator[tuple[IntArray, Transition]]:
         """Yield the possible starts for some numbers of requests."""
         for low, high in self._between(active):
-            most = np.minimum(self.capacity - self.first, self.most[high])
-            can = np.flatnonzero(most >= self.least[low])
-            span = np.full(len(can), self.least[low]), most[can]
+            largest = np.minimum(self.capacity - self.first, self.most[high])
+            can = np.flatnonzero(largest >= self.least[low])
+            span = np.full(len(can), self.least[low]), largest[can]
             for number in {low, high} if len(can) else ():
                 yield can, Transition(number, 1, OPEN, OPEN, self.first[can], span)
 
     def ended(self, active: IntArray) -> Iterator[tuple[IntArray, Transition]]:
         """Yield the possible ends for some numbers of requests."""
         for low, high in self._between(active):
-            least = self.last + self.least[low]
-            most = np.minimum(self.capacity + high + 1, self.last + self.most[high])
-            can = np.flatnonzero(most >= least)
+            smallest = self.last + self.least[low]
+            largest = np.minimum(self.capacity + high + 1, self.last + self.most[high])
+            can = np.flatnonzero(largest >= smallest)
             for number in {low, high} if len(can) else ():
                 yield (
                     can,
-                    Transition(number + 1, -1, CLOSED, CLOSED, -self.last[can], (least[can], most[can])),
+                    Transition(
+                        number + 1, -1, CLOSED, CLOSED, -self.last[can], (smallest[can], largest[can])
+                    ),
                 )
 
 
 def gained(states: GrowthStates, prices: GrowthPrices) -> tuple[IntArray, IntArray]:
     """Return the most that starts, and ends, add by whole prices."""
-    least = np.iinfo(np.int64).min
-    gains = np.full(len(states.first), least), np.full(len(states.last), least)
+    lowest = np.iinfo(np.int64).min
+    gains = np.full(len(states.first), lowest), np.full(len(states.last), lowest)
     moves = states.begun(prices.active), states.ended(prices.active)
     for kind, gain in zip(moves, gains, strict=True):
         for can, move in kind:

@@ -109,10 +109,10 @@ def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
         shared = max(0, len(first) + len(second) - machines)
         alone = len(first) - shared, len(second) - shared
         merged = first[: alone[0]] + second[: alone[1]]
-        for (load, node), (other_load, other) in zip(
+        for (load, node), (other_load, other_node) in zip(
             first[alone[0] :], reversed(second[alone[1] :]), strict=True
         ):
-            children.append((node, other))
+            children.append((node, other_node))
             merged.append((load + other_load, len(children) - 1))
         merged.sort(reverse=True)
         lightest = merged[-1][0] if len(merged) == machines else 0

@@ -96,14 +96,14 @@ class Resplit:
     def _relieve(self, over: int) -> bool:
         """Return whether a split took excess off an overloaded machine."""
         load = self.loads[over]
-        partners = [machine for machine, other in enumerate(self.loads) if other < self.target]
-        for other in self.draw.sample(partners, min(MOST_PARTNERS, len(partners))):
+        partners = [machine for machine, partner in enumerate(self.loads) if partner < self.target]
+        for partner in self.draw.sample(partners, min(MOST_PARTNERS, len(partners))):
             # From here up the excess of the pair grows with the sum, one machine standing for its mirror
             # image.
-            least = max(0, min(self.target, load + self.loads[other] - self.target))
-            better = (self._sums_of_pair(over, other) >> least) & ((1 << (load - least)) - 1)
+            lightest = max(0, min(self.target, load + self.loads[partner] - self.target))
+            better = (self._sums_of_pair(over, partner) >> lightest) & ((1 << (load - lightest)) - 1)
             if better:
-                self._resplit(over, other, least + _lowest_bit(better))
+                self._resplit(over, partner, lightest + _lowest_bit(better))
                 return True
         return False
 

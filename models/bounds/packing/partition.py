@@ -80,12 +80,12 @@ def _traced(layers: list[dict[Loads, Loads]], order: IntArray, machines: int) ->
     assignment, loads = np.empty(len(order), dtype=np.int64), [0] * machines
     for item, before, after in zip(order.tolist(), path[::-1], path[-2::-1], strict=False):
         # One load of those before is gone, and one of those after is new; none for an item of no weight.
-        left, new = list(before), list(after)
+        rest, new = list(before), list(after)
         for load in before:
             if load in new:
                 new.remove(load)
-                left.remove(load)
-        machine = loads.index(left[0]) if left else 0
+                rest.remove(load)
+        machine = loads.index(rest[0]) if rest else 0
         loads[machine] = new[0] if new else loads[machine]
         assignment[item] = machine
     return assignment
@@ -173,14 +173,14 @@ def packed_full(
         return int(machine_loads(weights, assignment, machines).max())
 
     best = min((rule(weights, machines) for rule in CONSTRUCTIVE[:2]), key=most)
-    makespan, least = most(best), lifted_bound(weights, machines).value
-    step = makespan - least
-    while step and makespan > least and (left := seconds - (time.perf_counter() - began)) > 0:
-        search = Resplit(weights, best, machines, max(least, makespan - step), rng)
-        reached = search.run(left, tries)
+    makespan, bound = most(best), lifted_bound(weights, machines).value
+    step = makespan - bound
+    while step and makespan > bound and (seconds_left := seconds - (time.perf_counter() - began)) > 0:
+        search = Resplit(weights, best, machines, max(bound, makespan - step), rng)
+        reached = search.run(seconds_left, tries)
         best = min(best, search.assignment(), key=most)
         makespan = most(best)
-        step = min(step if reached else step // 2, makespan - least)
+        step = min(step if reached else step // 2, makespan - bound)
     return best
 
 

@@ -114,17 +114,17 @@ class PatternMaster:
         programme = Programme.of(
             np.ones(len(self.patterns)), [self._cover()], counts, np.full(len(counts), np.inf)
         )
-        found = programme.solved()
-        assert found is not None, "a pattern of each kind alone covers all"
-        return found.cost, found.prices
+        optimum = programme.solved()
+        assert optimum is not None, "a pattern of each kind alone covers all"
+        return optimum.cost, optimum.prices
 
     def _whole_prices(self, prices: FloatArray) -> PartitionBound | None:
         """Return the bound of rounded prices, if they still refute the capacity."""
         whole = np.floor(np.maximum(prices, 0) * PRICE_SCALE).astype(np.int64)
         dearest = np.zeros(self.capacity + 1, dtype=np.int64)
         kinds = zip(self.lengths.tolist(), self.most.tolist(), whole.tolist(), strict=True)
-        for length, most, price in kinds:
-            for _ in range(most):
+        for length, copies, price in kinds:
+            for _ in range(copies):
                 dearest[length:] = np.maximum(dearest[length:], dearest[:-length] + price)
         limit = int(dearest[-1])
         if int(whole @ self.counts) <= self.machines * limit:
@@ -148,12 +148,12 @@ def dear_patterns(
                 break
             dearest[length:] = np.where(better, candidate, dearest[length:])
             steps.append((kind, length, better))
-    found = {_recovered(steps, capacity, ())}
+    patterns = {_recovered(steps, capacity, ())}
     for kind, length in enumerate(lengths.tolist()):
         pattern = _recovered(steps, capacity - length, (kind,))
         if pattern.count(kind) <= most[kind]:
-            found.add(pattern)
-    return float(dearest[capacity]), sorted(found)
+            patterns.add(pattern)
+    return float(dearest[capacity]), sorted(patterns)
 
 
 def _recovered(steps: list[tuple[int, int, NDArray[np.bool_]]], load: int, held: Pattern) -> Pattern:
