@@ -91,8 +91,8 @@ class Programme:
         solver = self._run(seconds, solver="ipm" if interior else "choose")
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
-        found = solver.getSolution()
-        return Optimum(solver.getObjectiveValue(), np.array(found.col_value), np.array(found.row_dual))
+        solution = solver.getSolution()
+        return Optimum(solver.getObjectiveValue(), np.array(solution.col_value), np.array(solution.row_dual))
 
     def solved_from(self, basis: tuple[IntArray, IntArray], enough: float = -np.inf) -> FloatArray | None:
         """Return the columns of least cost, or of a cost below ``enough``.
@@ -102,7 +102,7 @@ class Programme:
         """
         solver = self._solver(PRIMAL)
         start = highspy.HighsBasis()
-        start.col_status, start.row_status = ([STATUS[one] for one in part.tolist()] for part in basis)
+        start.col_status, start.row_status = ([STATUS[status] for status in part.tolist()] for part in basis)
         start.valid = True
         solver.setBasis(start)
         steps = STEPS if np.isfinite(enough) else MANY_STEPS

@@ -80,18 +80,18 @@ def solve_full(
     begin = _rule_schedule(problem) if start is None else start
     without_empty_bins(begin, bins_needed(problem))
     ours = _Bounding(problem, limits.seconds)
-    left = replace(limits, seconds=_left(limits, begun))
-    found, schedule = _modelled(problem, formulation, backend, left, begin, ours)
-    judged = _judged(problem, ours.bound, f"{formulation} on {backend}", found, (schedule, begin), begun)
+    limits_left = replace(limits, seconds=_left(limits, begun))
+    solution, schedule = _modelled(problem, formulation, backend, limits_left, begin, ours)
+    judged = _judged(problem, ours.bound, f"{formulation} on {backend}", solution, (schedule, begin), begun)
     return judged if start is not None else _said(problem, judged, begin)
 
 
 def _rule_schedule(problem: Problem) -> Schedule:
     """Return the better longest-first schedule, with or without waiting."""
     rented = ski_rental_schedule(problem).without_idle_steps(problem)
-    least = rented.makespan(problem)
-    listed = list_schedule(problem) or simulated_schedule(problem, "lpt", least)
-    return rented if listed is None or least <= listed.makespan(problem) else listed
+    makespan = rented.makespan(problem)
+    listed = list_schedule(problem) or simulated_schedule(problem, "lpt", makespan)
+    return rented if listed is None or makespan <= listed.makespan(problem) else listed
 
 
 def _left(limits: Limits, begun: float) -> float | None:
@@ -142,19 +142,19 @@ def _modelled(
     if isinstance(answer, str):
         raise BackendError(f"{backend} can't be asked for this model: {answer}. Use another backend.")
     if isinstance(answer, Solved):
-        found, message = answer.found, "; ".join(part for part in (message, answer.found.message) if part)
-        proven = found.stopped_by is StoppedBy.PROOF
-        stopped_by = found.stopped_by if proven else outcome.stopped_by or found.stopped_by
+        answered, message = answer.found, "; ".join(part for part in (message, answer.found.message) if part)
+        proven = answered.stopped_by is StoppedBy.PROOF
+        stopped_by = answered.stopped_by if proven else outcome.stopped_by or answered.stopped_by
         return replace(
-            found, seconds=outcome.seconds, stopped_by=stopped_by, message=message
+            answered, seconds=outcome.seconds, stopped_by=stopped_by, message=message
         ), answer.schedule
     if outcome.stopped_by is StoppedBy.TIME and not outcome.reports.get("built"):
         message = "its limit came before the model was built"
     schedule = outcome.reports.get("incumbent")
     assert schedule is None or isinstance(schedule, Schedule)
-    stopped_by, named = outcome.stopped_by or StoppedBy.GAVE_UP, (chosen.name, chosen.version)
+    stopped_by, solver = outcome.stopped_by or StoppedBy.GAVE_UP, (chosen.name, chosen.version)
     return LinearResult(
-        Status.NO_SOLUTION, stopped_by, None, None, None, outcome.seconds, *named, message
+        Status.NO_SOLUTION, stopped_by, None, None, None, outcome.seconds, *solver, message
     ), schedule
 
 
@@ -211,28 +211,28 @@ def _stronger(ours: Bound, seconds: float | None, solver: str, version: str) -> 
 
 
 def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
-    found, schedule = _modelled(problem, "literal", backend, limits)
+    solution, schedule = _modelled(problem, "literal", backend, limits)
     broken = None if schedule is None else schedule.check(problem)
-    message = found.message
+    message = solution.message
     if broken is not None:
         what = "a solution of the printed model"
-        if found.objective is not None:
-            what = f"what the printed model calls {found.status}, {found.objective:.6g} s,"
+        if solution.objective is not None:
+            what = f"what the printed model calls {solution.status}, {solution.objective:.6g} s,"
         message = f"{what} breaks a rule: {broken}"
         schedule = None
     if schedule is not None:
         status = Status.FEASIBLE
     else:
-        status = Status.INFEASIBLE if found.status is Status.INFEASIBLE else Status.NO_SOLUTION
+        status = Status.INFEASIBLE if solution.status is Status.INFEASIBLE else Status.NO_SOLUTION
     return Result(
         status,
-        found.stopped_by,
+        solution.stopped_by,
         schedule,
         None if schedule is None else schedule.makespan(problem),
         None,
-        found.seconds,
+        solution.seconds,
         f"literal on {backend}",
-        found.version,
+        solution.version,
         message,
     )
 
@@ -255,10 +255,10 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     answer = outcome.answer if isinstance(outcome.answer, Mapping) else {}
     version, message = BACKENDS["ortools-cp-sat"].version, outcome.message
     best, makespan = begin, begin.makespan(problem)
-    for found in (answer.get("starts"), outcome.reports.get("incumbent")):
-        if not isinstance(found, np.ndarray):
+    for starts in (answer.get("starts"), outcome.reports.get("incumbent")):
+        if not isinstance(starts, np.ndarray):
             continue
-        schedule = schedule_of_starts(problem, *found)
+        schedule = schedule_of_starts(problem, *starts)
         if (broken := schedule.check(problem)) is not None:
             message = message or f"a solution of the backend was refused: {broken}"
         elif schedule.makespan(problem) < makespan:

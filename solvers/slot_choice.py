@@ -69,11 +69,11 @@ def choose_slots(
     best = min(trials.values(), key=lambda trial: trial.makespan)
     close = sorted(n for n in trials if trials[n].makespan <= best.makespan * (1 + PROMISING))
     finalists = [trials[n] for n in sorted({close[0], close[len(close) // 2], best.slots})]
-    left = max(0.1, seconds - (time.perf_counter() - begun)) / len(finalists)
+    seconds_left = max(0.1, seconds - (time.perf_counter() - begun)) / len(finalists)
     for trial in finalists:
         sized = replace(problem, slots=trial.slots)
-        found = search_schedule(sized, seconds=left, seed=seed, start=trial.schedule)
-        trials[trial.slots] = SlotTrial(trial.slots, found.makespan, trial.bound, found.schedule)
+        outcome = search_schedule(sized, seconds=seconds_left, seed=seed, start=trial.schedule)
+        trials[trial.slots] = SlotTrial(trial.slots, outcome.makespan, trial.bound, outcome.schedule)
     least = min(trial.makespan for trial in trials.values())
 
     def rank(trial: SlotTrial) -> tuple[bool, float]:
@@ -85,14 +85,14 @@ def choose_slots(
 
 def _quick(problem: Problem, slots: int) -> SlotTrial:
     sized = replace(problem, slots=slots)
-    made = [ski_rental_schedule(sized, patience=patience) for patience in (0.5, 1.0)]
-    makespan, index = min((schedule.makespan(sized), i) for i, schedule in enumerate(made))
-    return SlotTrial(slots, makespan, trivial_bound(sized).seconds, made[index])
+    schedules = [ski_rental_schedule(sized, patience=patience) for patience in (0.5, 1.0)]
+    makespan, index = min((schedule.makespan(sized), i) for i, schedule in enumerate(schedules))
+    return SlotTrial(slots, makespan, trivial_bound(sized).seconds, schedules[index])
 
 
 def _most_that_fit(problem: Problem) -> int:
     """Return how many requests could ever run together."""
     if problem.kv_capacity is None:
         return len(problem)
-    held = np.cumsum(np.sort(problem.kv_at_start))
-    return max(1, int(np.searchsorted(held, problem.kv_capacity, side="right")))
+    kv_tokens = np.cumsum(np.sort(problem.kv_at_start))
+    return max(1, int(np.searchsorted(kv_tokens, problem.kv_capacity, side="right")))

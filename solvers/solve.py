@@ -152,27 +152,31 @@ class _Search:
         return replace(result, stopped_by=StoppedBy.INTERRUPT) if again else result
 
     def _prove(self) -> None:
-        left = self._search.incumbent.left if self._seconds is not None else None
-        self._bound, _ = bound_within(self._problem, left, self._bound_seconds, self._task.params.bounds)
+        seconds_left = self._search.incumbent.left if self._seconds is not None else None
+        self._bound, _ = bound_within(
+            self._problem, seconds_left, self._bound_seconds, self._task.params.bounds
+        )
         self._bounds.append((time.perf_counter() - self._begun, self._bound.seconds))
 
     def _exact(self) -> ExactOutcome | None:
         best, task = self._search.incumbent, self._task
         if not self._few or self._seconds is None or best.good_enough:
             return None
-        left = max(LEAST_LEFT, self._seconds - (time.perf_counter() - self._begun))
-        found = solve_small(self._problem, Limits(seconds=left), best.schedule, task.params.core.exact)
-        point = TracePoint(best.elapsed, found.schedule.makespan(self._problem), best.bound)
+        seconds_left = max(LEAST_LEFT, self._seconds - (time.perf_counter() - self._begun))
+        outcome = solve_small(
+            self._problem, Limits(seconds=seconds_left), best.schedule, task.params.core.exact
+        )
+        point = TracePoint(best.elapsed, outcome.schedule.makespan(self._problem), best.bound)
         if point.makespan < best.makespan and task.on_improvement is not None:
             task.on_improvement(point)
-        return found
+        return outcome
 
     def _result(self, exact: ExactOutcome | None, interrupted: bool) -> Result:
         best, limits = self._search.incumbent, self._task.limits
         ours = trivial_bound(self._problem) if self._bound is None else self._bound
-        made, bound = (best.schedule, best.makespan), ours
+        best_found, bound = (best.schedule, best.makespan), ours
         if exact is not None:
-            made, bound = _made(self._problem, exact.schedule), _bound_after(self._problem, exact, ours)
+            best_found, bound = _made(self._problem, exact.schedule), _bound_after(self._problem, exact, ours)
         stopped_by = StoppedBy.TIME
         if interrupted:
             stopped_by = StoppedBy.INTERRUPT
@@ -182,7 +186,7 @@ class _Search:
             stopped_by = StoppedBy.STALLED
         elif limits.work is not None and (self._seconds is None or best.steps >= limits.work):
             stopped_by = StoppedBy.WORK
-        result = _result(made, bound, "search", self._begun, stopped_by, ours)
+        result = _result(best_found, bound, "search", self._begun, stopped_by, ours)
         improvements = [(point.seconds, point.makespan) for point in best.trace]
         if result.makespan is not None and result.makespan < best.makespan:
             improvements.append((result.seconds, result.makespan))
@@ -202,12 +206,12 @@ def _exact(problem: Problem, task: Task) -> Result:
     begun, limits, initial = time.perf_counter(), task.limits, task.initial
     # Handed back after an interrupt before the exact search, which then hands back its own best.
     first = ski_rental_schedule(problem) if initial is None else initial
-    found, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "states"), trivial_bound(problem)
+    outcome, ours = ExactOutcome(first, StoppedBy.INTERRUPT, 0, "states"), trivial_bound(problem)
     with suppress(KeyboardInterrupt):
-        ours, left = bound_within(problem, limits.seconds)
-        found = solve_small(problem, replace(limits, seconds=left), initial, task.params.core.exact)
-    bound = _bound_after(problem, found, ours)
-    return _result(_made(problem, found.schedule), bound, "exact", begun, found.stopped_by, ours)
+        ours, seconds_left = bound_within(problem, limits.seconds)
+        outcome = solve_small(problem, replace(limits, seconds=seconds_left), initial, task.params.core.exact)
+    bound = _bound_after(problem, outcome, ours)
+    return _result(_made(problem, outcome.schedule), bound, "exact", begun, outcome.stopped_by, ours)
 
 
 def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:

@@ -64,12 +64,12 @@ def assumed_of(tree: PrefixTree) -> tuple[Assumption, ...]:
 def relied_on(assumptions: Iterable[Assumption], *kinds: object) -> tuple[Assumption, ...]:
     """Return the assumptions that some kinds of certificates rely on."""
     names = {name for kind in kinds for name in RELIES_ON.get(str(kind), ())} | {AT_CAP, AS_EXPECTED}
-    return tuple(one for one in assumptions if one.name in names)
+    return tuple(assumption for assumption in assumptions if assumption.name in names)
 
 
 def least_label(assumptions: Iterable[Assumption], *kinds: object) -> str:
     """Return ``proven`` if all assumptions are checked or stated."""
-    assumed = any(one.basis == "assumed" for one in relied_on(assumptions, *kinds))
+    assumed = any(assumption.basis == "assumed" for assumption in relied_on(assumptions, *kinds))
     # The bound allows for a broken assumption.
     return "least, if assumptions hold" if assumed else "proven least"
 
@@ -87,19 +87,19 @@ def stated_limits(limits: EngineLimits, *known: Assumption) -> tuple[Assumption,
         # An argument that needs it is used only if the KV capacity suffices.
         Assumption(NO_EVICTION, short, "" if limits.kv_tokens is None else "the KV capacity suffices"),
     )
-    named = {one.name: one for one in (*usual, *known)}
-    return tuple(named.values())
+    by_name = {assumption.name: assumption for assumption in (*usual, *known)}
+    return tuple(by_name.values())
 
 
 def assumed_line(assumptions: Iterable[Assumption]) -> str | None:
     """Return the assumptions without a basis in one line."""
-    names = [one.name for one in assumptions if one.basis == "assumed"]
+    names = [assumption.name for assumption in assumptions if assumption.basis == "assumed"]
     return f"assuming: {', '.join(names)}" if names else None
 
 
 def broken_line(assumptions: Iterable[Assumption]) -> str | None:
     """Return the broken assumptions with their evidence in one line."""
-    names = [str(one) for one in assumptions if one.basis == "broken"]
+    names = [str(assumption) for assumption in assumptions if assumption.basis == "broken"]
     return f"broken: {'; '.join(names)}" if names else None
 
 
@@ -111,7 +111,7 @@ def blame(assumptions: Iterable[Assumption]) -> tuple[str, bool]:
     """
     known = list(assumptions)
     for basis in ("broken", "assumed", "stated"):
-        names = [str(one) for one in known if one.basis == basis]
+        names = [str(assumption) for assumption in known if assumption.basis == basis]
         if len(names) == 1:
             return f"broken assumption: {names[0]}", False
         if names:

@@ -41,7 +41,7 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
     def after_feed_forward(tokens: float) -> float:
         return share * link.gather_seconds(degree, tokens * token) + (1 - share) * reduced(tokens)
 
-    told = [
+    operations = [
         _line("synchronisation", "tokens", reduced),
         _line("feed_forward_synchronisation", "tokens", after_feed_forward),
         _line("embedding_synchronisation", "tokens", reduced, per_layer=False),
@@ -54,14 +54,14 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
         squares = _line(
             "norm_synchronisation", "tokens", lambda tokens: link.all_reduce_seconds(degree, tokens * SQUARES)
         )
-        told.append(squares)
-    return replace(profile, operations=(*profile.operations, *told), warnings=())
+        operations.append(squares)
+    return replace(profile, operations=(*profile.operations, *operations), warnings=())
 
 
 def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
     """Split a profile into the part without experts, and the experts."""
-    experts = tuple(each for each in profile.operations if each.name in EXPERTS)
-    rest = tuple(each for each in profile.operations if each.name not in EXPERTS)
+    experts = tuple(operation for operation in profile.operations if operation.name in EXPERTS)
+    rest = tuple(operation for operation in profile.operations if operation.name not in EXPERTS)
     return replace(profile, operations=rest), replace(profile, operations=experts)
 
 
@@ -74,8 +74,8 @@ def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> 
     """
     if len(tokens) == 1:
         return 0.0
-    told = sum(tokens) - min(tokens)
-    data = told * (2 * shape.hidden * shape.bytes_per_value + shape.active_experts * _ROUTE)
+    received = sum(tokens) - min(tokens)
+    data = received * (2 * shape.hidden * shape.bytes_per_value + shape.active_experts * _ROUTE)
     return shape.expert_layers * (2 * link.latency + data / link.bandwidth)
 
 

@@ -193,14 +193,14 @@ class CalibratedCost:
 
         held: Mean KV tokens of a request in a decode step.
         """
-        found = []
+        texts = []
         if self.slots_grid and slots > max(self.slots_grid):
-            found.append(f"{slots} slots, measured up to {max(self.slots_grid)}")
+            texts.append(f"{slots} slots, measured up to {max(self.slots_grid)}")
         if self.prompt_grid and longest > max(self.prompt_grid):
-            found.append(f"a prompt of {longest} tokens, measured up to {max(self.prompt_grid)}")
+            texts.append(f"a prompt of {longest} tokens, measured up to {max(self.prompt_grid)}")
         if self.prompt_grid and held > max(self.prompt_grid):
-            found.append(f"{held:.0f} tokens held by a request, measured up to {max(self.prompt_grid)}")
-        return tuple(found)
+            texts.append(f"{held:.0f} tokens held by a request, measured up to {max(self.prompt_grid)}")
+        return tuple(texts)
 
     def differences(self, engine: Mapping[str, object]) -> tuple[str, ...]:
         """Return a text for each difference from the measured engine.

@@ -91,10 +91,10 @@ def usual_link(device: str) -> Link | None:
     ``H100`` and ``H100-80GB-HBM3`` match h100-80gb: one name may be the other's beginning, up to a whole
     word.
     """
-    given = _beginnings(device)
+    beginnings = _beginnings(device)
     for name, link in DEVICE_LINKS.items():
         known = _beginnings(name)
-        if given and (given[-1] in known or known[-1] in given):
+        if beginnings and (beginnings[-1] in known or known[-1] in beginnings):
             return LINKS[link]
     return None
 

@@ -188,8 +188,8 @@ class ModelShape:
         experts add three.
         """
         share = self.expert_layers / self.layers
-        own = 9 + self.head_norm + (5 if self.latent else 0)
-        return own + share * (4 + (3 if self.shared_intermediate else 0))
+        launches = 9 + self.head_norm + (5 if self.latent else 0)
+        return launches + share * (4 + (3 if self.shared_intermediate else 0))
 
     @property
     def layer_bytes(self) -> float:
@@ -340,9 +340,9 @@ def _latent(config: Mapping[str, object], read: _Sizes) -> dict[str, int]:
 
 
 def _gated(config: Mapping[str, object]) -> bool:
-    kind, given = str(config.get("model_type", "")), config.get("feed_forward_proj")
-    if given is not None:
-        return "gated" in str(given)
+    kind, projection = str(config.get("model_type", "")), config.get("feed_forward_proj")
+    if projection is not None:
+        return "gated" in str(projection)
     fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
     function = next((str(config[field]) for field in fields if config.get(field)), None)
     if function is None:
@@ -351,9 +351,9 @@ def _gated(config: Mapping[str, object]) -> bool:
 
 
 def _tied(outer: Mapping[str, object], config: Mapping[str, object]) -> bool:
-    told = outer.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    tied = outer.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     # Defaults of a family for fields that a configuration leaves out.
-    return str(config.get("model_type", "")).startswith(_TIED) if told is None else bool(told)
+    return str(config.get("model_type", "")).startswith(_TIED) if tied is None else bool(tied)
 
 
 def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:

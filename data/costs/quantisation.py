@@ -28,27 +28,27 @@ def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, fl
     The weights are those of the feed-forward part and of attention. The bytes are 0 without quantisation.
     Methods that quantise only weights multiply in 16 bits.
     """
-    given = config.get("quantization_config")
-    if not isinstance(given, dict):
+    settings = config.get("quantization_config")
+    if not isinstance(settings, dict):
         return 0.0, 0.0, 16
-    method = str(given.get("quant_algo") or given.get("quant_method") or "none").lower()
+    method = str(settings.get("quant_algo") or settings.get("quant_method") or "none").lower()
     if method == "modelopt":
-        method = str(given.get("quant_algo", "modelopt")).lower()
-    found = _BYTES.get(method)
-    if found is None and method in _BY_BITS:
-        bits = _bits(given)
-        found = _SCALED.get(bits, bits / 8) if bits else None
-    if found is None:
+        method = str(settings.get("quant_algo", "modelopt")).lower()
+    weight_bytes = _BYTES.get(method)
+    if weight_bytes is None and method in _BY_BITS:
+        bits = _bits(settings)
+        weight_bytes = _SCALED.get(bits, bits / 8) if bits else None
+    if weight_bytes is None:
         hint = f"Known are {', '.join((*_BYTES, *_BY_BITS))}; or give the configuration without it."
         where = "config, field 'quantization_config'"
         raise InputError(f"{method!r} does not say the bytes of a weight", where=where, hint=hint)
-    kept = [
+    unquantised = [
         str(name)
         for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-        for name in (given.get(field) if isinstance(given.get(field), list) else [])  # type: ignore[union-attr]
+        for name in (settings.get(field) if isinstance(settings.get(field), list) else [])  # type: ignore[union-attr]
     ]
-    spared = any(part in name for name in kept for part in _ATTENTION)
-    return found, float(value) if spared else found, _MULTIPLIED.get(method, 16)
+    spared = any(part in name for name in unquantised for part in _ATTENTION)
+    return weight_bytes, float(value) if spared else weight_bytes, _MULTIPLIED.get(method, 16)
 
 
 def _bits(given: Mapping[str, object]) -> int:

@@ -191,7 +191,7 @@ def _beyond_64_bits(value: object) -> int | None:
     if isinstance(value, int):
         return value if abs(value) >= 2**63 else None
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for entry in entries if (found := _beyond_64_bits(entry)) is not None), None)
+    return next((beyond for entry in entries if (beyond := _beyond_64_bits(entry)) is not None), None)
 
 
 def _umask() -> int:

@@ -56,5 +56,5 @@ def _kind_of(path: str | os.PathLike[str]) -> str:
     refuse_streams(path)
     if not (is_url(path) or Path(path).is_file()):
         return ""
-    found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', first_bytes(path, 200))
-    return found[1].decode() if found else ""
+    match = re.match(rb'\s*\{\s*"(batchbound_\w+)"', first_bytes(path, 200))
+    return match[1].decode() if match else ""

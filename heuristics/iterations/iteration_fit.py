@@ -139,9 +139,9 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
         work, seconds = _marks(job, replay_at(job, limits, rates))
         if len(seconds) < LEAST_MARKS:
             work[:, 1:] = 0.0  # too few to fit more than one rate
-        found, _ = fit_rates(work, seconds)
-        near = np.allclose(astuple(found), astuple(rates), rtol=1e-3)
-        rates = found
+        fitted, _ = fit_rates(work, seconds)
+        near = np.allclose(astuple(fitted), astuple(rates), rtol=1e-3)
+        rates = fitted
         if near:
             break
     return IterationFit(rates, _error(work, seconds), len(seconds))

@@ -54,10 +54,10 @@ class Ordered:
         """Return the first waiting requests, one per free slot."""
         wanted = len(free)
         window = self.order[self._head : self._head + 2 * wanted + 32]
-        found = self._waiting(state, window)[:wanted]
-        if len(found) < wanted and self._head + len(window) < len(self.order):
-            found = self._waiting(state, self.order[self._head :])[:wanted]
-        requests: list[int] = found.tolist()
+        chosen = self._waiting(state, window)[:wanted]
+        if len(chosen) < wanted and self._head + len(window) < len(self.order):
+            chosen = self._waiting(state, self.order[self._head :])[:wanted]
+        requests: list[int] = chosen.tolist()
         slots: list[int] = free[: len(requests)].tolist()
         return requests, slots
 

@@ -134,11 +134,11 @@ class LearntKinds:
             cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
             return _Lengths.seen(now.reached[chosen], now.ended[chosen], cap)
 
-        found = []
+        distributions = []
         for kind in range(int(self._kind.max()) + 1):
             members = seen[self._kind[seen] == kind]
-            found.append(lengths(members if len(members) >= self._params.fewest else seen))
-        return found
+            distributions.append(lengths(members if len(members) >= self._params.fewest else seen))
+        return distributions
 
     def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
         mean = np.array([kind.mean for kind in lengths])

@@ -265,7 +265,7 @@ def _log_likelihood(
     count = np.bincount(cell, minlength=2 * atoms * len(shown)).reshape(len(shown), 2 * atoms)
     # A dictionary is twenty times as fast as np.unique(axis=0).
     numbers: dict[bytes, int] = {}
-    row_of = [numbers.setdefault(each.tobytes(), len(numbers)) for each in count]
+    row_of = [numbers.setdefault(counts.tobytes(), len(numbers)) for counts in count]
     distinct = np.frombuffer(b"".join(numbers), dtype=count.dtype).reshape(-1, 2 * atoms)
     probability = np.concatenate((mass, longer), axis=2).reshape(-1, 2 * atoms)
     logs = np.zeros((len(distinct) + 1, SHARES.size * EFFECTS.size))

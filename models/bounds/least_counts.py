@@ -219,8 +219,8 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
     shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
     needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
     np.fill_diagonal(needed, 0)
-    one, second = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
-    return int(needed[one, second]), [int(longest[one]), int(longest[second])]
+    request, second = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
+    return int(needed[request, second]), [int(longest[request]), int(longest[second])]
 
 
 PRICED_WORK = 20_000_000

@@ -51,8 +51,8 @@ class IntervalPrices:
 
     def curve(self, charged: int, slots: int, stages: IntArray) -> IntArray:
         """Return the least decode steps of each number of stages."""
-        most = int(stages.max(initial=0))
-        largest = charged + most * (slots * self.interval + sum(self.spans))
+        most_stages = int(stages.max(initial=0))
+        largest = charged + most_stages * (slots * self.interval + sum(self.spans))
         stages = exact(stages, largest)
         free = slots * stages * self.interval
         for more, price in enumerate(self.spans):

@@ -89,8 +89,8 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     first = next((check for check in CHECKS if check.kind == kind), None)
     if first is None:
         return _SOURCES.get(kind, "")
-    others = [check.part for check in CHECKS if check is not first and certificate.get(check.part)]
-    return " and ".join([first.source, *others])
+    followers = [check.part for check in CHECKS if check is not first and certificate.get(check.part)]
+    return " and ".join([first.source, *followers])
 
 
 _SOURCES = {
@@ -198,12 +198,12 @@ def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
 
 def _cheapest(problem: Problem, stages: int, decode_steps: int, curves: list[Curve], work: Work) -> float:
     """Return the least cost over all stages, with their proven steps."""
-    least, best = _LeastSeconds(problem), math.inf
-    for number in least.from_cheapest(stages):
-        if least(number, decode_steps) >= best:
+    seconds_of, best = _LeastSeconds(problem), math.inf
+    for number in seconds_of.from_cheapest(stages):
+        if seconds_of(number, decode_steps) >= best:
             break
         work.spend(len(curves))
-        best = min(best, least(number, max([decode_steps, *(curve(number) for curve in curves)])))
+        best = min(best, seconds_of(number, max([decode_steps, *(curve(number) for curve in curves)])))
     return best
 
 
@@ -264,14 +264,14 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
     prompts = _held_alone(problem)
     pieces = _computed_once(problem)
     # Both the tokens that a stage computes and those that it holds are capped: two packings.
-    computed, held = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
+    computed, room = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
     if claim["kind"] == "requests over slots":
         proven = math.ceil(len(prompts) / slots)
     elif claim["kind"] == "tokens over cap":
-        proven = max(-(-sum(pieces) // computed), -(-sum(prompts) // held))
+        proven = max(-(-sum(pieces) // computed), -(-sum(prompts) // room))
     elif claim["kind"] == "prices":
-        packed, cap = (prompts, held) if claim.get("held") is True else (pieces, computed)
-        cap = min(computed, held) if pieces == prompts else cap
+        packed, cap = (prompts, room) if claim.get("held") is True else (pieces, computed)
+        cap = min(computed, room) if pieces == prompts else cap
         worth, capacity, limit = _checked_prices(packed, claim, work)
         if capacity < cap:
             raise RefutedError("prices", f"made for a capacity of {capacity}, not {cap}")
@@ -334,8 +334,8 @@ def _priced_steps(problem: Problem, slots: int, claim: Mapping[str, Any], work: 
 
 def _steps_by_memory(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the steps in which the KV capacity lets all tokens be read."""
-    held = _held_over_steps(problem)
-    return -(-held // (problem.kv_capacity or held or 1))
+    kv_token_steps = _held_over_steps(problem)
+    return -(-kv_token_steps // (problem.kv_capacity or kv_token_steps or 1))
 
 
 def _steps_of_two(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
@@ -345,15 +345,15 @@ def _steps_of_two(problem: Problem, slots: int, claim: Mapping[str, Any], work: 
         raise RefutedError("decode_steps", f"{pair} are not two requests under a KV capacity")
     needed = []
     for ends_first, ends_last in (pair, pair[::-1]):
-        decode_steps, others = int(problem.decode_steps[ends_first]), int(problem.decode_steps[ends_last])
-        prompts = [int(problem.prompt_tokens[each]) for each in (ends_first, ends_last)]
-        if not decode_steps or not others:
+        decode_steps, last_steps = int(problem.decode_steps[ends_first]), int(problem.decode_steps[ends_last])
+        prompts = [int(problem.prompt_tokens[request]) for request in (ends_first, ends_last)]
+        if not decode_steps or not last_steps:
             return 0
         emitted = int(problem.prefill_emits_first_token)
         # The first to end holds this in its last step, and the other its first tokens and one more a step.
         peak = prompts[0] + emitted + decode_steps - 1
-        left = problem.kv_capacity - peak - (prompts[1] + emitted)
-        needed.append(decode_steps + others - max(0, left + 1))
+        room = problem.kv_capacity - peak - (prompts[1] + emitted)
+        needed.append(decode_steps + last_steps - max(0, room + 1))
     return max(0, min(needed))
 
 
@@ -370,14 +370,14 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
     for weight, worth in price.items():
         if worth == 0:
             continue
-        most = min(have[weight], capacity // weight)
-        if most == capacity // weight:
+        copies = min(have[weight], capacity // weight)
+        if copies == capacity // weight:
             work.spend(capacity // 4)
             for load in range(weight, capacity + 1):
                 dearest[load] = max(dearest[load], dearest[load - weight] + worth)
         else:
-            work.spend(most * capacity // 4)
-            for _ in range(most):
+            work.spend(copies * capacity // 4)
+            for _ in range(copies):
                 for load in range(capacity, weight - 1, -1):
                     dearest[load] = max(dearest[load], dearest[load - weight] + worth)
     if dearest[capacity] > limit:
@@ -465,17 +465,17 @@ def _near_in_chain(stages: int, distance: int, decode_steps: int) -> int:
 
 def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:
     """Return the least waste plus charges of rounding lengths up."""
-    least = [0]
+    cheapest = [0]
     for i in range(len(have)):
         last, waste, best = have[i][0], 0, math.inf
         for j in range(i, -1, -1):
             waste += have[j][1] * (last - have[j][0])
             if waste >= best:
                 break
-            best = min(best, waste + least[j])
+            best = min(best, waste + cheapest[j])
         work.spend(i - j + 1)
-        least.append(int(best) + (charge if i + 1 < len(have) else 0))
-    return least[-1]
+        cheapest.append(int(best) + (charge if i + 1 < len(have) else 0))
+    return cheapest[-1]
 
 
 def _interval_curves(counted: Counted, certificate: Mapping[str, Any], work: Work) -> list[Curve]:

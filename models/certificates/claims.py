@@ -44,8 +44,8 @@ def fullest_slot(decode_steps: list[int], slots: int, claim: Mapping[str, Any]) 
     if group > slots:
         raise RefutedError("decode_steps", f"{group} of {slots} slots cannot be chosen")
     # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
-    held = group * (len(heaviest) // slots) + min(group, len(heaviest) % slots)
-    return -(-sum(sorted(heaviest)[:held]) // group)
+    requests = group * (len(heaviest) // slots) + min(group, len(heaviest) % slots)
+    return -(-sum(sorted(heaviest)[:requests]) // group)
 
 
 def entries(claim: Mapping[str, Any], name: str) -> list[Any]:
@@ -63,10 +63,10 @@ def unreadable(name: str, value: object, expected: str) -> RefutedError:
 
 def prices(claim: Mapping[str, Any], rule: str) -> dict[int, int]:
     """Return a claim's price of each length."""
-    lengths, given = wholes(claim, "lengths", rule), wholes(claim, "prices", rule)
-    price = dict(zip(lengths, given, strict=False))
-    if len(price) != len(lengths) or len(given) != len(lengths):
-        what = f"{len(given)} prices for {len(lengths)} lengths, {len(set(lengths))} of them different"
+    lengths, listed = wholes(claim, "lengths", rule), wholes(claim, "prices", rule)
+    price = dict(zip(lengths, listed, strict=False))
+    if len(price) != len(lengths) or len(listed) != len(lengths):
+        what = f"{len(listed)} prices for {len(lengths)} lengths, {len(set(lengths))} of them different"
         raise RefutedError(rule, what)
     return price
 

@@ -72,7 +72,7 @@ def _beside_steps(fleet: Fleet, bound: Bound) -> float:
     claimed, proven = whole(claim, "at_least", "decode_steps"), fullest_slot(decode_steps, slots, claim)
     if claimed > proven:
         raise RefutedError("decode_steps", f"{claimed} claimed, {proven} proven")
-    cases, least = entries(bound.certificate, "cases"), dict[Replica, float]()
+    cases, busiest = entries(bound.certificate, "cases"), dict[Replica, float]()
     Work().spend(len(cases) * len(set(fleet.replicas)) * len(fleet))
     for case in cases:
         if not isinstance(case, Mapping):
@@ -82,15 +82,15 @@ def _beside_steps(fleet: Fleet, bound: Bound) -> float:
             raise RefutedError("cases", f"there is no replica {at} of {len(weighted)}")
         holder, weight = weighted.pop(at)
         steps = weight * holder.cost.decode_base * claimed
-        busy = math.fsum([weight * holder.busy, *(other * replica.busy for replica, other in weighted)])
+        busy = math.fsum([weight * holder.busy, *(factor * replica.busy for replica, factor in weighted)])
         free = replace(holder, cost=replace(holder.cost, decode_base=0.0))
         # It pays for its decode steps in place of shares of them.
         requests = _requests(fleet, [(free, weight), *weighted], stage_by, step_by)
-        least[holder] = max(least.get(holder, 0.0), busy + steps + requests)
-    missing = set(fleet.replicas) - set(least)
+        busiest[holder] = max(busiest.get(holder, 0.0), busy + steps + requests)
+    missing = set(fleet.replicas) - set(busiest)
     if missing:
         raise RefutedError("cases", f"none of {len(missing)} kinds of replicas")
-    return min(least.values())
+    return min(busiest.values())
 
 
 def _shares(fleet: Fleet, bound: Bound) -> float:
@@ -161,8 +161,8 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
     if chosen >= len(fleet):
         raise RefutedError("one request", f"there is no request {chosen} of {len(fleet)}")
     request, first = fleet.workload[chosen], int(fleet.prefill_emits_first_token)
-    decode_steps, held = request.output_tokens - first, request.input_tokens + first
-    read = tokens_read(decode_steps, held)
+    decode_steps, kv_tokens = request.output_tokens - first, request.input_tokens + first
+    read = tokens_read(decode_steps, kv_tokens)
     return min(
         replica.busy
         + replica.cost.prefill_seconds(request.input_tokens - request.shared_tokens)

@@ -89,14 +89,14 @@ def _kv(sequences: Sequences, limits: EngineLimits, drafts: int) -> int | Violat
     if sequences.tree is not None:
         draws = [math.ceil(output / (drafts + 1)) for output in sequences.output.tolist()]
         return Beginnings.of_tree(sequences.tree).least_iterations(draws, limits)
-    size, held = limits.block_tokens, 0
+    size, kv_tokens = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
         # If all but the last token are cached, another prompt may hold the last one, too. Blocks of one token
         # may hold equal prompts of one token.
         own = 0 if cached == prompt - 1 and (cached or size == 1) else prompt - cached
         # At least one token is drawn in each of the draws before the last.
-        held += blocks_drawn(own, math.ceil(output / (drafts + 1)), size)
-    return math.ceil(held / limits.blocks)
+        kv_tokens += blocks_drawn(own, math.ceil(output / (drafts + 1)), size)
+    return math.ceil(kv_tokens / limits.blocks)
 
 
 def _short(sequences: Sequences, limits: EngineLimits, drafts: int) -> Violation | None:

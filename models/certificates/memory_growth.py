@@ -34,8 +34,8 @@ class Growth:
 
     def steps(self, stages: int) -> int:
         """Return the least decode steps of a number of stages."""
-        left = self.worth - self.stage * stages
-        return -(-left // self.step) if self.step > 0 and left > 0 else 0
+        missing = self.worth - self.stage * stages
+        return -(-missing // self.step) if self.step > 0 and missing > 0 else 0
 
 
 def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> Growth:
@@ -118,11 +118,11 @@ class _Walk:
         full = [rows[0]]
         for (low, high), (row, after) in zip(pairwise(self._active), pairwise(rows), strict=True):
             apart = high - low
-            each = [(to - value) // apart for value, to in zip(row, after, strict=True)]
-            if [value + apart * more for value, more in zip(row, each, strict=True)] != after:
+            slopes = [(to - value) // apart for value, to in zip(row, after, strict=True)]
+            if [value + apart * more for value, more in zip(row, slopes, strict=True)] != after:
                 raise RefutedError(RULE, f"{name} values between {low} and {high} requests are not whole")
             for number in range(1, min(high, self._slots) - low + 1):
-                full.append([value + number * more for value, more in zip(row, each, strict=True)])
+                full.append([value + number * more for value, more in zip(row, slopes, strict=True)])
         return full
 
     def _between(self) -> Iterator[tuple[int, int]]:
@@ -136,10 +136,10 @@ class _Walk:
 
     def _value(self, rows: list[list[int]], active: int, held: int) -> int:
         place = min(bisect_right(self._points, held), len(self._points) - 1)
-        left, right = self._points[place - 1], self._points[place]
+        lower, right = self._points[place - 1], self._points[place]
         row = rows[active]
-        whole_line = row[place - 1] * (right - held) + row[place] * (held - left)
-        return whole_line * (self._parts // (right - left))
+        whole_line = row[place - 1] * (right - held) + row[place] * (held - lower)
+        return whole_line * (self._parts // (right - lower))
 
     def _held(self, least: int, most: int, more: int) -> Iterator[int]:
         """Yield the held tokens at which a change can be worth most."""
@@ -157,36 +157,38 @@ class _Walk:
     def steps(self, token: int) -> Iterator[int]:
         """Yield the values that a step can add, with its tokens priced."""
         for active in range(1, self._slots + 1):
-            for held in self._held(
+            for tokens in self._held(
                 self._least[active], min(self._capacity, self._most[active] - active), active
             ):
-                after = token * held + self._value(self._closed, active, held + active)
-                yield after - self._value(self._closed, active, held)
-                yield after - self._value(self._open, active, held)
+                after = token * tokens + self._value(self._closed, active, tokens + active)
+                yield after - self._value(self._closed, active, tokens)
+                yield after - self._value(self._open, active, tokens)
 
     def stages(self) -> Iterator[int]:
         """Yield the values that a stage with a start can add."""
         for low, high in self._between():
-            most = min(self._capacity - self.first[0], self._most[high])
+            largest = min(self._capacity - self.first[0], self._most[high])
             for active in {low, high}:
-                for held in self._held(self._least[low], most, 0):
-                    yield self._value(self._open, active, held) - self._value(self._closed, active, held)
+                for tokens in self._held(self._least[low], largest, 0):
+                    yield self._value(self._open, active, tokens) - self._value(self._closed, active, tokens)
 
     def starts(self, first: int) -> Iterator[int]:
         for low, high in self._between():
-            most = min(self._capacity - first, self._most[high])
+            largest = min(self._capacity - first, self._most[high])
             for active in {low, high}:
-                for held in self._held(self._least[low], most, first):
-                    after = self._value(self._open, active + 1, held + first)
-                    yield after - self._value(self._open, active, held)
+                for tokens in self._held(self._least[low], largest, first):
+                    after = self._value(self._open, active + 1, tokens + first)
+                    yield after - self._value(self._open, active, tokens)
 
     def ends(self, last: int) -> Iterator[int]:
         for low, high in self._between():
-            most = min(self._capacity + high + 1, last + self._most[high])
-            for left in {low, high}:
-                for held in self._held(last + self._least[low], most, -last):
-                    after = self._value(self._closed, left, held - last) if left else self.end
-                    yield after - self._value(self._closed, left + 1, held)
+            largest = min(self._capacity + high + 1, last + self._most[high])
+            for active_after in {low, high}:
+                for tokens in self._held(last + self._least[low], largest, -last):
+                    after = (
+                        self._value(self._closed, active_after, tokens - last) if active_after else self.end
+                    )
+                    yield after - self._value(self._closed, active_after + 1, tokens)
 
 
 def _number(value: object, name: str) -> int:

@@ -53,7 +53,7 @@ def checked_intervals(
         )
     # Charges of a span by its intervals: for each request, and once. Longer spans are free.
     kinds = [(interval * number, price) for number, price in enumerate([*spans, 0], start=1)]
-    least = [0]
+    cheapest = [0]
     for i, (length, _) in enumerate(have):
         work.spend(len(kinds))
         ways = [(each, once + (short * length if k == 0 else 0)) for k, (each, once) in enumerate(kinds)]
@@ -65,7 +65,7 @@ def checked_intervals(
             if best <= wasted:
                 # The more of the shorter requests join, the more they waste.
                 break
-            best = min(best, least[j] + wasted + min(number * each + once for each, once in ways))
-        least.append(int(best))
-    held = sum(length * count for length, count in have)
-    return IntervalClaim(slots, least[-1] + held * PARTS, interval, spans, short)
+            best = min(best, cheapest[j] + wasted + min(number * each + once for each, once in ways))
+        cheapest.append(int(best))
+    slot_steps = sum(length * count for length, count in have)
+    return IntervalClaim(slots, cheapest[-1] + slot_steps * PARTS, interval, spans, short)

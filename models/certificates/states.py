@@ -79,9 +79,9 @@ class _Tries:
         # Slot-steps and tokens read cost the same whatever the schedule, so only the rest is counted.
         decode_steps, tokens, _, read, _ = map(sum, zip(*requests, strict=True))
         self.limit = seconds - cost.decode_per_slot * decode_steps - cost.decode_per_kv_token * read
-        self.scarce = sum(sorted(each.peak for each in requests)[-self.slots :]) > self.capacity
+        self.scarce = sum(sorted(request.peak for request in requests)[-self.slots :]) > self.capacity
         bends = cost.prefill_per_token_beyond > 0 and min(self.cap, tokens) > cost.prefill_bend
-        no_steps = any(each.decode_steps == 0 for each in requests)
+        no_steps = any(request.decode_steps == 0 for request in requests)
         self.at_once = self.cap < math.inf or bends or no_steps
         alike = not (self.scarce or self.cap < math.inf or bends or cost.prefill_floor > 0)
         self.fills = alike and not no_steps
@@ -89,7 +89,7 @@ class _Tries:
             # All stages together have the tokens of all prompts.
             self.limit -= cost.prefill_per_token * tokens
         if not self.scarce:
-            requests = [_Kind(each.decode_steps, 0 if alike else each.prompt) for each in requests]
+            requests = [_Kind(request.decode_steps, 0 if alike else request.prompt) for request in requests]
         self.grows = int(self.scarce)
         kinds = Counter(requests)
         self.kinds = sorted(kinds)
@@ -101,14 +101,14 @@ class _Tries:
         """Yield running requests and seconds after numbers of steps."""
         if self.at_once:
             yield busy, spent
-        tried: Sequence[int] = sorted({left for left, _ in busy})
+        tried: Sequence[int] = sorted({steps for steps, _ in busy})
         if busy and self._may_be_full(waiting, busy):
             tried = range(tried[0] if len(busy) == self.slots else 1, tried[-1] + 1)
         for decode_steps in tried:
             after = tuple(
-                (left - decode_steps, held + self.grows * decode_steps)
-                for left, held in busy
-                if left > decode_steps
+                (steps - decode_steps, tokens + self.grows * decode_steps)
+                for steps, tokens in busy
+                if steps > decode_steps
             )
             total = spent + self.cost.decode_base * decode_steps
             self.work.spend(STEPS)
@@ -121,7 +121,7 @@ class _Tries:
         """Return whether all requests could exceed the capacity."""
         if not self.scarce:
             return False
-        peaks = [held + left - 1 for left, held in busy]
+        peaks = [tokens + steps - 1 for steps, tokens in busy]
         for count, kind in zip(waiting, self.kinds, strict=True):
             peaks += [kind.peak] * count
         return sum(heapq.nlargest(self.slots, peaks)) > self.capacity
@@ -138,17 +138,17 @@ class _Tries:
     def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
         """Return whether no schedule from here is cheaper."""
         work, read, longest, prefill = self.facts(waiting)
-        decode_steps = -(-(work + sum(left for left, _ in busy)) // self.slots)
+        decode_steps = -(-(work + sum(steps for steps, _ in busy)) // self.slots)
         if busy:
             decode_steps = max(
                 decode_steps, busy[-1][0], longest + (busy[0][0] if len(busy) == self.slots else 0)
             )
         else:
             decode_steps = max(decode_steps, longest)
-        held = read + sum(tokens_read(left, held) for left, held in busy)
+        held = read + sum(tokens_read(steps, held) for steps, held in busy)
         decode_steps = max(decode_steps, math.ceil(held / self.capacity))
-        least: float = spent + prefill + self.cost.decode_base * decode_steps
-        hopeless: bool = least >= self.limit
+        bound: float = spent + prefill + self.cost.decode_base * decode_steps
+        hopeless: bool = bound >= self.limit
         return hopeless
 
     def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
@@ -174,8 +174,8 @@ class _Tries:
         """Yield waiting, running and seconds after each possible stage."""
         room = min(self.cap, self.capacity - sum(held for _, held in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
-        most = min(len(kinds), self.slots - len(busy))
-        for size in range(most if self.fills else 1, most + 1):
+        largest = min(len(kinds), self.slots - len(busy))
+        for size in range(largest if self.fills else 1, largest + 1):
             for chosen in dict.fromkeys(combinations(kinds, size)):
                 self.work.spend(STEPS)
                 tokens = sum(self.kinds[kind].prompt for kind in chosen)
@@ -195,5 +195,6 @@ class _Tries:
     def _holds(self, busy: UnderWay) -> bool:
         """Return whether running requests fit until they end."""
         return not self.scarce or all(
-            sum(held + last - 1 for left, held in busy if left >= last) <= self.capacity for last, _ in busy
+            sum(tokens + last - 1 for steps, tokens in busy if steps >= last) <= self.capacity
+            for last, _ in busy
         )

@@ -33,9 +33,9 @@ class Occupancy:
 
     def __init__(self, lengths: LengthPair, decode_steps: int) -> None:
         survival, inputs = lengths.survival(), lengths.surviving_input()
-        held = inputs + np.arange(1, len(survival) + 1)
-        mean = survival * held
-        square = survival * (held**2 + lengths.inputs.sd**2)
+        context = inputs + np.arange(1, len(survival) + 1)
+        mean = survival * context
+        square = survival * (context**2 + lengths.inputs.sd**2)
         self.queries = _folded(survival, decode_steps)
         self.tokens = _folded(mean, decode_steps)
         self.context = self.tokens / np.where(self.queries > 0, self.queries, 1.0)

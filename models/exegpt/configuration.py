@@ -43,8 +43,8 @@ class ExecConfig:
     tensor_groups: int = 0
 
     def __post_init__(self) -> None:
-        least = min(self.encode_batch, self.decode_steps, self.micro_batches, self.tensor_degree)
-        if least < 1 or self.tensor_groups < 0:
+        smallest = min(self.encode_batch, self.decode_steps, self.micro_batches, self.tensor_degree)
+        if smallest < 1 or self.tensor_groups < 0:
             raise ValueError(f"{self} has a number below one")
 
 
@@ -87,17 +87,17 @@ class Targets:
 
     def tightened(self, margin: float) -> Targets:
         """Return targets reduced by a share of each."""
-        left = 1 - margin
-        return Targets(left * self.latency, left * self.ttft, left * self.tpot)
+        share = 1 - margin
+        return Targets(share * self.latency, share * self.ttft, share * self.tpot)
 
     def within(self, latency: FloatArray, ttft: FloatArray, tokens: int) -> FloatArray:
         """Return latencies of completions, infinite if a target is missed."""
-        kept = (latency <= self.latency) & (ttft <= self.ttft) & (latency - ttft <= tokens * self.tpot)
-        return np.where(kept, latency, math.inf)
+        keeps = (latency <= self.latency) & (ttft <= self.ttft) & (latency - ttft <= tokens * self.tpot)
+        return np.where(keeps, latency, math.inf)
 
     def __str__(self) -> str:
-        named = (("", self.latency), ("a TTFT of ", self.ttft), ("a TPOT of ", self.tpot))
-        return ", ".join(f"{name}{value:g} s" for name, value in named if math.isfinite(value)) or "none"
+        limits = (("", self.latency), ("a TTFT of ", self.ttft), ("a TPOT of ", self.tpot))
+        return ", ".join(f"{name}{value:g} s" for name, value in limits if math.isfinite(value)) or "none"
 
 
 @dataclass(frozen=True, slots=True)

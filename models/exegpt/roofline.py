@@ -148,9 +148,9 @@ class Roofline:
 
     def decode_attention(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Return the seconds of reading a layer's KV cache."""
-        held = sequences * self.shape.attended(context) * self.shape.kv_bytes_per_layer_token
+        kv_bytes = sequences * self.shape.attended(context) * self.shape.kv_bytes_per_layer_token
         parts = self.degree / self.shape.kv_copies(self.degree)
-        return np.asarray(held / (parts * self.device.bandwidth * self.efficiency.keys))
+        return np.asarray(kv_bytes / (parts * self.device.bandwidth * self.efficiency.keys))
 
     def encode_attention(self, length: FloatArray) -> FloatArray:
         """Return the seconds of a layer's attention of one prompt."""
@@ -170,10 +170,10 @@ class Roofline:
 
     def decode_step(self, sequences: float, context: float) -> float:
         """Return the seconds of a token for each sequence."""
-        each, held = np.array([float(sequences)]), np.array([float(context)])
-        layer = self.layer_seconds(each, prompts=False) + self.decode_attention(each, held)
-        layer = layer + self.all_reduce_seconds(each)
-        return float((self.shape.layers * layer + self.head_seconds(each))[0])
+        batch, contexts = np.array([float(sequences)]), np.array([float(context)])
+        layer = self.layer_seconds(batch, prompts=False) + self.decode_attention(batch, contexts)
+        layer = layer + self.all_reduce_seconds(batch)
+        return float((self.shape.layers * layer + self.head_seconds(batch))[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
         """Return the seconds per token of a request in a steady state.
@@ -181,11 +181,11 @@ class Roofline:
         Besides a token of each sequence, iterations compute prompts at the rate that keeps the number of
         sequences: one per ``output_tokens`` tokens of a request. The weights are read once for both.
         """
-        each, length = np.array([float(sequences)]), np.array([float(input_tokens)])
+        batch, length = np.array([float(sequences)]), np.array([float(input_tokens)])
         prompts = sequences / output_tokens
         together = max(1.0, prompts)
-        decoding = self.layer_seconds(each, prompts=False)
-        mixed = self.layer_seconds(each + together * length, prompts=True)
+        decoding = self.layer_seconds(batch, prompts=False)
+        mixed = self.layer_seconds(batch + together * length, prompts=True)
         more = prompts / together * np.maximum(0.0, mixed - decoding)
         all_reduces = self.all_reduce_seconds(length) - self.all_reduce_seconds(np.zeros(1))
         more = more + prompts * (self.encode_attention(length) + all_reduces)
@@ -194,7 +194,7 @@ class Roofline:
 
     def profile(self) -> LayerProfile:
         """Return the model's estimated profile, with the estimates' error."""
-        new, held = np.repeat(_SEQUENCES, len(_LENGTHS)), np.tile(_LENGTHS, len(_SEQUENCES))
+        new, contexts = np.repeat(_SEQUENCES, len(_LENGTHS)), np.tile(_LENGTHS, len(_SEQUENCES))
         by_tokens, far = _TOKENS[:, None], np.array([[1.0], [1e6]])
         operations = [
             Operation("dense", "encode", ("tokens",), by_tokens, self.layer_seconds(_TOKENS, prompts=True)),
@@ -207,8 +207,8 @@ class Roofline:
                 "encode_attention", "encode", ("length",), _LENGTHS[:, None], self.encode_attention(_LENGTHS)
             ),
             Operation(
-                "decode_attention", "decode", ("decodes", "context"), np.column_stack((new, held)),
-                self.decode_attention(new, held),
+                "decode_attention", "decode", ("decodes", "context"), np.column_stack((new, contexts)),
+                self.decode_attention(new, contexts),
             ),
         ]  # fmt: skip
         if self.degree > 1:

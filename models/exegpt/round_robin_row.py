@@ -67,9 +67,9 @@ class RoundRobinRow:
         """Return latency and throughput of some encoding batches."""
         encoding = self._encoding
         encode, slowest = encoding.mean[0, batches], encoding.slowest[0, batches]
-        share, active, own = self._batch(batches[:, None].astype(np.float64))
+        share, active, queries = self._batch(batches[:, None].astype(np.float64))
         decode = share * self.stages.table(active, self._context)
-        tail = self.stages.table(own, self._context)
+        tail = self.stages.table(queries, self._context)
         cycle = self._cycle(encode, slowest, decode)
         latency = self._latency(encode, slowest, tail, tail[:, -1])
         return self.timeline.within_memory(latency, self._bytes(batches)), batches / cycle
@@ -85,8 +85,8 @@ class RoundRobinRow:
         """
         encoding = self._encoding
         encode, slowest = encoding.bounded(low, at)
-        share, active, own = self._batch(np.array(float(at)))
-        seconds = self.stages.table.bounded(np.stack((active, own)), self._place)
+        share, active, queries = self._batch(np.array(float(at)))
+        seconds = self.stages.table.bounded(np.stack((active, queries)), self._place)
         # Contiguous iterations give the same rounding as sums over a whole row.
         seconds = np.ascontiguousarray(seconds.transpose(2, 0, 1))
         decode, tail = share * seconds[:, 0], seconds[:2, 1]
@@ -110,8 +110,8 @@ class RoundRobinRow:
         probe, count = self.probe(batch, batch), self.stages.count
         encode = float(self._encoding.mean[0, batch])
         planned = batch * float(self.occupancy.queries[0])
-        held = float(self._bytes(np.array([batch]))[0])
-        return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode)
+        memory = float(self._bytes(np.array([batch]))[0])
+        return Performance(probe.throughput, probe.latency, planned, (count, count), memory, encode)
 
     def _bytes(self, batches: IntArray) -> FloatArray:
         cluster, shape = self.timeline.cluster, self.timeline.shape
@@ -119,8 +119,8 @@ class RoundRobinRow:
         token_bytes = shape.layers * shape.kv_bytes_per_layer_token
         too_many = batches * self.occupancy.queries[0] > (cluster.slots or math.inf)
         too_many |= peak > (cluster.kv_tokens or math.inf) * token_bytes
-        held = shape.weight_bytes + self._copies * peak
-        return np.where(too_many, math.inf, held / cluster.devices)
+        memory = shape.weight_bytes + self._copies * peak
+        return np.where(too_many, math.inf, memory / cluster.devices)
 
     def _running(self, batch: FloatArray) -> FloatArray:
         """Return each iteration's chance that a sequence is left."""
@@ -142,9 +142,9 @@ class RoundRobinRow:
         A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles). This is
         paid at each change between encoding and decoding.
         """
-        others, first, last = self.stages.count - 1, decode[..., 0], decode[..., -1]
-        waits = others * (np.maximum(last, encode) + np.maximum(first, slowest))
-        return np.asarray(encode + last + waits + (others + 1) * decode[..., :-1].sum(axis=-1))
+        inner, first, last = self.stages.count - 1, decode[..., 0], decode[..., -1]
+        waits = inner * (np.maximum(last, encode) + np.maximum(first, slowest))
+        return np.asarray(encode + last + waits + (inner + 1) * decode[..., :-1].sum(axis=-1))
 
     def _latency(
         self, encode: FloatArray, slowest: FloatArray, decode: FloatArray, before: FloatArray
@@ -154,8 +154,8 @@ class RoundRobinRow:
         The first micro-batch waits for all others at the first decode. Micro-batches begin at the distance of
         encodings and end at that of decodes, so on average they take less than the first.
         """
-        others, first, last = self.stages.count - 1, decode[..., 0], decode[..., self._until]
+        inner, first, last = self.stages.count - 1, decode[..., 0], decode[..., self._until]
         drops = np.maximum(0.0, before - encode) + np.maximum(0.0, slowest - first) + first - last
-        final = (others + 1) * (encode + decode[..., : self._until + 1].sum(axis=-1))
-        final = final + others * drops - others / 2 * (encode - last)
+        final = (inner + 1) * (encode + decode[..., : self._until + 1].sum(axis=-1))
+        final = final + inner * drops - inner / 2 * (encode - last)
         return np.asarray(self._phases * self._cycle(encode, slowest, decode) + final)

@@ -40,30 +40,30 @@ def profile_of_run(
     input_tokens: Mean tokens of a prompt; used only under WAA.
     Raises ValueError if the profile lacks the costs of two workers.
     """
-    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
-    if not own:
+    of_run = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    if not of_run:
         return profile
-    loop = float(own["loop"].seconds[0])
+    loop = float(of_run["loop"].seconds[0])
     if handed_over:
-        missing = _OF_TWO_WORKERS - own.keys()
+        missing = _OF_TWO_WORKERS - of_run.keys()
         if missing:
             raise ValueError(f"the profile does not say what two workers cost: {', '.join(sorted(missing))}")
-        added = _handed_over(profile, own, iterations, input_tokens)
+        added = _handed_over(profile, of_run, iterations, input_tokens)
     else:
-        change = own["change"]
+        change = of_run["change"]
         completing = 1 - np.exp(-change.points[:, 0] / iterations)
-        seconds = (change.seconds + _between(own, change.points[:, 0])) * completing
+        seconds = (change.seconds + _between(of_run, change.points[:, 0])) * completing
         added = [
-            replace(own["leave"], phase="encode", per_layer=False, seconds=loop + _leaving(own)),
+            replace(of_run["leave"], phase="encode", per_layer=False, seconds=loop + _leaving(of_run)),
             replace(change, phase="decode", per_layer=False, seconds=seconds),
         ]
-        if "start" in own:
-            start = own["start"]
+        if "start" in of_run:
+            start = of_run["start"]
             counted = Surface(change.points, seconds).many(*start.points.T)
-            first = np.maximum(0.0, start.seconds + _between(own, start.points[:, 0]) - counted)
-            added += [replace(start, seconds=first), own["warming"]]
-    kept = tuple(operation for operation in profile.operations if operation.phase != "run")
-    return replace(profile, operations=(*kept, *added))
+            first = np.maximum(0.0, start.seconds + _between(of_run, start.points[:, 0]) - counted)
+            added += [replace(start, seconds=first), of_run["warming"]]
+    operations = tuple(operation for operation in profile.operations if operation.phase != "run")
+    return replace(profile, operations=(*operations, *added))
 
 
 def seconds_after_encoding(
@@ -88,8 +88,8 @@ def seconds_after_encoding(
 
 def can_hand_over(profile: LayerProfile) -> bool:
     """Return whether a profile allows two workers."""
-    own = {operation.name for operation in profile.operations if operation.phase == "run"}
-    return not own or own >= _OF_TWO_WORKERS
+    names = {operation.name for operation in profile.operations if operation.phase == "run"}
+    return not names or names >= _OF_TWO_WORKERS
 
 
 def _handed_over(

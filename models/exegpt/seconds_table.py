@@ -20,8 +20,8 @@ def saving(at: FloatArray, values: FloatArray) -> FloatArray:
     """
     units = at.reshape(-1, *(1,) * (values.ndim - 1))
     shares = np.where(units > 0, values / np.where(units > 0, units, 1.0), np.inf)
-    least = np.minimum.accumulate(shares, axis=0)
-    return np.asarray(np.where(units > 0, units * np.where(units > 0, least, 0.0), values))
+    lowest = np.minimum.accumulate(shares, axis=0)
+    return np.asarray(np.where(units > 0, units * np.where(units > 0, lowest, 0.0), values))
 
 
 def saved(values: FloatArray, low: int, high: int) -> float:
@@ -54,8 +54,8 @@ class SecondsTable:
     def place(self, contexts: FloatArray) -> tuple[IntArray, FloatArray]:
         """Return the knot before each context, and the fraction beyond."""
         column = np.interp(contexts, self._contexts, self._columns)
-        left = np.minimum(column.astype(np.int64), len(self._columns) - 2)
-        return left, (column - left)[..., None]
+        lower = np.minimum(column.astype(np.int64), len(self._columns) - 2)
+        return lower, (column - lower)[..., None]
 
     def __call__(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
         """Return the seconds, with the arguments broadcast."""

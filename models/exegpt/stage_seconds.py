@@ -80,15 +80,15 @@ class StageSeconds:
         kinds = [(1, single)] if degree == 1 else [(1, single), (degree, groups)]
         self.devices = devices
         self._cluster, self._inputs = cluster, lengths.inputs
-        self._kinds = [(each, number) for each, number in kinds if number]
-        missing = [each for each, _ in self._kinds if each not in costs]
+        self._kinds = [(kind, number) for kind, number in kinds if number]
+        missing = [kind for kind, _ in self._kinds if kind not in costs]
         if missing:
             raise ValueError(f"there is no profile at tensor-parallel degree {missing[0]}")
         self.count = sum(number for _, number in self._kinds)
-        self._costs = {each: costs[each] for each, _ in self._kinds}
+        self._costs = {kind: costs[kind] for kind, _ in self._kinds}
         self._shape = next(iter(costs.values())).profile.shape
         self._attention = {
-            each: cost.encode_attention_mean(lengths.inputs) for each, cost in self._costs.items()
+            kind: cost.encode_attention_mean(lengths.inputs) for kind, cost in self._costs.items()
         }
         self._table: SecondsTable | None = None
         self._encodings: dict[int, Encoding] = {}
@@ -107,7 +107,7 @@ class StageSeconds:
             tokens, deviation = whole * self._inputs.mean, self._token_deviation(whole)
             # Measured seconds rise in steps: a few points would miss them.
             around = [np.maximum(1.0, tokens + away * deviation) for away in NORMAL]
-            mean = np.mean([self._encode_seconds(whole, each) for each in around], axis=0)
+            mean = np.mean([self._encode_seconds(whole, length) for length in around], axis=0)
             mean = mean * np.minimum(1.0, prompts)
             whole = np.ceil(prompts)
             many = np.minimum(self.count, np.ceil(self.count * prompts)).astype(np.int64)
@@ -138,9 +138,9 @@ class StageSeconds:
         if not len(lengths):
             return 0.0
         chunks = [(float(length), 0.0) for length in lengths]
-        parts = {each: cost.encode_many(chunks) for each, cost in self._costs.items()}
-        layers = {each: np.array([part[0]]) for each, part in parts.items()}
-        once = {each: np.array([part[1]]) for each, part in parts.items()}
+        parts = {kind: cost.encode_many(chunks) for kind, cost in self._costs.items()}
+        layers = {kind: np.array([part[0]]) for kind, part in parts.items()}
+        once = {kind: np.array([part[1]]) for kind, part in parts.items()}
         seconds = self._balanced(self._encoder_layers, layers, once, np.array([float(lengths.sum())]))
         return float(seconds[0])
 
@@ -158,13 +158,13 @@ class StageSeconds:
         """Seconds of decoding, linear between knots."""
         if self._table is None:
             knots = [cost.decode_knots() for cost in self._costs.values()]
-            inner = np.unique(np.concatenate([each for each, _ in knots]))
+            inner = np.unique(np.concatenate([kind for kind, _ in knots]))
             sequences = np.concatenate(([0.0, 1.0], inner[inner > 1], _FAR[:1]))
-            contexts = np.concatenate((np.unique(np.concatenate([each for _, each in knots])), _FAR[1:]))
+            contexts = np.concatenate((np.unique(np.concatenate([kind for _, kind in knots])), _FAR[1:]))
             at = [grid.ravel() for grid in np.meshgrid(sequences[1:], contexts, indexing="ij")]
-            parts = {each: cost.decode_many(at[0], at[1]) for each, cost in self._costs.items()}
-            layers = {each: part[0] for each, part in parts.items()}
-            once = {each: part[1] for each, part in parts.items()}
+            parts = {kind: cost.decode_many(at[0], at[1]) for kind, cost in self._costs.items()}
+            layers = {kind: part[0] for kind, part in parts.items()}
+            once = {kind: part[1] for kind, part in parts.items()}
             seconds = self._balanced(self._shape.layers, layers, once, at[0]).reshape(-1, len(contexts))
             # Less than one sequence takes its share of the seconds of one.
             seconds = np.concatenate((np.zeros((1, len(contexts))), seconds))
@@ -177,10 +177,10 @@ class StageSeconds:
 
     def _encode_seconds(self, prompts: FloatArray, tokens: FloatArray) -> FloatArray:
         layers, once = {}, {}
-        for each, cost in self._costs.items():
+        for kind, cost in self._costs.items():
             rest, single = cost.encode_rest(tokens, prompts)
-            attention = self._attention[each](prompts)
-            layers[each], once[each] = rest + attention[0], single + attention[1]
+            attention = self._attention[kind](prompts)
+            layers[kind], once[kind] = rest + attention[0], single + attention[1]
         return self._balanced(self._encoder_layers, layers, once, tokens)
 
     def _balanced(
@@ -193,14 +193,14 @@ class StageSeconds:
         data = tokens * self._shape.hidden * self._shape.bytes_per_value
         speed = np.zeros_like(tokens)
         work = np.zeros_like(tokens)
-        for each, number in self._kinds:
-            one = np.maximum(layers[each], _LEAST)
-            if each > 1 and self._costs[each].profile.operation("synchronisation") is None:
+        for kind, number in self._kinds:
+            seconds = np.maximum(layers[kind], _LEAST)
+            if kind > 1 and self._costs[kind].profile.operation("synchronisation") is None:
                 # Two all-reduces a layer: after the attention, and after the feed-forward part.
-                synchronised = self._cluster.all_reduce_seconds(each, 1.0)
+                synchronised = self._cluster.all_reduce_seconds(kind, 1.0)
                 latency = self._cluster.link_latency
-                one = one + 2 * (latency + (synchronised - latency) * data)
-            speed = speed + number / one
-            work = depth + once[each] / one
+                seconds = seconds + 2 * (latency + (synchronised - latency) * data)
+            speed = speed + number / seconds
+            work = depth + once[kind] / seconds
         hop = 0.0 if self.count == 1 else self._cluster.link_latency + data / self._cluster.link_bandwidth
         return np.asarray(work / speed + hop)

@@ -23,7 +23,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
     slots = np.array([0.0, _MANY])
     decode_steps = cost.decode_base + cost.decode_per_slot * slots
     corners = np.array([[a, v] for a in (0.0, _MANY) for v in (0.0, 1e4)])
-    held = cost.decode_per_kv_token * corners[:, 0] * corners[:, 1]
+    kv_seconds = cost.decode_per_kv_token * corners[:, 0] * corners[:, 1]
     return LayerProfile(
         shape=ModelShape("whole model", 1, 1, 1, 1, 1, 1, 1),
         device="as the cost model's",
@@ -32,7 +32,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
         operations=(
             Operation("prefill stage", "encode", ("tokens",), tokens[:, None], prefill),
             Operation("decode step", "decode", ("sequences",), slots[:, None], decode_steps),
-            Operation("keys and values", "decode", ("decodes", "context"), corners, held),
+            Operation("keys and values", "decode", ("decodes", "context"), corners, kv_seconds),
         ),
         source=source,
     )

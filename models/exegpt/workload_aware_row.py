@@ -122,8 +122,8 @@ class WorkloadAwareRow:
         least = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
         least = self.timeline.within_memory(least, self._bytes(batches, 0))
         supplied = batches / self._supply(batches, self._encode[2, batches])
-        most = self._shares(batches, supplied) * self._seconds
-        served = float(most[0] @ self._most_rate / most.sum())
+        shares = self._shares(batches, supplied) * self._seconds
+        served = float(shares[0] @ self._most_rate / shares.sum())
         return Probe(
             float(latency[0]), float(throughput[0]), float(least[0]), min(float(supplied[0]), served)
         )

@@ -116,8 +116,8 @@ def repaired_model(problem: Problem) -> FullModel:
     refuse_repaired(problem)
     rows = FullRows(problem, bins_needed(problem))
     z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)
-    most = float(problem.decode_steps.sum())
-    decode_steps = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
+    horizon = float(problem.decode_steps.sum())
+    decode_steps = rows.builder.columns("r", (rows.bins,), upper=horizon, integer=True)
     rows.makespan()
     rows.bins_in_order()
     rows.decode_after_prefill()
@@ -174,13 +174,13 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
     values = np.zeros(full.model.columns)
     for i, (j, k) in enumerate(zip(slot_of.tolist(), bin_of.tolist(), strict=True)):
         values[columns.x[i, j]] = values[columns.p[i, j, k]] = values[columns.d[i, j, k]] = 1.0
-        need = left = int(problem.decode_steps[i])
+        need = steps_left = int(problem.decode_steps[i])
         values[columns.w[i, j, k]] = float(need == 0)
-        while left > 0:
-            served = min(left, int(decode_steps[k]))
+        while steps_left > 0:
+            served = min(steps_left, int(decode_steps[k]))
             values[columns.d[i, j, k]] = 1.0
             values[columns.w[i, j, k]] = served / need
-            left, k = left - served, k + 1
+            steps_left, k = steps_left - served, k + 1
     values[columns.decode_steps[:used]] = decode_steps
     values[columns.z[:used]] = 1.0
     prefill, decode = np.zeros(bins), np.zeros(bins)
@@ -276,11 +276,11 @@ def refuse_unsupported(problem: Problem) -> None:
 
 def refuse_large(columns: int, coefficients: int = 0) -> None:
     """Raise UnsupportedProblemError if a model is too large."""
-    for what, size, most in (
+    for what, size, limit in (
         ("columns", columns, MOST_COLUMNS),
         ("coefficients", coefficients, MOST_COEFFICIENTS),
     ):
-        if size > most:
+        if size > limit:
             raise UnsupportedProblemError(
-                f"this formulation of so large a job has {size:,} {what}, more than {most:,}"
+                f"this formulation of so large a job has {size:,} {what}, more than {limit:,}"
             )

@@ -120,20 +120,20 @@ class FullRows:
 
     def held_without_gap(self) -> None:
         r"""(10): :math:`M (2 - d_{ijk_1} - d_{ijk_2}) + \sum_{k_1}^{k_2} d_{ijk} \ge k_2 - k_1 + 1`."""
-        held = self.columns.d.reshape(-1, self.bins)
+        columns = self.columns.d.reshape(-1, self.bins)
         for first in range(self.bins):
             for last in range(first + 1, self.bins):
-                terms = [(1, held[:, first : last + 1]), (-self.bins, held[:, [first, last]])]
-                least = last - first + 1 - 2 * self.bins
-                self.builder.rows(f"eq10[{first},{last}]", terms, lower=least)
+                terms = [(1, columns[:, first : last + 1]), (-self.bins, columns[:, [first, last]])]
+                offset = last - first + 1 - 2 * self.bins
+                self.builder.rows(f"eq10[{first},{last}]", terms, lower=offset)
 
     def not_held_before_prefill(self) -> None:
         r"""(11): :math:`M (p_{ijk_1} - 1) + d_{ijk_2} \le 0` for :math:`k_1 > k_2`, M = K."""
-        held = self.columns.d.reshape(-1, self.bins)
+        columns = self.columns.d.reshape(-1, self.bins)
         prefilled = self.columns.p.reshape(-1, self.bins)
         for later in range(1, self.bins):
             for earlier in range(later):
-                terms = [(self.bins, prefilled[:, later]), (1, held[:, earlier])]
+                terms = [(self.bins, prefilled[:, later]), (1, columns[:, earlier])]
                 self.builder.rows(f"eq11[{later},{earlier}]", terms, upper=self.bins)
 
     def one_request_per_client(self) -> None:
@@ -219,17 +219,17 @@ class FullRows:
         By (17) there is one prefill, so the bins held begin with it and have no gap: both equations follow,
         and these few rows exclude more fractions than the tightest M there, :math:`k_2 - k_1 - 1` and 1.
         """
-        held = self.columns.d.reshape(-1, self.bins)
+        columns = self.columns.d.reshape(-1, self.bins)
         prefilled = self.columns.p.reshape(-1, self.bins)
-        self.builder.rows("first", [(1, held[:, 0]), (-1, prefilled[:, 0])], upper=0)
-        terms = [(1, held[:, 1:].ravel()), (-1, held[:, :-1].ravel()), (-1, prefilled[:, 1:].ravel())]
+        self.builder.rows("first", [(1, columns[:, 0]), (-1, prefilled[:, 0])], upper=0)
+        terms = [(1, columns[:, 1:].ravel()), (-1, columns[:, :-1].ravel()), (-1, prefilled[:, 1:].ravel())]
         self.builder.rows("onward", terms, upper=0)
 
     def open_bins_first(self, z: IntArray, decode_steps: IntArray) -> None:
         r"""Join a bin without prefill to the one before it: :math:`z_k \ge z_{k+1}`."""
-        most = float(self.problem.decode_steps.sum())
+        horizon = float(self.problem.decode_steps.sum())
         self.builder.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
-        self.builder.rows("open_steps", [(1, decode_steps), (-most, z)], upper=0)
+        self.builder.rows("open_steps", [(1, decode_steps), (-horizon, z)], upper=0)
 
     def clients_in_order(self) -> None:
         r"""Clients are named by their first request: :math:`x_{ij} \le \sum_{i' < i} x_{i',j-1}`."""

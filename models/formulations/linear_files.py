@@ -179,14 +179,14 @@ class _MpsReader:
         valued = kind in ("LO", "UP", "FX", "LI", "UI")
         if kind not in ("LO", "UP", "FX", "LI", "UI", "FR", "MI", "PL", "BV"):
             raise self._error(f"{fields[0]!r} is no kind of bound that is read here")
-        named = 1 if len(fields) == 2 + int(valued) else 2
-        if len(fields) < named + 1 + int(valued):
+        column_at = 1 if len(fields) == 2 + int(valued) else 2
+        if len(fields) < column_at + 1 + int(valued):
             raise self._error("the bound is incomplete")
-        name = fields[named]
+        name = fields[column_at]
         if name not in self.column_at:
             raise self._error(f"there is no column {name!r}")
         j = self.column_at[name]
-        value = self._value(fields[named + 1]) if valued else 0.0
+        value = self._value(fields[column_at + 1]) if valued else 0.0
         if kind in ("LI", "UI", "BV"):
             self.integer[j] = True
         if kind in ("UP", "UI") and value < 0 and j not in self.lower:

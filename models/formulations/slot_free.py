@@ -66,8 +66,8 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     d = add.columns("d", shape, upper=1, integer=True)
     v = add.columns("v", shape, upper=lengths, integer=True)
     z = add.columns("z", (count,), upper=1, integer=True, cost=cost.prefill_base if affine else 0.0)
-    most = int(problem.decode_steps.sum())
-    decode_steps = add.columns("r", (count,), upper=most, integer=True, cost=cost.decode_base)
+    horizon = int(problem.decode_steps.sum())
+    decode_steps = add.columns("r", (count,), upper=horizon, integer=True, cost=cost.decode_base)
     over_bins = np.broadcast_to(z, shape).ravel(), np.broadcast_to(decode_steps, shape).ravel()
     add.rows("prefilled_once", [(1, p)], lower=1, upper=1)
     add.rows("opened", [(1, p.ravel()), (-1, over_bins[0])], upper=0)
@@ -81,7 +81,7 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     add.rows("served_in_steps", [(1, v.ravel()), (-1, over_bins[1])], upper=0)
     add.rows("served_whole", [(1, v)], lower=problem.decode_steps, upper=problem.decode_steps)
     add.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
-    add.rows("open_steps", [(1, decode_steps), (-most, z)], upper=0)
+    add.rows("open_steps", [(1, decode_steps), (-horizon, z)], upper=0)
     if problem.prefill_token_cap is not None:
         add.rows("token_cap", [(problem.prompt_tokens, p.T)], upper=problem.prefill_token_cap)
     for group in interchangeable(problem):
@@ -133,15 +133,15 @@ def steps_by_stages(problem: Problem, stages: int) -> IntArray:
     """
     lengths, numbers = np.unique(problem.decode_steps[problem.decode_steps > 0], return_counts=True)
     fewest = least_steps(problem)
-    least = np.full(stages + 1, fewest)
+    fewest_steps = np.full(stages + 1, fewest)
     if len(lengths) == 0:
-        return least
+        return fewest_steps
     round_up, work = RoundUp(lengths, numbers), int(problem.decode_steps.sum())
     for count in range(1, stages + 1):
         values = useful_differences(count, int(lengths[-1]), fewest)
-        least[count] = max(fewest, -(-(work + round_up.least_waste(values)) // problem.slots))
-    least[0] = least[min(1, stages)]
-    return np.minimum.accumulate(least)
+        fewest_steps[count] = max(fewest, -(-(work + round_up.least_waste(values)) // problem.slots))
+    fewest_steps[0] = fewest_steps[min(1, stages)]
+    return np.minimum.accumulate(fewest_steps)
 
 
 def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
@@ -182,11 +182,11 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
     values = np.zeros(model.model.columns)
     for i, k in enumerate(bin_of.tolist()):
         values[model.p[i, k]] = values[model.d[i, k]] = 1.0
-        left = int(problem.decode_steps[i])
-        while left > 0:
+        steps_left = int(problem.decode_steps[i])
+        while steps_left > 0:
             values[model.d[i, k]] = 1.0
-            values[model.v[i, k]] = served = min(left, int(decode_steps[k]))
-            left, k = left - served, k + 1
+            values[model.v[i, k]] = served = min(steps_left, int(decode_steps[k]))
+            steps_left, k = steps_left - served, k + 1
     values[model.z[:used]] = 1.0
     values[model.decode_steps[:used]] = decode_steps
     if model.floor is not None:
@@ -260,8 +260,8 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         spent = start.makespan(problem) - constant_seconds(problem, tokens=affine)
         fewest = -(-len(problem) // problem.slots)
         if cost.decode_base > 0:
-            most = (spent - cost.prefill_base * fewest) / cost.decode_base
-            horizon = min(horizon, int(most * (1 + 1e-9) + 1e-6))
+            largest = (spent - cost.prefill_base * fewest) / cost.decode_base
+            horizon = min(horizon, int(largest * (1 + 1e-9) + 1e-6))
     return IntervalModel(
         lengths=problem.decode_steps,
         prompts=problem.prompt_tokens,

@@ -332,9 +332,9 @@ def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: i
     axes is within the KV capacity.
     """
     chunks = [
-        (new, held)
+        (new, past)
         for new in _knots(cost, "length", 1, limits.batched_tokens)
-        for held in _knots(cost, "past", 0, longest)
+        for past in _knots(cost, "past", 0, longest)
     ]
     pairs = _corners(
         _finer(_knots(cost, "decodes", 1, most), limits),
@@ -342,11 +342,11 @@ def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: i
         _room(limits),
     )
     rows, seconds, beside = [], [], []
-    for new, held in chunks:
-        alone = cost.attention(0, 0.0, [(new, held)])
+    for new, past in chunks:
+        alone = cost.attention(0, 0.0, [(new, past)])
         for n, context in pairs:
-            together = cost.mixed_attention(new, held, n, context)
-            rows.append((1.0, new, new * held, n, n * context))
+            together = cost.mixed_attention(new, past, n, context)
+            rows.append((1.0, new, new * past, n, n * context))
             added = cost.attention(n, context, ()) if together is None else together - alone
             seconds.append(added)
             beside.append(alone + added)
@@ -381,9 +381,9 @@ def dearest_excess(
     sequences, room = min(limits.sequences, limits.batched_tokens), _room(limits)
     worst: tuple[float, Work] | None = None
     for decodes, context, chunk in _iterations_to_try(sequences, limits.batched_tokens, longest, room):
-        new, held = chunk or (0, 0)
+        new, past = chunk or (0, 0)
         for drawn in {decodes, decodes + (1 if chunk else 0)} - {0}:
-            work = Work(1.0, decodes, new, drawn, decodes * context, new * (held + new / 2))
+            work = Work(1.0, decodes, new, drawn, decodes * context, new * (past + new / 2))
             seconds = cost.iteration(decodes, context, [chunk] if chunk else [], sampled=drawn)
             excess = minorant.seconds(work) - seconds
             if excess > 1e-9 * seconds and (worst is None or excess > worst[0]):
@@ -402,6 +402,6 @@ def _iterations_to_try(
     for decodes in (0, *spread):
         tokens_left = min(longest, budget - decodes)
         for new in sorted({1, tokens_left // 16, tokens_left // 4, tokens_left // 2, tokens_left}):
-            for held in {0, (longest - new) // 2, longest - new} if 1 <= new <= tokens_left else ():
+            for past in {0, (longest - new) // 2, longest - new} if 1 <= new <= tokens_left else ():
                 for context in {1.0, min(longest, room / max(1, decodes))}:
-                    yield decodes, context, (new, held)
+                    yield decodes, context, (new, past)

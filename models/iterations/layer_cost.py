@@ -278,10 +278,10 @@ class _Phase:
         for operation, surface in self.others:
             values = {"sequences": sequences, "decodes": sequences, "length": size[0], "context": size[0]}
             values |= {"past": size[1], "tokens": sequences * size[0]}
-            one = operation.times * surface(*(values[axis] for axis in operation.axes))
+            term = operation.times * surface(*(values[axis] for axis in operation.axes))
             if "length" in operation.axes and "sequences" not in operation.axes:
-                one = _together(one, surface, operation, sequences)
-            seconds[operation.per_layer] += one
+                term = _together(term, surface, operation, sequences)
+            seconds[operation.per_layer] += term
         return seconds[True], seconds[False]
 
     def attention_mean(
@@ -318,8 +318,8 @@ class _Phase:
         seconds = {True: per_layer, False: once}
         values = {"sequences": sequences, "decodes": sequences, "context": contexts, "length": contexts}
         for operation, surface in self.others:
-            one = surface.many(*(values[axis] for axis in operation.axes))
-            seconds[operation.per_layer] = seconds[operation.per_layer] + operation.times * one
+            term = surface.many(*(values[axis] for axis in operation.axes))
+            seconds[operation.per_layer] = seconds[operation.per_layer] + operation.times * term
         return seconds[True], seconds[False]
 
     def attention_of(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -121,8 +121,8 @@ def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> Non
     cp.add_cumulative(intervals, [1] * len(intervals), model.slots)
     for k in range(model.stages):
         cp.add(sum(row[k] for row in columns.in_stage) <= model.slots)
-    least = -(-len(model.lengths) // model.slots)
-    cp.add(sum(columns.opened) >= least)
+    steps = -(-len(model.lengths) // model.slots)
+    cp.add(sum(columns.opened) >= steps)
 
 
 def _order(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
@@ -149,7 +149,7 @@ def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) 
         return
     lengths, first = model.lengths.tolist(), model.kv_at_start.tolist()
     for j, last in enumerate(columns.starts):
-        held: list[cp_model.LinearExprT] = [int(peaks[j])]
+        kv_tokens: list[cp_model.LinearExprT] = [int(peaks[j])]
         for i, start in enumerate(columns.starts):
             if i == j:
                 continue
@@ -161,8 +161,8 @@ def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) 
             cp.add(age >= lengths[i]).only_enforce_if(running.negated())
             tokens = cp.new_int_var(0, int(peaks[i]), "")
             cp.add(tokens >= first[i] + age).only_enforce_if(begun, running)
-            held.append(tokens)
-        cp.add(sum(held) <= capacity)
+            kv_tokens.append(tokens)
+        cp.add(sum(kv_tokens) <= capacity)
 
 
 def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> cp_model.LinearExprT:
@@ -170,8 +170,8 @@ def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) ->
     if model.affine:
         return decode_steps + model.stage_cost * sum(columns.opened)
     dearest = model.token_cost + model.beyond_cost
-    most = model.stage_floor + model.stage_cost + dearest * int(model.prompts.sum())
-    seconds = [cp.new_int_var(0, most, f"np{k}") for k in range(model.stages)]
+    largest = model.stage_floor + model.stage_cost + dearest * int(model.prompts.sum())
+    seconds = [cp.new_int_var(0, largest, f"np{k}") for k in range(model.stages)]
     for k, stage in enumerate(seconds):
         tokens = sum(n * row[k] for n, row in zip(model.prompts.tolist(), columns.in_stage, strict=True))
         cp.add(stage >= model.stage_floor * columns.opened[k])

@@ -107,6 +107,6 @@ class _Reader:
 
     def solved(self, backend: Backend, start: FloatArray | None, answer: Answer, seconds: float) -> Solved:
         reports = {} if self._last is None else {"incumbent": self._last}
-        found = checked(self._model, backend, start, Outcome(answer, reports, None, seconds))
-        schedule = None if found.values is None else self._read(found.values)
-        return Solved(replace(found, values=None), schedule)
+        outcome = checked(self._model, backend, start, Outcome(answer, reports, None, seconds))
+        schedule = None if outcome.values is None else self._read(outcome.values)
+        return Solved(replace(outcome, values=None), schedule)

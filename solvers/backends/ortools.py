@@ -56,7 +56,7 @@ def solve(
         return mathopt.CallbackResult()
 
     try:
-        found = mathopt.solve(
+        result = mathopt.solve(
             translated,
             mathopt.SolverType.CP_SAT if cp_sat else mathopt.SolverType.GSCIP,
             params=_parameters(limits, desk.remaining(), cp_sat),
@@ -71,17 +71,18 @@ def solve(
         raise
     values = None
     if (
-        found.has_primal_feasible_solution()
-        and found.termination.reason is not mathopt.TerminationReason.UNBOUNDED
+        result.has_primal_feasible_solution()
+        and result.termination.reason is not mathopt.TerminationReason.UNBOUNDED
     ):
-        values = np.array(found.variable_values(columns))
-    bound = found.termination.objective_bounds.dual_bound
+        values = np.array(result.variable_values(columns))
+    bound = result.termination.objective_bounds.dual_bound
     return Answer(
-        _PROOFS.get(found.termination.reason),
-        _limit(found, limits, desk, cp_sat),
+        _PROOFS.get(result.termination.reason),
+        _limit(result, limits, desk, cp_sat),
         values,
         bound / scale + model.offset,
-        infeasible_or_unbounded=found.termination.reason is mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
+        infeasible_or_unbounded=result.termination.reason
+        is mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
     )
 
 

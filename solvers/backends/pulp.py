@@ -65,8 +65,8 @@ def solve(
     if infeasible:
         proof = Status.INFEASIBLE
     either = infeasible and "or unbounded" in text
-    found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    values = np.array([column.value() or 0.0 for column in columns]) if found else None
+    has_solution = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    values = np.array([column.value() or 0.0 for column in columns]) if has_solution else None
     bound = _bound(text, model, proof)
     return Answer(
         None if either else proof, _limit(text, desk), values, bound, infeasible_or_unbounded=either
@@ -113,9 +113,9 @@ def _bound(log: str, model: LinearModel, proof: Status | None) -> float | None:
 
     The log has eight digits, or thousandths.
     """
-    if proof is not None or not (found := _BOUND.findall(log)):
+    if proof is not None or not (bounds := _BOUND.findall(log)):
         return None
-    last = {words: float(number) for words, number in found}
+    last = {words: float(number) for words, number in bounds}
     return model.offset + max(
         value - (1e-7 * abs(value) if words == "best possible" else 1e-3) for words, value in last.items()
     )

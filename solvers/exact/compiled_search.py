@@ -75,15 +75,15 @@ def search_exactly(
     allowance = Allowance(seconds, limits.work, -math.inf)
     columns = _columns(problem)  # C reads them during the call
     job = job_of(problem, columns, slots=problem.slots, kv_capacity=problem.kv_capacity)
-    found = call_exact(_NAMES[argument], job, params, allowance, makespan - fixed, PRECISION * makespan)
-    best, ended = start, _ENDED[found.ended]
-    if np.isfinite(found.cost):
-        best = _schedule(problem, found)
-    if found.interrupted:
+    answer = call_exact(_NAMES[argument], job, params, allowance, makespan - fixed, PRECISION * makespan)
+    best, ended = start, _ENDED[answer.ended]
+    if np.isfinite(answer.cost):
+        best = _schedule(problem, answer)
+    if answer.interrupted:
         ended = StoppedBy.INTERRUPT
-    elif ended is StoppedBy.TIME and limits.work is not None and found.moves >= limits.work:
+    elif ended is StoppedBy.TIME and limits.work is not None and answer.moves >= limits.work:
         ended = StoppedBy.WORK
-    return ExactOutcome(best, ended, found.moves, argument)
+    return ExactOutcome(best, ended, answer.moves, argument)
 
 
 def _columns(problem: Problem) -> list[Int32Array]:

@@ -51,11 +51,11 @@ def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:
     """Return a schedule's seconds by the names of :func:`cost_terms`."""
     cost, tokens = problem.cost, schedule.stage_tokens(problem)
     tokens = tokens[np.bincount(schedule.bin_of, minlength=schedule.bins) > 0]
-    least = cost_terms(problem, len(tokens), int(schedule.decode_steps.sum()))
+    terms = cost_terms(problem, len(tokens), int(schedule.decode_steps.sum()))
     beyond = cost.prefill_per_token_beyond * np.maximum(0.0, tokens - cost.prefill_bend)
     inside = cost.prefill_base + cost.prefill_per_token * tokens + beyond
     prefill = {
         "stages beyond the bend": float(beyond.sum()),
         "prefill floor": float(np.maximum(0.0, cost.prefill_floor - inside).sum()),
     }
-    return {**{name: term for name, term in least.items() if name != "prompts beyond the bend"}, **prefill}
+    return {**{name: term for name, term in terms.items() if name != "prompts beyond the bend"}, **prefill}

@@ -127,7 +127,7 @@ class _Search:
 
     def run(self) -> SearchResult:
         lowest = tuple(0 for _ in self.variables)
-        highest = tuple(each.high - each.low for each in self.variables)
+        highest = tuple(variable.high - variable.low for variable in self.variables)
         queue: list[tuple[float, int, Point, Point]] = []
         self._add(queue, lowest, highest)
         while queue:
@@ -176,13 +176,13 @@ class _Search:
 
     def _side(self, low: Point, high: Point) -> int:
         sides = [side for side in range(len(low)) if high[side] > low[side]]
-        corner, most = None, -math.inf
+        corner, widest = None, -math.inf
         for side in sides:
             latency, throughput = self._at(_with(low, side, high[side]))
-            if latency <= self.bound and throughput > most:
-                corner, most = side, throughput
-        others = [side for side in sides if side != corner] or sides
-        return max(others, key=lambda side: high[side] - low[side])
+            if latency <= self.bound and throughput > widest:
+                corner, widest = side, throughput
+        candidates = [side for side in sides if side != corner] or sides
+        return max(candidates, key=lambda side: high[side] - low[side])
 
     def _at(self, step: Point) -> tuple[float, float]:
         known = self.seen.get(step)
@@ -195,7 +195,7 @@ class _Search:
         return known
 
     def _values(self, step: Point) -> Point:
-        return tuple(each.value(at) for each, at in zip(self.variables, step, strict=True))
+        return tuple(variable.value(at) for variable, at in zip(self.variables, step, strict=True))
 
 
 def _with(point: Point, side: int, value: int) -> Point:

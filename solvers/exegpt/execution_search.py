@@ -45,11 +45,11 @@ class Space:
     @property
     def grid(self) -> int:
         """Number of configurations."""
-        return math.prod(each.high - each.low + 1 for each in self.variables)
+        return math.prod(variable.high - variable.low + 1 for variable in self.variables)
 
     def config(self, point: Point) -> ExecConfig:
         """Return the configuration at some values of the variables."""
-        chosen = {each.name: value for each, value in zip(self.variables, point, strict=True)}
+        chosen = {variable.name: value for variable, value in zip(self.variables, point, strict=True)}
         return ExecConfig(
             self.strategy, tensor_degree=self.tensor_degree, tensor_groups=self.tensor_groups, **chosen
         )
@@ -65,13 +65,15 @@ class Space:
 
     def number(self, point: Point) -> int:
         """Return the index of a point's row."""
-        return sum(value - each.low for value, each in zip(point[1:], self.variables[1:], strict=True))
+        return sum(
+            value - variable.low for value, variable in zip(point[1:], self.variables[1:], strict=True)
+        )
 
     def rows(self, timeline: Timeline) -> list[RowRange]:
         """Return rows of configurations along the encoding batch."""
         batch = self.variables[0]
-        others = self.variables[1:]
-        values = itertools.product(*(range(each.low, each.high + 1) for each in others))
+        rest = self.variables[1:]
+        values = itertools.product(*(range(variable.low, variable.high + 1) for variable in rest))
         rows = []
         for value in values:
             row = timeline.row(self.config((batch.low, *value)), batch.high)
@@ -115,11 +117,11 @@ def spaces(
     devices, shared = timeline.cluster.devices, tensor_degree > 1
     decode_steps = decode_steps or (1, timeline.lengths.outputs.high)
     if strategy is Strategy.RRA:
-        least = max(encode_batches[0], LEAST_MICRO_BATCH * devices if devices > 1 else 1)
-        if least > encode_batches[1]:
+        smallest = max(encode_batches[0], LEAST_MICRO_BATCH * devices if devices > 1 else 1)
+        if smallest > encode_batches[1]:
             return
         variables = (
-            Variable("encode_batch", least, encode_batches[1]),
+            Variable("encode_batch", smallest, encode_batches[1]),
             Variable("decode_steps", *decode_steps, rises=False),
         )
         for groups in range(1, devices // tensor_degree + 1) if shared else (0,):
@@ -130,8 +132,8 @@ def spaces(
     for low, high in _same_allocation(timeline, strategy, encode_batches):
         decoders = devices - int(timeline.encoders(strategy, np.array([low]))[0])
         batch = Variable("encode_batch", low, high)
-        most = decoders // tensor_degree + (devices - decoders) // tensor_degree
-        for groups in range(1, most + 1) if shared else (0,):
+        largest = decoders // tensor_degree + (devices - decoders) // tensor_degree
+        for groups in range(1, largest + 1) if shared else (0,):
             stages = decoders - min(groups, decoders // tensor_degree) * (tensor_degree - 1)
             micro = (Variable("micro_batches", 1, stages, False),) if stages > 1 else ()
             yield Space(strategy, tensor_degree, groups, (batch, *micro))
@@ -155,8 +157,8 @@ def whole_grid(
     for space in spaces(
         timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_steps=decode_steps
     ):
-        for each in space.rows(timeline):
-            parts.append(_reached(timeline, each, targets))
+        for row in space.rows(timeline):
+            parts.append(_reached(timeline, row, targets))
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
@@ -242,8 +244,8 @@ def search(
             first, guess = space.number(start.best), start.best[0]
         proven = best_of_rows(rows, bound, first=first, guess=guess, at_least=throughput, gap=GAP)
         if proven.row is not None:
-            others = (each.low + proven.row for each in space.variables[1:])
-            best, throughput = space.config((proven.batch, *others)), proven.throughput
+            values = (variable.low + proven.row for variable in space.variables[1:])
+            best, throughput = space.config((proven.batch, *values)), proven.throughput
         grid += space.grid
         evaluated += start.evaluated + proven.evaluated
         results.append(start)
@@ -258,13 +260,13 @@ def _best_of_grid(
     best: ExecConfig | None = None
     throughput, grid = -math.inf, 0
     for space in every:
-        for number, each in enumerate(space.rows(timeline)):
-            latency, rates = _reached(timeline, each, targets)
+        for number, row in enumerate(space.rows(timeline)):
+            latency, rates = _reached(timeline, row, targets)
             rates = np.where(np.isfinite(latency), rates, -math.inf)
             at = int(np.argmax(rates))
             if rates[at] > throughput:
-                others = (value.low + number for value in space.variables[1:])
-                best, throughput = space.config((each.low + at, *others)), float(rates[at])
+                values = (value.low + number for value in space.variables[1:])
+                best, throughput = space.config((row.low + at, *values)), float(rates[at])
         grid += space.grid
     return best, grid
 
@@ -278,7 +280,7 @@ def search_all(
     decode_steps: tuple[int, int] | None = None,
 ) -> list[Found]:
     """Search every strategy and degree; put the best first."""
-    found = [
+    results = [
         search(
             timeline,
             strategy,
@@ -291,8 +293,8 @@ def search_all(
         for degree in sorted(timeline.costs)
         if degree <= timeline.cluster.devices
     ]
-    found = [each for each in found if each.grid]
-    return sorted(found, key=lambda each: -each.performance.throughput if each.performance else math.inf)
+    results = [each for each in results if each.grid]
+    return sorted(results, key=lambda each: -each.performance.throughput if each.performance else math.inf)
 
 
 def _same_allocation(

@@ -61,7 +61,7 @@ def replan(
             ):
                 best, throughput = changed, probe.throughput
         return Replan(best, None if best is None else observed(best), unchanged, 0.0)
-    found = search(
+    result = search(
         observed,
         config.strategy,
         config.tensor_degree,
@@ -69,11 +69,11 @@ def replan(
         encode_batches=encode_batches,
     )
     seconds = 0.0
-    if found.config is not None and _layers(found.config, observed(found.config)) != _layers(
+    if result.config is not None and _layers(result.config, observed(result.config)) != _layers(
         config, unchanged
     ):
-        seconds = observed.waa_weight_bytes(found.config) / observed.cluster.host_bandwidth
-    return Replan(found.config, found.performance, unchanged, seconds)
+        seconds = observed.waa_weight_bytes(result.config) / observed.cluster.host_bandwidth
+    return Replan(result.config, result.performance, unchanged, seconds)
 
 
 def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:

@@ -131,7 +131,7 @@ class _Rows:
         if met and probe.throughput > self.best:
             self.best, self.row, self.batch = probe.throughput, block.number, at
         parts = []
-        least = probe.least_latency * (1 - _ROUNDING)
+        latency = probe.least_latency * (1 - _ROUNDING)
         excess = probe.most_throughput - self.best * self.factor
         if low < at and excess > 0:
             # An infeasible configuration does not tell how far a feasible one is.
@@ -139,8 +139,8 @@ class _Rows:
             step = _steps(excess, self.throughput_slope if fits else 0.0, at - low)
             rank = max(block.rank, -probe.most_throughput)
             parts.append(_Block(rank, block.number, low, at - 1, at - step))
-        if at < high and least <= self.bound and math.isfinite(least):
-            step = _steps(self.bound - least, self.latency_slope, high - at)
+        if at < high and latency <= self.bound and math.isfinite(latency):
+            step = _steps(self.bound - latency, self.latency_slope, high - at)
             parts.append(_Block(block.rank, block.number, at + 1, high, at + step))
         return probe, parts
 

@@ -118,8 +118,8 @@ class _Construction:
         price = stage_price * max(cost.prefill_base, cost.prefill_floor) / max(cost.decode_base, 1e-12)
         ends = np.empty(self._left, dtype=np.int64)
         while self._left:
-            least = int(self._whole[1, : self._left].min())
-            while self._free and self._left and self._held + least <= self._capacity:
+            shortest = int(self._whole[1, : self._left].min())
+            while self._free and self._left and self._held + shortest <= self._capacity:
                 if late():
                     return None
                 place, end = self._next(price)
@@ -128,9 +128,9 @@ class _Construction:
                 self._tokens[end] = self._tokens.get(end, 0) + prompt
                 self._begin(request, end, decode_steps, peak)
                 self._drop(place)
-                if peak == least and self._left:
-                    least = int(self._whole[1, : self._left].min())
-            self._go_back(least)
+                if peak == shortest and self._left:
+                    shortest = int(self._whole[1, : self._left].min())
+            self._go_back(shortest)
         return ends
 
     def _next(self, price: float) -> tuple[int, int]:

@@ -56,12 +56,12 @@ def ski_rental_in_time(
     order = longest_first(problem) if order is None else order
     # If decode steps cost nothing, the limit is longer than any slot could idle.
     bearable = min(bearable_idle(problem, patience), float(problem.decode_steps.max() * problem.slots))
-    most = problem.slots if burst is None else min(burst, problem.slots)
+    largest = problem.slots if burst is None else min(burst, problem.slots)
     limited = problem.memory_can_run_out or problem.prefill_token_cap is not None
-    made = (_chosen if limited else _in_order)(problem, late, order, bearable, most)
-    if made is None:
+    schedule = (_chosen if limited else _in_order)(problem, late, order, bearable, largest)
+    if schedule is None:
         return None
-    bin_of, times = made
+    bin_of, times = schedule
     return Schedule.from_bins(problem, bin_of, np.diff(np.array(times, dtype=np.int64)))
 
 
@@ -138,15 +138,15 @@ def _chosen(
 
 
 def _remove(waiting: list[int], chosen: list[int]) -> None:
-    left = set(chosen)
-    kept: list[int] = []
-    while left:
+    chosen_left = set(chosen)
+    rest: list[int] = []
+    while chosen_left:
         request = waiting.pop()
-        if request in left:
-            left.remove(request)
+        if request in chosen_left:
+            chosen_left.remove(request)
         else:
-            kept.append(request)
-    waiting.extend(reversed(kept))
+            rest.append(request)
+    waiting.extend(reversed(rest))
 
 
 class _Chooser:
@@ -235,8 +235,8 @@ class Memory:
         np.cumsum(self._offset[:count], out=sums)
         self._before = -last
         # Most tokens held at the ends up to each one's own; a newcomer's offset is added to them.
-        held = sums + (self._ranks[:count] + 1) * last
-        self._worst = np.append(np.maximum.accumulate(held[::-1])[::-1], -self._capacity)
+        kv_tokens = sums + (self._ranks[:count] + 1) * last
+        self._worst = np.append(np.maximum.accumulate(kv_tokens[::-1])[::-1], -self._capacity)
 
     def advance(self, now: int) -> None:
         """Forget the requests that have finished by a decode step."""

@@ -113,18 +113,18 @@ class SearchParams:
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
         tables = (TABLE, *OTHER_TABLES)
-        if others := sorted(set(document) - set(tables)):
-            raise InputError(f"has {others[0]!r}", file=path, hint=f"Its tables are {', '.join(tables)}.")
+        if unknown := sorted(set(document) - set(tables)):
+            raise InputError(f"has {unknown[0]!r}", file=path, hint=f"Its tables are {', '.join(tables)}.")
         table = document.get(TABLE, {})
         _refuse_unknown(cls, table, path, TABLE)
-        found = record(cls, table, file=path, within=TABLE, hint=_HINT)
-        return dataclasses.replace(found, bounds=BoundParams.from_file(path))
+        params = record(cls, table, file=path, within=TABLE, hint=_HINT)
+        return dataclasses.replace(params, bounds=BoundParams.from_file(path))
 
 
 def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], within: str) -> None:
     if not isinstance(table, dict):
         return
-    known = [each.name for each in fields(kind) if each.name != "bounds"]
+    known = [parameter.name for parameter in fields(kind) if parameter.name != "bounds"]
     if "bounds" in table:
         raise InputError("the field is unknown", file=path, where=f"field '{within}.bounds'", hint=_HINT)
     refuse_unknown(kind, table, file=path, within=within, hint=f"Choose from {', '.join(known)}.")

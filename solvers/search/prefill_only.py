@@ -27,8 +27,8 @@ def evenly_packed(problem: Problem, rng: np.random.Generator, seconds: float) ->
     seconds: Time limit of a packing.
     """
     prompts = problem.prompt_tokens
-    least = least_counts(problem).stages
-    numbers = np.arange(least, len(problem) + 1)
+    fewest = least_counts(problem).stages
+    numbers = np.arange(fewest, len(problem) + 1)
     costs = numbers * problem.cost.prefill_seconds(prompts.sum() / numbers)
     for stages in numbers[int(costs.argmin()) :].tolist():
         packed = packed_full(prompts, stages, TRIES, rng, seconds)

@@ -56,18 +56,22 @@ def anneal_replicas(
     plan = (start[job.members], stage[job.members], slot[job.members])
     moves = None if work is None else core.moves_per_work * work
     allowance = Allowance(seconds, moves, seed=seed)
-    found = call("core_spans", job.job, core.spans, allowance, plan, end)
-    if not np.isfinite(found.cost) or len(np.unique(found.slot)) < len(parts):
-        return [], found.interrupted
-    start[job.members], stage[job.members], replica_of[job.members] = found.start, found.stage, found.slot
-    made = []
+    plan_found = call("core_spans", job.job, core.spans, allowance, plan, end)
+    if not np.isfinite(plan_found.cost) or len(np.unique(plan_found.slot)) < len(parts):
+        return [], plan_found.interrupted
+    start[job.members], stage[job.members], replica_of[job.members] = (
+        plan_found.start,
+        plan_found.stage,
+        plan_found.slot,
+    )
+    schedules = []
     for k in range(len(parts)):
         requests = np.flatnonzero(replica_of == k)
         part = CompiledJob(fleet.problem_of(k, requests), memory=False)
         mine = requests[part.members]
         first = start[mine] - start[mine].min()
-        own = replace(found, start=first.astype(np.int32), stage=stage[mine].astype(np.int32))
-        planned = part.schedule(own)
+        replica_plan = replace(plan_found, start=first.astype(np.int32), stage=stage[mine].astype(np.int32))
+        planned = part.schedule(replica_plan)
         assert planned is not None, "found schedules have a cost"
-        made.append((requests, planned))
-    return made, found.interrupted
+        schedules.append((requests, planned))
+    return schedules, plan_found.interrupted

@@ -94,11 +94,11 @@ class ScheduleSearch:
             if not params.baseline_requests and not params.baseline_share:
                 return
         late_at = math.inf
-        rules, others = baselines(self._problem, lambda: best.elapsed > late_at, params)
+        rules, constructions = baselines(self._problem, lambda: best.elapsed > late_at, params)
         for baseline in rules:
             self._offer(baseline)
         late_at = params.baseline_share * best.seconds if params.baseline_share else 0.0
-        for baseline in others:
+        for baseline in constructions:
             if best.elapsed > late_at:
                 break
             self._offer(baseline)
@@ -124,10 +124,10 @@ class ScheduleSearch:
                 phase.improve(self._run, budget)
 
     def _share(self, phase: Phase) -> float:
-        usual, left = self._params.share if phase.share is None else phase.share, self.incumbent.left
+        usual, seconds_left = self._params.share if phase.share is None else phase.share, self.incumbent.left
         rest = self._params.rest_seconds.get(phase.name, math.inf)
-        if rest < left < math.inf:
-            usual = max(usual, 1.0 - rest / left)
+        if rest < seconds_left < math.inf:
+            usual = max(usual, 1.0 - rest / seconds_left)
         return self._params.shares.get(phase.name, usual)
 
     def _is_on(self, phase: Phase) -> bool:

@@ -64,11 +64,15 @@ def _best_split(
     """
     if not len(problem.prefix_tokens):
         bins = schedule.bins
-        counts, tokens = (np.bincount(schedule.bin_of, each, bins) for each in (None, problem.prompt_tokens))
+        counts, tokens = (
+            np.bincount(schedule.bin_of, together, bins) for together in (None, problem.prompt_tokens)
+        )
         large = (tokens > most) & (counts > 1)
         return _split(schedule, np.flatnonzero(large), parts, _Units(problem))
     stages = np.arange(schedule.bins)
-    split = [_split(schedule, stages, parts, _Units(problem, together=each)) for each in (True, False)]
+    split = [
+        _split(schedule, stages, parts, _Units(problem, together=together)) for together in (True, False)
+    ]
     return min((*split, *others), key=lambda candidate: candidate.makespan(problem))
 
 
@@ -110,19 +114,19 @@ class _Units:
         problem = self._problem
         if not self._together:
             return np.arange(len(members)), problem.prompt_tokens[members]
-        prefix, own = problem.prefix_of[members], problem.own_tokens[members]
+        prefix, own_tokens = problem.prefix_of[members], problem.own_tokens[members]
         fresh = prefix >= 0
         fresh[fresh] = ~self._computed[prefix[fresh]]
         if not fresh.any():
-            return np.arange(len(members)), own
+            return np.arange(len(members)), own_tokens
         if problem.keeps_every_prefix:
             self._computed[prefix[fresh]] = True
         label = np.where(fresh, prefix, len(problem.prefix_tokens) + np.arange(len(members)))
         shared = np.where(fresh, problem.prefix_tokens[prefix], 0)
         if problem.prefill_token_cap is not None:
-            label = _pieces(label, own, problem.prefill_token_cap - shared)
+            label = _pieces(label, own_tokens, problem.prefill_token_cap - shared)
         _, at, unit = np.unique(label, return_index=True, return_inverse=True)
-        return unit, np.bincount(unit, weights=own).astype(np.int64) + shared[at]
+        return unit, np.bincount(unit, weights=own_tokens).astype(np.int64) + shared[at]
 
 
 def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:
@@ -144,14 +148,14 @@ def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
         return alone
     counts = np.arange(1, len(prompts) + 1)
     even = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
-    best, least = alone, cost.prefill_seconds(tokens)
+    best, cheapest = alone, cost.prefill_seconds(tokens)
     # Prompts are whole: of few in a part there are as many in each, or nearly.
-    each = len(prompts) // even
-    for count in {even, *(-(-len(prompts) // some) for some in (each, each + 1) if each <= FEW_IN_A_PART)}:
+    size = len(prompts) // even
+    for count in {even, *(-(-len(prompts) // some) for some in (size, size + 1) if size <= FEW_IN_A_PART)}:
         part = _evenly(prompts, count)
         split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
-        if split < least:
-            best, least = part, float(split)
+        if split < cheapest:
+            best, cheapest = part, float(split)
     return best
 
 

@@ -77,8 +77,8 @@ class StaggeredStages:
         oldest = 0
         for k, size in enumerate(sizes):
             low, high = ends[k] - size, ends[k]
-            held = self._held[high] - self._held[low]
-            if size > slots or held + size * (length - 1) > capacity:
+            kv_tokens = self._held[high] - self._held[low]
+            if size > slots or kv_tokens + size * (length - 1) > capacity:
                 return None
             if self._prompts[high] - self._prompts[low] > self._cap:
                 return None
@@ -90,9 +90,9 @@ class StaggeredStages:
                 number, weighted = number + sizes[i], weighted + sizes[i] * starts[i]
                 # The step in which stage i holds most, with all that started since and run by then.
                 last = starts[i] + length - 1
-                others = self._held[low] - self._held[low - number] + number * last - weighted
+                kv_of_others = self._held[low] - self._held[low - number] + number * last - weighted
                 # Until that step, each request of the new stage may draw so many tokens.
-                soonest = last - (capacity - others - held) // size
+                soonest = last - (capacity - kv_of_others - kv_tokens) // size
                 at = max(at, min(last + 1, soonest))
                 if number + size > slots:
                     at = max(at, last + 1)

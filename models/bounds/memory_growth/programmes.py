@@ -280,13 +280,13 @@ class _Programme:
                 continue
             places = prices.places(move)
             some = range(1) if kind < 0 else np.flatnonzero(np.isin(which, self._gains[kind].argmax(axis=0)))
-            for each in some:
-                at = np.unique(places[each])
+            for candidate in some:
+                at = np.unique(places[candidate])
                 if kind >= 0:
                     at = np.unique(
-                        np.append(at[(move.active + each) % EACH_PLACE :: EACH_PLACE], at[[0, -1]])
+                        np.append(at[(move.active + candidate) % EACH_PLACE :: EACH_PLACE], at[[0, -1]])
                     )
-                self._add(kind, move, which, np.full(len(at), each), at)
+                self._add(kind, move, which, np.full(len(at), candidate), at)
 
     def _moves(self) -> Iterator[tuple[int, Transition, IntArray]]:
         """Yield the kind of gain (-1 for none), move and lengths."""
@@ -327,9 +327,9 @@ class _Programme:
         part = (held - points[place]) / (points[place + 1] - points[place])
         row = min(int(np.searchsorted(self._active, active, side="right")), len(self._active) - 1)
         share = (active - self._active[row - 1]) / (self._active[row] - self._active[row - 1])
-        for each, weight in ((row - 1, 1.0 - share), (row, share)):
+        for neighbour, weight in ((row - 1, 1.0 - share), (row, share)):
             if weight:
-                first = side * self._side + each * len(points)
+                first = side * self._side + neighbour * len(points)
                 self._entries.append((rows, first + place, sign * weight * (1.0 - part)))
                 self._entries.append((rows, first + place + 1, sign * weight * part))
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, fields
 
 
 def _check(params: object) -> None:
-    for each in fields(params):  # type: ignore[arg-type]
-        value = getattr(params, each.name)
+    for parameter in fields(params):  # type: ignore[arg-type]
+        value = getattr(params, parameter.name)
         for number in value if isinstance(value, tuple) else (value,):
             if not isinstance(number, int | float) or (
-                number == 0 and each.name in ("new_stage", "improved")
+                number == 0 and parameter.name in ("new_stage", "improved")
             ):
                 continue
-            most = 1.0 if each.name.endswith(("_share", "_shares")) else math.inf
-            if not (0 < number <= most and math.isfinite(number)):
-                limit = " and at most 1" if most == 1.0 else " and finite"
-                raise ValueError(f"{each.name} is {number!r}; it must be above 0{limit}")
+            largest = 1.0 if parameter.name.endswith(("_share", "_shares")) else math.inf
+            if not (0 < number <= largest and math.isfinite(number)):
+                limit = " and at most 1" if largest == 1.0 else " and finite"
+                raise ValueError(f"{parameter.name} is {number!r}; it must be above 0{limit}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,10 @@ def anneal_spans_within_memory(run: SearchRun, budget: Budget) -> None:
     """Anneal spans that fill less memory until they make a schedule."""
     fill, heat, schedule = run.params.core.spans.memory_share, 1.0, run.best.schedule
     for share in run.params.core.spans_memory_shares:
-        found = _spans(run, budget.part(share), schedule, fill=fill, heat=heat)
-        if found is None or found.check(run.problem) is None:
+        plan = _spans(run, budget.part(share), schedule, fill=fill, heat=heat)
+        if plan is None or plan.check(run.problem) is None:
             return
-        fill, heat, schedule = fill - run.params.core.memory_step, run.params.core.heat_again, found
+        fill, heat, schedule = fill - run.params.core.memory_step, run.params.core.heat_again, plan
     # Start times mend what is short of memory, if that is little.
     _ruin(run, budget, schedule, run.params.core.ruin_improves)
 
@@ -137,12 +137,12 @@ def _run(
     if seconds <= 0:
         return None
     moves = None if steps is None else steps * moves_per_work
-    found = job.search(name, parameters, Allowance(seconds, moves, enough_steps, seed), start)
-    schedule = job.schedule(found)
+    answer = job.search(name, parameters, Allowance(seconds, moves, enough_steps, seed), start)
+    schedule = job.schedule(answer)
     if schedule is not None:
         schedule = stages_capped(run.problem, schedule)
         best.offer(schedule)
-    if found.interrupted:
+    if answer.interrupted:
         # Raised again now that its schedule is kept.
         raise KeyboardInterrupt
     return schedule

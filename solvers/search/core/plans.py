@@ -78,7 +78,7 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
 
     They have -1 in ``bin_of``.
     """
-    decode_steps, prompts, held = problem.decode_steps, problem.prompt_tokens, problem.kv_at_start
+    decode_steps, prompts, kv_tokens = problem.decode_steps, problem.prompt_tokens, problem.kv_at_start
     placed = np.flatnonzero(bin_of >= 0)
     begins = times[bin_of[placed]]
     ends = begins + decode_steps[placed]
@@ -88,7 +88,7 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
         joins = bin_of[placed] == k
         slots.append(problem.slots - int(runs.sum() + joins.sum()))
         tokens.append(int(prompts[placed[joins]].sum()))
-        grown = held[placed[runs]] + time - begins[runs]
+        grown = kv_tokens[placed[runs]] + time - begins[runs]
         memory.append(int(grown.sum() + prompts[placed[joins]].sum()))
     cap, capacity = problem.prefill_token_cap, problem.kv_capacity
     first = 0

@@ -44,14 +44,14 @@ class LevelSplit:
             none = np.empty((0, problem.slots), dtype=np.int64)
             return cls(problem, none, problem, np.arange(len(problem)))
         head = longest[: levels * problem.slots]
-        others = np.setdiff1d(np.arange(len(problem)), head)
+        rest_of_requests = np.setdiff1d(np.arange(len(problem)), head)
         rest = Problem(
-            problem.workload.select(others),
+            problem.workload.select(rest_of_requests),
             problem.cost,
             problem.slots,
             prefill_emits_first_token=problem.prefill_emits_first_token,
         )
-        return cls(problem, head.reshape(levels, problem.slots), rest, others)
+        return cls(problem, head.reshape(levels, problem.slots), rest, rest_of_requests)
 
     def least_makespan(self, times: IntArray) -> float:
         """Return the least seconds for some stage times of the rest."""
@@ -110,8 +110,8 @@ class StageAnnealing:
         profile = LengthProfile.of(split.rest.decode_steps)
         about, widest = most_spans
         spread = initial_times(profile, costs, rng, about)
-        most = min(widest, about + about // 2), widest
-        start = _start_times(split.rest, profile, costs, spread, late, most)
+        largest = min(widest, about + about // 2), widest
+        start = _start_times(split.rest, profile, costs, spread, late, largest)
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
@@ -165,14 +165,14 @@ def _cheapest(
     tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
 ) -> IntArray:
     """Return the stage times of least penalised cost."""
-    best, least = tried[-1], np.inf
+    best, lowest = tried[-1], np.inf
     for times in tried:
         price = slot_price(times, profile)
         if (
             price is not None
-            and (seconds := float(costs.guide(times, price.slots, costs.values.kink))) < least
+            and (seconds := float(costs.guide(times, price.slots, costs.values.kink))) < lowest
         ):
-            best, least = times, seconds
+            best, lowest = times, seconds
         if late():
             break
     return best

@@ -57,9 +57,9 @@ def round_flow(
     balance = [
         int(net) + sum(idle[k : k + 1]) - sum(idle[k - 1 : k] if k else []) for k, net in enumerate(leaving)
     ]
-    for span, one in up.items():
-        balance[spans.first[span]] += one
-        balance[spans.last[span]] -= one
+    for span, variable in up.items():
+        balance[spans.first[span]] += variable
+        balance[spans.last[span]] -= variable
     for net in balance:
         model.add(net == 0)
     there = np.bincount(rank, weights=below, minlength=len(at_least))[::-1].cumsum()[::-1]
@@ -70,10 +70,10 @@ def round_flow(
     for level, below_it in zip([len(at_least), *levels], [*levels, -1], strict=True):
         longer += [up[int(span)] for span in open_spans[rank[open_spans] == level]]
         here = slice(below_it + 1, min(level, len(at_least) - 1) + 1)
-        most = int(lacking[here].max(initial=0))
-        if most > 0:
-            missing = model.new_int_var(0, most, "")
-            model.add(sum(longer) + missing >= most)
+        largest = int(lacking[here].max(initial=0))
+        if largest > 0:
+            missing = model.new_int_var(0, largest, "")
+            model.add(sum(longer) + missing >= largest)
             short.append(int(gap[here].sum()) * missing)
     # Every request needs some span, however short it is.
     model.add(sum(longer) >= int(lacking[0]))
@@ -90,7 +90,7 @@ def round_flow(
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     used = below.copy()
-    used[list(up)] += [solver.value(one) for one in up.values()]
+    used[list(up)] += [solver.value(variable) for variable in up.values()]
     return used
 
 

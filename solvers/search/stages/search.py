@@ -94,16 +94,16 @@ class _StageTimes:
         """
         best, budget, values = self._best, self._budget, self._values
         for attempt in range(max(0, self._attempt - 1), values.stretches):
-            most = max(1.0, values.stretch * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
-            later = stretched(times, most)
+            steps = max(1.0, values.stretch * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
+            later = stretched(times, steps)
             if budget.over or annealing.split.least_makespan(later) >= best.makespan:
                 return False
             begun = best.elapsed
             schedule = self._schedule_for(later, annealing)
             if schedule is not None:
                 self._attempt = attempt
-                took = (best.elapsed - begun) / best.seconds
-                self._reserve = min(values.rounding_share, values.roundings * took)
+                share = (best.elapsed - begun) / best.seconds
+                self._reserve = min(values.rounding_share, values.roundings * share)
                 best.offer(schedule)
                 return True
         return False

@@ -62,16 +62,20 @@ def whole_slots(
     fractional = optimum.x[: len(spans)]
     rounding = seconds > values.quick_seconds
     share = values.box_share if rounding else 1.0
-    for least, greatest in _boxes(fractional, lower, rounding, values):
-        boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
-        left = (end - time.perf_counter()) * share
-        found = boxed.solved_whole(whole, left, mip_max_nodes=values.rounding_nodes) if left > 0 else None
-        if found is not None:
-            return spans, np.rint(found[: len(spans)]).astype(np.int64)
-    left = end - time.perf_counter()
-    if not rounding or left <= 0:
+    for lowest, greatest in _boxes(fractional, lower, rounding, values):
+        boxed = replace(programme, cost=np.zeros(columns), lower=lowest, upper=greatest)
+        seconds_left = (end - time.perf_counter()) * share
+        solution = (
+            boxed.solved_whole(whole, seconds_left, mip_max_nodes=values.rounding_nodes)
+            if seconds_left > 0
+            else None
+        )
+        if solution is not None:
+            return spans, np.rint(solution[: len(spans)]).astype(np.int64)
+    seconds_left = end - time.perf_counter()
+    if not rounding or seconds_left <= 0:
         return None
-    used = round_flow(spans, profile, slots, stages, fractional, left, values)
+    used = round_flow(spans, profile, slots, stages, fractional, seconds_left, values)
     return None if used is None else (spans, used)
 
 

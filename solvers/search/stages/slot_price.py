@@ -44,11 +44,11 @@ def slot_price(times: IntArray, profile: LengthProfile, most: float = np.inf) ->
     even = times / times[-1]
     price = even[last] - even[first]
     programme, basis = _discounts(first, last, payers, price, even)
-    found = programme.solved_from(basis, float(payers @ price) - most)
-    if found is None:
+    columns = programme.solved_from(basis, float(payers @ price) - most)
+    if columns is None:
         return None
     value = even.copy()
-    value += found[: len(times)]
+    value += columns[: len(times)]
     value = np.maximum.accumulate(np.clip(value, 0.0, 1.0))
     cheapest = np.minimum.accumulate((value[last] - value[first])[::-1])[::-1]
     return SlotPrice(float(payers @ cheapest), value)
@@ -82,8 +82,8 @@ def _discounts(
     cost = np.concatenate((-paid, payers))
     lower, upper = np.zeros(len(cost)), np.full(len(cost), np.inf)
     lower[1:stages], upper[[0, stages]] = -np.inf, 0.0
-    least = -np.concatenate((np.diff(price), np.diff(value)))
-    programme = Programme.of(cost, entries, least, np.full(len(least), np.inf), lower, upper)
+    discounts = -np.concatenate((np.diff(price), np.diff(value)))
+    programme = Programme.of(cost, entries, discounts, np.full(len(discounts), np.inf), lower, upper)
     discounted = price[:-1] > np.minimum.accumulate(price[::-1])[-2::-1]
     inner = np.full(stages + 1, ZERO)
     inner[[0, stages]] = LOWER
@@ -102,10 +102,10 @@ def slots_at_least(times: IntArray, values: FloatArray, profile: LengthProfile) 
     values: Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1).
     """
     first, last = pairs(times.shape[1])
-    held = times[:, last] - times[:, first]
+    spans = times[:, last] - times[:, first]
     reach = (times[:, last - 1] - times[:, first]).min(axis=0)
-    useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
-    first, last, decode_steps = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
+    useful = (reach < profile.longest) & (spans.max(axis=0) >= profile.shortest)
+    first, last, decode_steps = first[useful], last[useful], np.minimum(spans[:, useful], profile.longest)
     if not len(first):
         return np.full(len(times), np.inf)
     longest_first = np.argsort(-decode_steps, axis=1)

@@ -125,13 +125,13 @@ class Spans:
         rank, ranks: Ranks of the spans by :meth:`demand`, and their number.
         """
         column, point, level = np.arange(len(self)), np.arange(stages), np.arange(ranks)
-        idle, held = len(self) + point, len(self) + stages + level
+        idle, counted = len(self) + point, len(self) + stages + level
         return [
             (self.first, column, 1.0),
             (self.last, column, -1.0),
             (point, idle, 1.0),
             (1 + point, idle, -1.0),
-            (stages + 1 + level, held, -1.0),
-            (stages + 1 + level[:-1], held[1:], 1.0),
+            (stages + 1 + level, counted, -1.0),
+            (stages + 1 + level[:-1], counted[1:], 1.0),
             (stages + 1 + rank, column, 1.0),
         ]

@@ -70,8 +70,8 @@ class StageCosts:
         if worth > 0:
             excess = worth / (1.0 + kink)
         else:
-            spare, most = -worth / (1.0 - kink), max(end - self.least, 0)
-            excess = -(spare if spare <= most else most + (spare - most) / self.values.idle_worth)
+            spare, largest = -worth / (1.0 - kink), max(end - self.least, 0)
+            excess = -(spare if spare <= largest else largest + (spare - largest) / self.values.idle_worth)
         return self.slots * (1.0 + excess / max(end, 1))
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
@@ -141,12 +141,12 @@ class StageTimesSearch:
             while len(alive) and priced < self._params.priced and not out_of_time():
                 chosen, alive = alive[0], alive[1:]
                 priced += 1
-                most = self._costs.slots_within(times[chosen], limit[chosen], kink)
-                price = self._price(times[chosen], most)
+                largest = self._costs.slots_within(times[chosen], limit[chosen], kink)
+                price = self._price(times[chosen], largest)
                 if price is None:
                     continue
                 neighbours = neighbours.with_price(price, self._params.prices_kept)
-                if price.slots <= most:
+                if price.slots <= largest:
                     self.times, self.slots = times[chosen], price.slots
                     self._values = neighbours.of(chosen)
                     return
@@ -249,20 +249,20 @@ def moved(
     shifted = _shifted(times, rng, count - stretched, values)
     neighbours = np.concatenate((shifted, _stretched(times, profile, rng, stretched)))
     valid = (np.diff(neighbours, axis=1) >= 0).all(axis=1) & (neighbours[:, 0] == 0)
-    kept: IntArray = rng.permutation(neighbours[valid])
-    return kept
+    chosen: IntArray = rng.permutation(neighbours[valid])
+    return chosen
 
 
 def _shifted(times: IntArray, rng: np.random.Generator, count: int, values: StageTimeParameters) -> IntArray:
     """Shift some stages by a few steps, shape (count, stages + 1)."""
     stages = len(times) - 1
-    one, other = rng.integers(1, stages + 1, (2, count))
+    first, second = rng.integers(1, stages + 1, (2, count))
     shift = np.maximum(1, np.rint(np.exp(rng.normal(0.9, 1.0, count)))).astype(np.int64)
     shift *= rng.choice([-1, 1], count)
     kind = rng.random(count)
-    low = np.where(kind < values.run_moves, one, np.minimum(one, other))
+    low = np.where(kind < values.run_moves, first, np.minimum(first, second))
     high = np.select(
-        [kind < values.run_moves, kind < values.rest_moves], [one, np.maximum(one, other)], stages
+        [kind < values.run_moves, kind < values.rest_moves], [first, np.maximum(first, second)], stages
     )
     return _with_shift(times, low, high, shift)
 
@@ -277,10 +277,10 @@ def _stretched(times: IntArray, profile: LengthProfile, rng: np.random.Generator
     span = rng.integers(0, len(spans), count)
     first, last = spans.first[span], spans.last[span]
     decode_steps = times[last] - times[first]
-    held = np.searchsorted(lengths, decode_steps, side="right") - 1
-    slack = decode_steps > lengths[held]
+    rank = np.searchsorted(lengths, decode_steps, side="right") - 1
+    slack = decode_steps > lengths[rank]
     steps = rng.geometric(0.5, count)
-    wanted = np.where(rng.random(count) < 0.5, held + steps, held - steps + slack)
+    wanted = np.where(rng.random(count) < 0.5, rank + steps, rank - steps + slack)
     shift = lengths[np.clip(wanted, 0, len(lengths) - 1)] - decode_steps
     # What moves: the closing stage, all from it on, the opening stage, all between them, or a run.
     kind = rng.integers(0, 5, count)
