@@ -125,9 +125,9 @@ class IterationPlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the bounds' certificates."""
-        least = self.least_seconds
+        bound = self.least_seconds
         kinds: tuple[object, ...] = (self.bound.certificate.get("kind"),)
-        kinds += () if least is None else (least.iterations.certificate.get("kind"), "seconds")
+        kinds += () if bound is None else (bound.iterations.certificate.get("kind"), "seconds")
         return tuple(map(str, kinds))
 
     def sequences(self) -> Sequences:
@@ -162,14 +162,14 @@ class IterationPlan:
     def iterations(self) -> int | None:
         """Predicted iterations of the last engine; None without a simulation."""
         known = [share.predicted for share in self.shares if share.predicted is not None]
-        return max(one.iterations for one in known) if len(known) == len(self.shares) else None
+        return max(prediction.iterations for prediction in known) if len(known) == len(self.shares) else None
 
     @property
     def seconds(self) -> float | None:
         """Predicted seconds of the last engine; None if unknown."""
-        each = [None if share.predicted is None else share.predicted.seconds for share in self.shares]
-        known = [seconds for seconds in each if seconds is not None]
-        return max(known) if len(known) == len(each) else None
+        predictions = [None if share.predicted is None else share.predicted.seconds for share in self.shares]
+        known = [seconds for seconds in predictions if seconds is not None]
+        return max(known) if len(known) == len(predictions) else None
 
     @property
     def stated_budget(self) -> int | None:
@@ -210,11 +210,11 @@ class IterationPlan:
             return Violation("order", "the shares do not hold each completion once")
         for share in self.shares:
             # A request alone on its engine holds all its tokens except the last one drawn.
-            held = (
+            capacities = (
                 self.workload.input_tokens[share.requests] + self.workload.output_tokens[share.requests] - 1
             )
             size, blocks = share.limits.block_tokens, share.limits.blocks
-            if blocks is not None and held.size and -(-int(held.max()) // size) > blocks:
+            if blocks is not None and capacities.size and -(-int(capacities.max()) // size) > blocks:
                 return Violation("keys and values", "a request needs more of them than its engine has")
         try:
             self.sequences()
@@ -235,11 +235,11 @@ class IterationPlan:
             return None
         if self.rates is None and self.profile is None:
             return Violation("cost", "seconds are proven without a cost")
-        seconds, least = self.seconds, self.least_seconds.seconds
-        if not math.isfinite(least) or least < 0:
-            return Violation("seconds", f"{least} is not a valid bound in seconds")
-        if seconds is not None and seconds < least * (1 - PROVEN_WITHIN):
-            return Violation("seconds", f"{seconds} are predicted, below the bound of {least}")
+        seconds, bound = self.seconds, self.least_seconds.seconds
+        if not math.isfinite(bound) or bound < 0:
+            return Violation("seconds", f"{bound} is not a valid bound in seconds")
+        if seconds is not None and seconds < bound * (1 - PROVEN_WITHIN):
+            return Violation("seconds", f"{seconds} are predicted, below the bound of {bound}")
         for share in self.shares:
             tighter = _tighter(self.least_seconds.limits, [share.limits])
             if tighter is not None:
@@ -288,8 +288,8 @@ def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
         return "tokens of an iteration"
     if proven.kv_tokens is None:
         return None
-    held = [limits.kv_tokens for limits in each]
-    if None in held or proven.kv_tokens < sum(tokens or 0 for tokens in held):
+    capacities = [limits.kv_tokens for limits in each]
+    if None in capacities or proven.kv_tokens < sum(tokens or 0 for tokens in capacities):
         return "tokens of KV cache"
     # Blocks of one token hold everything that larger ones hold.
     if proven.block_tokens > 1 and any(limits.block_tokens != proven.block_tokens for limits in each):

@@ -121,7 +121,7 @@ class PredictionQuality:
         """Compare predictions with true lengths (tokens, shape (requests,))."""
         off = np.abs(bucket_of(predicted.tokens, longest, buckets) - bucket_of(lengths, longest, buckets))
         logs = np.log(predicted.tokens / lengths)
-        held = (predicted.low <= lengths) & (lengths <= predicted.high)
+        within = (predicted.low <= lengths) & (lengths <= predicted.high)
         return cls(
             requests=len(lengths),
             buckets=buckets,
@@ -131,7 +131,7 @@ class PredictionQuality:
             mean_error=float(np.abs(predicted.tokens - lengths).mean()),
             log_bias=float(logs.mean()),
             log_sd=float(logs.std()),
-            coverage=float(held.mean()),
+            coverage=float(within.mean()),
         )
 
     def to_json(self) -> dict[str, object]:

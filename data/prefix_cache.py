@@ -36,11 +36,11 @@ class PrefixCache:
 
     def begin(self, requests: IntArray) -> int:
         """Return the tokens that a stage computes, and update the cache."""
-        own = int(self._own[requests].sum())
+        tokens = int(self._own[requests].sum())
         if not len(self._tokens):
-            return own
+            return tokens
         prefix = self._prefix_of[requests]
-        return own + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
+        return tokens + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
 
     def begin_prefixes(self, prefixes: IntArray, counts: IntArray) -> int:
         """Return the shared tokens that a stage computes, and update."""
@@ -126,6 +126,6 @@ def distinct_tokens(prompts: Sequence[Sequence[int] | IntArray]) -> int:
 
 
 def _common(one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]]) -> int:
-    least = min(len(one), len(other))
-    differ = np.flatnonzero(one[:least] != other[:least])
-    return int(differ[0]) if differ.size else least
+    shorter = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differ[0]) if differ.size else shorter

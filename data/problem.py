@@ -50,9 +50,9 @@ class ProblemError(ValueError):
 def settle_limits(limits: Any) -> None:
     """Convert limits to Python integers, or raise ValueError."""
     for name in LIMITS:
-        value, least = getattr(limits, name), int(name != "prefix_cache")
+        value, minimum = getattr(limits, name), int(name != "prefix_cache")
         if value is not None:
-            object.__setattr__(limits, name, limit_of(name, value, least))
+            object.__setattr__(limits, name, limit_of(name, value, minimum))
     if limits.slots > MOST_SLOTS:
         raise ValueError(f"slots is {limits.slots}; it must be at most {MOST_SLOTS:,}")
 
@@ -187,8 +187,8 @@ class Problem(Shown):
             request = int(over[0])
             name = str(self.workload.ids[request])
             # Users state both limits together.
-            kept = self.prefix_cache if limit == "kv_capacity" else 0
-            rest = f" without prefix_cache = {kept}" if kept else ""
+            cached = self.prefix_cache if limit == "kv_capacity" else 0
+            rest = f" without prefix_cache = {cached}" if cached else ""
             raise ProblemError(
                 f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} ="
                 f" {allowed}{rest} ({over.size} of {len(self.workload)} requests do not fit)",

@@ -268,7 +268,7 @@ class Report(Shown):
         return value | {
             **{f"length_{_LENGTHS.get(name, name)}": entry for name, entry in lengths.items()},
             "reached": None if self.reached is None else self.reached.to_json(),
-            "replicas": [None if each is None else each.to_json() for each in self.replicas],
+            "replicas": [None if replica is None else replica.to_json() for replica in self.replicas],
             "gap": self.run_gap,
             "schedule_gap": self.schedule_gap,
             "plan_gap": self.plan_gap,
@@ -282,17 +282,17 @@ class Report(Shown):
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON schema of :meth:`to_json`."""
-        found = schema(cls)
-        properties = found["properties"]
+        described = schema(cls)
+        properties = described["properties"]
         del properties["lengths"]
-        found["required"].remove("lengths")
+        described["required"].remove("lengths")
         for name in ("mean_absolute", "bias", "wrong"):
             properties[f"length_{_LENGTHS.get(name, name)}"] = {"type": "number"}
         for name in _DERIVED:
             properties[name] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
         properties["shares"] = {"type": "object", "additionalProperties": {"type": "number"}}
         properties["replicas"] = {"type": "array", "items": {"anyOf": [{"type": "object"}, {"type": "null"}]}}
-        return found
+        return described
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -317,12 +317,14 @@ class Report(Shown):
         names = {name: f"length_{_LENGTHS.get(name, name)}" for name in ("mean_absolute", "bias", "wrong")}
         lengths = {name: value[theirs] for name, theirs in names.items() if theirs in value}
         listed = value.get("replicas", [])
-        if not isinstance(listed, list) or not all(each is None or isinstance(each, dict) for each in listed):
+        if not isinstance(listed, list) or not all(
+            replica is None or isinstance(replica, dict) for replica in listed
+        ):
             what, where = "is not a list of reports", "field 'replicas'"
             raise InputError(what, file=file, where=where, hint=cls.JSON_HINT)
-        replicas = tuple(None if each is None else cls.from_json(each, file=file) for each in listed)
-        found = record(cls, {**value, "lengths": lengths, "replicas": []}, file=file)
-        return replace(found, replicas=replicas)
+        replicas = tuple(None if replica is None else cls.from_json(replica, file=file) for replica in listed)
+        report = record(cls, {**value, "lengths": lengths, "replicas": []}, file=file)
+        return replace(report, replicas=replicas)
 
 
 _DERIVED = (

@@ -248,8 +248,8 @@ class Schedule:
             (self.bin_of[before] == self.bin_of[after]) | (finish[before] > start[after])
         )
         if clash.any():
-            i, other = int(after[clash][0]), int(before[clash][0])
-            what = f"request {other} still holds the slot"
+            i, earlier = int(after[clash][0]), int(before[clash][0])
+            what = f"request {earlier} still holds the slot"
             return Violation("one request per slot", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
         return None
 
@@ -258,25 +258,25 @@ class Schedule:
         if cap is None:
             return None
         # Tokens of the kept shared prompts, and the requests that have yet to begin with each.
-        kept: dict[int, int] = {}
-        prefix_of, own = problem.prefix_of.tolist(), problem.own_tokens.tolist()
-        left = Counter(prefix_of)
+        cached: dict[int, int] = {}
+        prefix_of, own_tokens = problem.prefix_of.tolist(), problem.own_tokens.tolist()
+        waiting = Counter(prefix_of)
         for k, members in enumerate(self._members()):
             tokens, computed = 0, dict[int, int]()
             for i in members:
                 prefix = prefix_of[i]
-                if prefix >= 0 and prefix not in kept and prefix not in computed:
+                if prefix >= 0 and prefix not in cached and prefix not in computed:
                     computed[prefix] = int(problem.workload.shared_tokens[i])
                     tokens += computed[prefix]
-                tokens += own[i]
-                left[prefix] -= 1
+                tokens += own_tokens[i]
+                waiting[prefix] -= 1
                 if tokens > cap:
                     what = f"{tokens} prompt tokens in one prefill stage, {cap} allowed"
                     return Violation("token cap of a prefill stage", what, request=i, bin=k)
-            kept = {prefix: shared for prefix, shared in kept.items() if left[prefix]}
+            cached = {prefix: shared for prefix, shared in cached.items() if waiting[prefix]}
             for prefix in sorted(computed):
-                if left[prefix] and sum(kept.values()) + computed[prefix] <= problem.prefix_cache:
-                    kept[prefix] = computed[prefix]
+                if waiting[prefix] and sum(cached.values()) + computed[prefix] <= problem.prefix_cache:
+                    cached[prefix] = computed[prefix]
         return None
 
     def _members(self) -> list[list[int]]:
@@ -290,24 +290,24 @@ class Schedule:
         capacity = problem.kv_capacity
         if capacity is None:
             return None
-        held = left = self.decode_steps[:0]
+        kv_tokens = left = self.decode_steps[:0]
         for k, new in enumerate(self._members()):
-            total = int(held.sum() + problem.prompt_tokens[new].sum())
+            total = int(kv_tokens.sum() + problem.prompt_tokens[new].sum())
             if total > capacity:
                 return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)
-            held = np.concatenate((held, problem.kv_at_start[new]))
+            kv_tokens = np.concatenate((kv_tokens, problem.kv_at_start[new]))
             left = np.concatenate((left, problem.decode_steps[new]))
-            held, left = held[left > 0], left[left > 0]
+            kv_tokens, left = kv_tokens[left > 0], left[left > 0]
             steps_left = int(self.decode_steps[k])
             while steps_left and left.size:
                 burst = min(steps_left, int(left.min()))
-                total = int(held.sum()) + len(held) * (burst - 1)
+                total = int(kv_tokens.sum()) + len(kv_tokens) * (burst - 1)
                 if total > capacity:
                     return Violation(
                         "KV capacity", f"a decode step holds {total} of {capacity} tokens", bin=k
                     )
-                held, left = held + burst, left - burst
-                held, left = held[left > 0], left[left > 0]
+                kv_tokens, left = kv_tokens + burst, left - burst
+                kv_tokens, left = kv_tokens[left > 0], left[left > 0]
                 steps_left -= burst
         return None
 
@@ -343,9 +343,9 @@ class Schedule:
             place = place[: len(spans)]
         begin, stop = place[: len(first)], place[len(first) :]
         size = len(times)
-        held = problem.kv_at_start - first
+        kv_tokens = problem.kv_at_start - first
         active = np.cumsum(np.bincount(begin, minlength=size) - np.bincount(stop, minlength=size))[:-1]
-        change = np.bincount(begin, held, size) - np.bincount(stop, held, size)
+        change = np.bincount(begin, kv_tokens, size) - np.bincount(stop, kv_tokens, size)
         # A request holds one more token in each step.
         middle = (times[:-1] + times[1:] - 1) / 2
         changed = np.bincount(place, minlength=size)[:-1] > 0

@@ -174,7 +174,9 @@ class Trace:
             for name, values in columns.items():
                 shift = {"stage_of": len(stages), "slot_of": 0, "tokens": 0}.get(name, start)
                 values.append(getattr(part, name) + shift)
-            stages += [replace(one, start=one.start + start, end=one.end + start) for one in part.stages]
+            stages += [
+                replace(stage, start=stage.start + start, end=stage.end + start) for stage in part.stages
+            ]
             start += part.makespan
         ids = [name for part in parts for name in part.ids]
         engine = dict(parts[-1].engine)
@@ -223,8 +225,8 @@ class Trace:
             self.slots, len(self.stages), len(self), self.evictions, self.engine, self.readings
         )
         columns = [
-            [None if value != value else value for value in getattr(self, each.name).tolist()]
-            for each in fields(ServedRequest)[1:]
+            [None if value != value else value for value in getattr(self, column.name).tolist()]
+            for column in fields(ServedRequest)[1:]
         ]
         requests = (ServedRequest(*row) for row in zip(self.ids, *columns, strict=True))
         with atomic_write(path) as stream:
@@ -261,10 +263,10 @@ class Trace:
             for line, row in enumerate(rows[1 + count :], 2 + count)
         ]
         for line, request in enumerate(requests, 2 + count):
-            for name, most in (("stage_of", count), ("slot_of", header.slots)):
+            for name, limit in (("stage_of", count), ("slot_of", header.slots)):
                 value, where = getattr(request, name), f"line {line}, field '{name}'"
-                if value >= most:
-                    raise InputError(f"{value} is not below {most}", file=path, where=where, hint=hint)
+                if value >= limit:
+                    raise InputError(f"{value} is not below {limit}", file=path, where=where, hint=hint)
             if request.finished is not None and not 1 <= request.tokens <= LONGEST:
                 what = f"{request.tokens} tokens of a request that finished"
                 raise InputError(what, file=path, where=f"line {line}, field 'tokens'", hint=hint)

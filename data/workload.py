@@ -140,8 +140,8 @@ class Workload(Shown):
         _refuse(shared >= self.input_tokens, shared, name, "must be fewer than the prompt's tokens")
         _refuse((shared > 0) & (self.group < 0), shared, name, "are shared with no group")
         _, first, label = np.unique(self.group, return_index=True, return_inverse=True)
-        other = (shared != shared[first[label]]) & (self.group >= 0)
-        _refuse(other, shared, name, "differ from those of its group")
+        differs = (shared != shared[first[label]]) & (self.group >= 0)
+        _refuse(differs, shared, name, "differ from those of its group")
 
     def _set(self, name: str, column: npt.NDArray[Any], count: int) -> None:
         if column.shape != (count,):
@@ -229,8 +229,8 @@ class Workload(Shown):
     def computed_tokens(self) -> int:
         """Tokens of all prompts; those that a group shares count once."""
         first = np.unique(self.group, return_index=True)[1]
-        own = int((self.input_tokens - self.shared_tokens).sum())
-        return own + int(self.shared_tokens[first].sum())
+        own_tokens = int((self.input_tokens - self.shared_tokens).sum())
+        return own_tokens + int(self.shared_tokens[first].sum())
 
     def without_arrivals(self) -> Workload:
         """Return the same requests, all arriving at the start."""
@@ -286,15 +286,15 @@ class Turns:
     @property
     def first(self) -> npt.NDArray[np.bool_]:
         """True for requests that begin a conversation, shape (requests,)."""
-        found: npt.NDArray[np.bool_] = self.after < 0
-        return found
+        firsts: npt.NDArray[np.bool_] = self.after < 0
+        return firsts
 
     def followers(self) -> dict[int, list[int]]:
         """Return the requests that continue each request."""
-        found: dict[int, list[int]] = {}
+        followers_of: dict[int, list[int]] = {}
         for request in np.flatnonzero(~self.first).tolist():
-            found.setdefault(int(self.after[request]), []).append(request)
-        return found
+            followers_of.setdefault(int(self.after[request]), []).append(request)
+        return followers_of
 
 
 def numbered_ids(count: int) -> npt.NDArray[np.object_]:

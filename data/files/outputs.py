@@ -25,9 +25,9 @@ def refuse_outputs(
         if target.is_symlink() and not target.exists():
             # Writing through the link would create a file elsewhere.
             raise InputError("is a link to a file that does not exist", file=path, hint="Name another file.")
-        if any(_same_file(target, other) for other in read):
+        if any(_same_file(target, source) for source in read):
             raise InputError("is read by this command", file=path, hint="Name another output.")
-        if any(_same_file(target, other) for other in paths[:number]):
+        if any(_same_file(target, source) for source in paths[:number]):
             raise InputError("is to hold two outputs", file=path, hint="Name another file for one.")
         if target.exists() and not overwrite:
             raise InputError("exists already", file=path, hint="Say --overwrite, or name another file.")

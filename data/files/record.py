@@ -39,12 +39,12 @@ _SHOWN = 60
 
 def plain(value: object) -> Any:
     """Return a record as plain JSON values."""
-    found = msgspec.to_builtins(value, enc_hook=_to_plain, str_keys=True)
+    values = msgspec.to_builtins(value, enc_hook=_to_plain, str_keys=True)
     header: tuple[str, int] | None = getattr(type(value), "JSON_HEADER", None)
     names: Mapping[str, str] = getattr(type(value), "JSON_NAMES", {})
     if names:
-        found = {names.get(name, name): entry for name, entry in found.items()}
-    return found if header is None else {header[0]: header[1], **found}
+        values = {names.get(name, name): entry for name, entry in values.items()}
+    return values if header is None else {header[0]: header[1], **values}
 
 
 def record(
@@ -60,15 +60,15 @@ def record(
     hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
     _check_header(kind, value, file, hint)
     names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
-    given = value
+    fields_given = value
     if names and isinstance(value, dict):
         ours = {theirs: name for name, theirs in names.items()}
-        given = {ours.get(name, name): entry for name, entry in value.items()}
+        fields_given = {ours.get(name, name): entry for name, entry in value.items()}
     try:
-        return msgspec.convert(given, kind, dec_hook=_from_plain, str_keys=True)
+        return msgspec.convert(fields_given, kind, dec_hook=_from_plain, str_keys=True)
     except msgspec.ValidationError as error:
-        said, _, path = str(error).partition(" - at `$")
-        steps, what = _explained(kind, given, said, re.findall(r"\w+|\[\.\.\.\]", path.rstrip("`")))
+        message, _, path = str(error).partition(" - at `$")
+        steps, what = _explained(kind, fields_given, message, re.findall(r"\w+|\[\.\.\.\]", path.rstrip("`")))
     except RecursionError:
         steps, what = [], "is nested too deep"
     if steps:
@@ -162,20 +162,20 @@ def _from_plain(kind: Any, value: Any) -> object:
     entry = get_args(get_args(kind)[1])[0]
     if not isinstance(value, list):
         raise ValueError("is not a list")
-    allowed, said = _ENTRIES[entry]
+    allowed, expected = _ENTRIES[entry]
     if not (_types(value) if entry is np.float64 else set(map(type, value))) <= allowed:
-        raise ValueError(f"is not a list of {said}")
+        raise ValueError(f"is not a list of {expected}")
     try:
-        return np.array([np.inf if each is None else each for each in value], dtype=entry)
+        return np.array([np.inf if number is None else number for number in value], dtype=entry)
     except (OverflowError, ValueError):
-        raise ValueError(f"is not a list of {said}") from None
+        raise ValueError(f"is not a list of {expected}") from None
 
 
 def _types(value: list[Any]) -> set[type]:
-    found = set(map(type, value))
-    if list in found:
-        found = (found - {list}).union(*(_types(each) for each in value if isinstance(each, list)))
-    return found
+    kinds = set(map(type, value))
+    if list in kinds:
+        kinds = (kinds - {list}).union(*(_types(entry) for entry in value if isinstance(entry, list)))
+    return kinds
 
 
 _ENTRIES: dict[Any, tuple[set[type], str]] = {
@@ -209,7 +209,7 @@ def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[
     for step in path:
         if step == "[...]" and isinstance(value, dict) and got is not None:
             # msgspec does not name the entry of an object.
-            step = next((name for name, each in value.items() if _name_of(each) == got[2]), step)
+            step = next((name for name, entry in value.items() if _name_of(entry) == got[2]), step)
         steps.append(step)
         kind = _inside(kind, step)
         if isinstance(value, list) and step.isdecimal():
@@ -223,9 +223,9 @@ def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[
         expected = next((_KINDS[name] for name in got[1].split(" | ") if name in _KINDS), f"is not {got[1]}")
         plain_value = got[2] not in ("array", "object")
         return steps, f"{shown} {expected}" if plain_value else expected
-    least = re.fullmatch(r"Expected `\w+` >= (.*)", said)
-    if least is not None:
-        return steps, f"{shown} is not at least {least[1]}"
+    minimum = re.fullmatch(r"Expected `\w+` >= (.*)", said)
+    if minimum is not None:
+        return steps, f"{shown} is not at least {minimum[1]}"
     if said.startswith("Invalid enum value"):
         return steps, f"{shown} is none of {', '.join(map(str, get_args(_bare(kind))))}"
     if said == "Number out of range":
@@ -237,7 +237,7 @@ def _inside(kind: Any, step: str) -> Any:
     kind = _bare(kind)
     if dataclasses.is_dataclass(kind):
         return get_type_hints(kind, include_extras=True).get(step)
-    inner = [each for each in get_args(kind) if each is not Ellipsis]
+    inner = [part for part in get_args(kind) if part is not Ellipsis]
     return inner[-1] if inner else None
 
 

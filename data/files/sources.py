@@ -104,7 +104,9 @@ def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with open(local_file(path), "rb") as raw:
             head = raw.read(8)
             raw.seek(0)
-            unpack = next((each for magic, each in _DECOMPRESSORS.items() if head.startswith(magic)), None)
+            unpack = next(
+                (opener for magic, opener in _DECOMPRESSORS.items() if head.startswith(magic)), None
+            )
             if unpack is None:
                 yield raw
                 return

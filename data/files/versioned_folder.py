@@ -48,9 +48,9 @@ def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iter
             except BaseException:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
-            for other in folder.glob(f"{_VERSION}*"):
-                if other != fresh:
-                    shutil.rmtree(other)
+            for version in folder.glob(f"{_VERSION}*"):
+                if version != fresh:
+                    shutil.rmtree(version)
     except OSError as error:
         hint = "Name another folder, or check its permissions and the free space."
         raise InputError(f"cannot be written ({error.strerror})", file=path, hint=hint) from error

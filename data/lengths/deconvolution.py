@@ -114,9 +114,9 @@ class Deconvolution:
     @property
     def fits(self) -> bool:
         """True if the numbers are plausible with this much noise."""
-        seen = np.cumsum(self._counts) / self._counts.sum()
+        cumulative = np.cumsum(self._counts) / self._counts.sum()
         expected = np.cumsum(self._prior[0] @ self._kernel.T)
-        return bool(np.abs(seen - expected).max() * np.sqrt(self._counts.sum()) <= REJECTED)
+        return bool(np.abs(cumulative - expected).max() * np.sqrt(self._counts.sum()) <= REJECTED)
 
     def means(self) -> FloatArray:
         """Return the mean of ``exp(x)`` for each of the numbers, shape (count,)."""
@@ -141,8 +141,8 @@ class Deconvolution:
         for row, prior in zip(drawn, priors, strict=True):
             # Each bin's cumulative distribution is shifted by the bin's number, so one search serves all.
             cumulative = (np.cumsum(self._posterior(prior), axis=1) + rows).ravel()
-            found = np.searchsorted(cumulative, self._bin + rng.random(len(self._bin)))
-            point = np.clip(found - self._bin * len(self._grid), 0, len(self._grid) - 1)
+            bins = np.searchsorted(cumulative, self._bin + rng.random(len(self._bin)))
+            point = np.clip(bins - self._bin * len(self._grid), 0, len(self._grid) - 1)
             row[:] = self._grid[point]
         return np.exp(drawn)
 

@@ -47,11 +47,11 @@ class GroupLengths:
             return self._planned
         count, total = self._count[known], self._sum[known]
         shift = total.sum() / count.sum()
-        own = np.zeros(len(self._count))
+        effects = np.zeros(len(self._count))
         weight = self._weight(count, total, shift)
-        own[known] = weight * (total / count - shift)
-        found: FloatArray = self._planned * np.exp(shift + own[self._group])
-        return found
+        effects[known] = weight * (total / count - shift)
+        lengths: FloatArray = self._planned * np.exp(shift + effects[self._group])
+        return lengths
 
     def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
         within = self._squares - float((total**2 / count).sum())
@@ -63,5 +63,5 @@ class GroupLengths:
         effect = max(0.0, (between / (len(count) - 1) - error) / size)
         if effect == 0.0:
             return np.zeros(len(count))
-        found: FloatArray = effect / (effect + error / count)
-        return found
+        weight: FloatArray = effect / (effect + error / count)
+        return weight

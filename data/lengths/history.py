@@ -49,24 +49,24 @@ class LengthHistory:
             raise ValueError("the history holds no length yet")
         keys = [prompt_key(prompt) for prompt in prompts]
         number = {key: k for k, key in enumerate(dict.fromkeys((*self._lengths, *keys)))}
-        seen = [(number[key], tokens) for key, lengths in self._lengths.items() for tokens in lengths]
-        groups = np.array([*(k for k, _ in seen), *(number[key] for key in keys)], dtype=np.int64)
-        usual = float(np.exp(np.mean(np.log([tokens for _, tokens in seen]))))
+        observed = [(number[key], tokens) for key, lengths in self._lengths.items() for tokens in lengths]
+        groups = np.array([*(k for k, _ in observed), *(number[key] for key in keys)], dtype=np.int64)
+        usual = float(np.exp(np.mean(np.log([tokens for _, tokens in observed]))))
         estimate = GroupLengths(groups, np.full(len(groups), usual))
-        for request, (_, tokens) in enumerate(seen):
+        for request, (_, tokens) in enumerate(observed):
             estimate.seen(request, tokens)
-        found: IntArray = np.maximum(1, np.rint(estimate.expected()[len(seen) :])).astype(np.int64)
+        found: IntArray = np.maximum(1, np.rint(estimate.expected()[len(observed) :])).astype(np.int64)
         return found
 
     def saw(self, completions: Iterable[tuple[Any, int]]) -> None:
         """Note the lengths of completions."""
-        found = [(prompt_key(prompt), int(tokens)) for prompt, tokens in completions]
-        if self._lengths and found:
-            expected = self.expected([key for key, _ in found])
-            had = np.array([tokens for _, tokens in found], dtype=np.float64)
+        pairs = [(prompt_key(prompt), int(tokens)) for prompt, tokens in completions]
+        if self._lengths and pairs:
+            expected = self.expected([key for key, _ in pairs])
+            had = np.array([tokens for _, tokens in pairs], dtype=np.float64)
             missed: list[float] = np.abs(expected / had - 1).tolist()
             self._missed = [*self._missed, *missed][-1000:]
-        for key, tokens in found:
+        for key, tokens in pairs:
             # The newest prompts are last.
             lengths = self._lengths.pop(key, [])
             self._lengths[key] = [*lengths, tokens][-_KEPT:]
@@ -129,12 +129,14 @@ def prompt_key(prompt: Any) -> str:
     if isinstance(prompt, _Key):
         return prompt
     if isinstance(prompt, str):
-        told: object = prompt
-    elif any(isinstance(one, Mapping) for one in prompt):
-        told = [{name: one[name] for name in ("role", "content") if name in one} for one in prompt]
+        content: object = prompt
+    elif any(isinstance(message, Mapping) for message in prompt):
+        content = [
+            {name: message[name] for name in ("role", "content") if name in message} for message in prompt
+        ]
     else:
-        told = [int(token) for token in prompt]
-    return _Key(hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest())
+        content = [int(token) for token in prompt]
+    return _Key(hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest())
 
 
 class _Key(str):

@@ -35,8 +35,8 @@ class LengthPair:
         at = answers - outputs.low
         count = np.bincount(at, minlength=len(outputs.probabilities))
         total = np.bincount(at, weights=lengths, minlength=len(count))
-        given = np.where(count > 0, total / np.maximum(count, 1), inputs.mean)
-        return cls(inputs, outputs, given, float(np.corrcoef(lengths, answers)[0, 1]))
+        means = np.where(count > 0, total / np.maximum(count, 1), inputs.mean)
+        return cls(inputs, outputs, means, float(np.corrcoef(lengths, answers)[0, 1]))
 
     def survival(self) -> FloatArray:
         """Return the share of requests that reach each token, shape (longest,)."""

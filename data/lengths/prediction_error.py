@@ -108,9 +108,9 @@ class LogNormalError:
         power = min(1.0, 1 / self.sd)
         noise = (power * self.sd) ** 2
         moments = (lengths**power).sum(axis=1)
-        found = (predicted**power).sum() * math.exp(-noise / 2)
+        total = (predicted**power).sum() * math.exp(-noise / 2)
         variance = math.expm1(noise) * (lengths ** (2 * power)).sum(axis=1) / moments**2
-        factors = (found / moments * np.exp(np.sqrt(np.log1p(variance)) * scores)) ** (1 / power)
+        factors = (total / moments * np.exp(np.sqrt(np.log1p(variance)) * scores)) ** (1 / power)
         return _with_totals(lengths, factors * lengths.sum(axis=1), longest)
 
     def _deconvolution(self, predicted: IntArray, longest: IntArray | None) -> Deconvolution:
@@ -245,15 +245,15 @@ def _length(text: str | None, column: str, line: int, path: str | os.PathLike[st
 
 def _with_totals(lengths: FloatArray, totals: FloatArray, longest: IntArray | None) -> FloatArray:
     """Scale rows to their totals, within the limits of each length."""
-    most: npt.ArrayLike = np.inf if longest is None else longest
+    largest: npt.ArrayLike = np.inf if longest is None else longest
     factors = totals / lengths.sum(axis=1)
     for _ in range(0 if longest is None else SCALINGS):
-        factors *= totals / np.minimum(factors[:, None] * lengths, most).sum(axis=1)
-    scaled: FloatArray = np.minimum(factors[:, None] * lengths, most)
+        factors *= totals / np.minimum(factors[:, None] * lengths, largest).sum(axis=1)
+    scaled: FloatArray = np.minimum(factors[:, None] * lengths, largest)
     return scaled
 
 
 def _whole(tokens: npt.NDArray[Any], longest: IntArray | None) -> IntArray:
-    most: npt.ArrayLike = LONGEST if longest is None else longest
-    whole: IntArray = np.minimum(np.maximum(1, np.rint(tokens)), most).astype(np.int64)
+    largest: npt.ArrayLike = LONGEST if longest is None else longest
+    whole: IntArray = np.minimum(np.maximum(1, np.rint(tokens)), largest).astype(np.int64)
     return whole

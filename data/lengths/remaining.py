@@ -56,8 +56,8 @@ class RemainingLengths:
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
         """Return the mean remaining tokens, shape (requests,)."""
         at = np.minimum(decoded, self.mean.shape[1] - 1)
-        found: FloatArray = self.mean[self.kind[requests], at]
-        return found
+        remaining: FloatArray = self.mean[self.kind[requests], at]
+        return remaining
 
 
 def _mean_remaining(lengths: IntArray, size: int) -> FloatArray:

@@ -129,11 +129,11 @@ def without_nulls(value: Any) -> Any:
     """Drop the fields that only other rows of an Arrow table have."""
     if isinstance(value, dict):
         return {
-            name: without_nulls(each)
-            for name, each in value.items()
-            if each is not None or (name == "content" and "role" in value)
+            name: without_nulls(entry)
+            for name, entry in value.items()
+            if entry is not None or (name == "content" and "role" in value)
         }
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def is_sharegpt(given: object) -> bool:

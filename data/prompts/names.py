@@ -26,9 +26,9 @@ class Names(Sequence[str]):
 
     def add(self, name: str) -> int:
         """Return a name's position; a new one comes last."""
-        found = self.find(name)
-        if found is not None:
-            return found
+        known_at = self.find(name)
+        if known_at is not None:
+            return known_at
         self._recent[name] = place = len(self)
         self._text += name.encode("utf-8", "surrogatepass")
         self._ends.append(len(self._text))

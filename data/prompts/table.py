@@ -168,14 +168,14 @@ class _Row:
         if not isinstance(value, list) or not value:
             what = "the prompt is missing" if value in (None, "", []) else f"{shown(value)} is not a prompt"
             raise self.error(column, what, hint)
-        if all(type(one) is int and 0 <= one <= LONGEST for one in value):
+        if all(type(token) is int and 0 <= token <= LONGEST for token in value):
             return {"prompt": value}
         if is_sharegpt(value):
             try:
                 value = sharegpt_prompt(value)
             except ValueError as error:
                 raise self.error(column, str(error), "Remove the row.") from None
-        if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in value):
+        if not all(isinstance(token, dict) and isinstance(token.get("role"), str) for token in value):
             raise self.error(column, f"{shown(value)} is not a conversation", hint)
         messages = list(value)
         if columns.drop_last_assistant and messages[-1]["role"] == "assistant":
@@ -189,7 +189,7 @@ class _Row:
 
     def template(self) -> dict[str, object]:
         """Return a chat template's options from columns of their own."""
-        found: dict[str, object] = {}
+        columns_found: dict[str, object] = {}
         for name in TEMPLATE_COLUMNS:
             value = self.values.get(name)
             if isinstance(value, str) and value:
@@ -199,8 +199,8 @@ class _Row:
                     hint = "Write it as JSON, or rename the column."
                     raise self.error(name, f"{shown(value)} is not JSON", hint) from None
             if value not in (None, "", []):
-                found[name] = value
-        return found
+                columns_found[name] = value
+        return columns_found
 
     def tokens(self, column: str) -> int | None:
         value = self.values.get(column)
@@ -265,9 +265,9 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
     files = _dataset_files(folder) if folder.is_dir() else [folder]
     if columns is None:
         return _arrow_columns(files[0]), ()
-    named = {file: _arrow_columns(file) for file in files}
+    columns_of = {file: _arrow_columns(file) for file in files}
     wanted = {}
-    for file, names in named.items():
+    for file, names in columns_of.items():
         columns.check(names, file)
         # Other columns are never read: they may hold images.
         asked = {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}
@@ -308,12 +308,12 @@ def _dataset_files(folder: Path) -> list[Path]:
     """Return a dataset's files, or the Parquet files of one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = read_json_object(folder / "dataset_dict.json").get("splits")
-        named = ", ".join(str(folder / str(split)) for split in splits) if isinstance(splits, list) else ""
-        raise InputError("holds several splits", file=folder, hint=f"Give one: {named}.")
+        names = ", ".join(str(folder / str(split)) for split in splits) if isinstance(splits, list) else ""
+        raise InputError("holds several splits", file=folder, hint=f"Give one: {names}.")
     state = folder / "state.json"
     if state.is_file():
         listed = read_json_object(state).get("_data_files")
-        files = [one.get("filename") for one in listed] if isinstance(listed, list) else []
+        files = [entry.get("filename") for entry in listed] if isinstance(listed, list) else []
         if not files or not all(isinstance(name, str) for name in files):
             raise InputError("names no data files", file=state, hint="Save the dataset again.")
         return [folder / name for name in files]

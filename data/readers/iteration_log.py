@@ -55,8 +55,8 @@ def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | Non
     rows = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
-        found = _LINE.search(line)
-        if found is None:
+        match = _LINE.search(line)
+        if match is None:
             if _BEGUN.search(line) and number < len(lines):
                 what = f"{line[:200]!r} is no whole line of an iteration"
                 raise InputError(what, file=path, where=f"line {number}", hint=_HINT)
@@ -64,12 +64,12 @@ def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | Non
         if "Engine 00" in line and "Engine 000" not in line:
             hint = "Give the log of one engine."
             raise InputError("is of several engines", file=path, where=f"line {number}", hint=hint)
-        row = [float(found[name]) for name in ("chunks", "chunk_tokens", "decodes")]
-        took = float(found["ms"]) * _MILLISECOND
+        row = [float(match[name]) for name in ("chunks", "chunk_tokens", "decodes")]
+        took = float(match["ms"]) * _MILLISECOND
         if max(row) > LONGEST or took > LONGEST_TIME:
-            what = f"{found[0][:200]!r} is of more tokens or time than an iteration can have"
+            what = f"{match[0][:200]!r} is of more tokens or time than an iteration can have"
             raise InputError(what, file=path, where=f"line {number}", hint=_HINT)
-        inside = span is None or span[0] <= float(found["index"]) <= span[1]
+        inside = span is None or span[0] <= float(match["index"]) <= span[1]
         if inside and row[0] + row[2]:
             rows.append((*row, took))
     if not rows:

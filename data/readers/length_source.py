@@ -98,8 +98,8 @@ class LengthSource:
         )
         missing = [i for i, length in enumerate(lengths) if length is None]
         if missing and self.kind == "cap":
-            others = "" if len(missing) == 1 else f" and {len(missing) - 1:,} others"
-            raise InputError(f"no max_tokens in {ids[missing[0]]!r}{others}", hint=_MEND["cap"])
+            and_others = "" if len(missing) == 1 else f" and {len(missing) - 1:,} others"
+            raise InputError(f"no max_tokens in {ids[missing[0]]!r}{and_others}", hint=_MEND["cap"])
         if missing:
             raise InputError(
                 f"{len(missing)} of {len(ids)} requests have no completion length, first {ids[missing[0]]!r}",
@@ -133,13 +133,14 @@ class LengthSource:
             return caps
         if self.kind == "constant":
             return [int(self.value or 0)] * len(ids)
-        found = lengths_by_name(self.file or "")
+        lengths = lengths_by_name(self.file or "")
         if self.kind == "completions":
             return [
-                found.get(own, found.get(request)) for own, request in zip(names or ids, ids, strict=True)
+                lengths.get(name, lengths.get(request))
+                for name, request in zip(names or ids, ids, strict=True)
             ]
         try:
-            fitted = LengthDistribution.fit(list(found.values()), self.family)
+            fitted = LengthDistribution.fit(list(lengths.values()), self.family)
         except ValueError as error:
             hint = "Use the empirical quantile: quantile:Q:FILE."
             if self.family == "empirical":
@@ -155,8 +156,8 @@ class LengthSource:
             )
             hint = "Choose another source of lengths."
             raise InputError(what, file=self.file, where="lengths 'history'", hint=hint)
-        found: list[int] = history.expected(prompts).tolist()
-        return found
+        lengths: list[int] = history.expected(prompts).tolist()
+        return lengths
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that are set, as plain JSON values."""

@@ -144,14 +144,14 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         output_tokens=np.array([row.output_toks for row in rows]),
         arrival=queued - queued.min(),
     )
-    most, room, block = engine.max_num_seqs or 256, memory.num_kv_tokens, memory.block_size or 16
+    sequences, room, block = engine.max_num_seqs or 256, memory.num_kv_tokens, memory.block_size or 16
     if room is not None and room < block:
         what = f"{room} tokens make no block of {block}"
         raise InputError(what, file=path, where="field 'kv_cache'", hint=_HINT)
     batched = engine.max_num_batched_tokens or 2048
-    if batched < most:
+    if batched < sequences:
         where = "field 'engine_kwargs.max_num_batched_tokens'"
-        what = f"{batched} tokens an iteration are fewer than {most} sequences (max_num_seqs)"
+        what = f"{batched} tokens an iteration are fewer than {sequences} sequences (max_num_seqs)"
         raise InputError(what, file=path, where=where, hint=_HINT)
     if room is not None:
         for name, row in zip(workload.ids, rows, strict=True):
@@ -166,11 +166,11 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         workload=workload,
         first_token=first - queued.min(),
         finished=last - queued.min(),
-        sequences=most,
+        sequences=sequences,
         batched_tokens=batched,
         kv_capacity=room,
         block_tokens=block,
-        graph_tokens=default_graph_tokens(most) if captured is None else captured,
+        graph_tokens=default_graph_tokens(sequences) if captured is None else captured,
         ahead=(resolved.scheduler_config or _Scheduler()).async_scheduling is not False,
         reuse=memory.enable_prefix_caching is not False,
         model=str(meta.model),
@@ -195,9 +195,9 @@ def _refuse_unsimulated(engine: _Engine, path: Path) -> None:
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:
     """Return vLLM's default numbers of tokens with captured graphs."""
-    most = min(2 * sequences, 512)
+    largest = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-    return tuple(size for size in sizes if size <= most)
+    return tuple(size for size in sizes if size <= largest)
 
 
 def _requests(path: Path) -> list[_Request]:

@@ -167,7 +167,7 @@ def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
     table = read_table(path, ("tokens", "activated_experts", "time_us"))
     tokens = np.unique(table["tokens"].to_numpy(dtype=np.float64))
     tokens = np.unique(np.concatenate((tokens, 2.0 ** np.arange(0, np.log2(tokens[-1]), 0.25))).round())
-    each = tokens
+    per_expert = tokens
     if "ep" in table:
         known = sorted(set(table["ep"].astype(int)))
         if devices not in known:
@@ -177,14 +177,14 @@ def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
         table = table[table["ep"] == devices]
     else:
         # Timed with all experts on one device: one of several computes its share of the tokens.
-        each = tokens / devices
+        per_expert = tokens / devices
     read = shape.experts_read(tokens) / devices
     points = table[["tokens", "activated_experts"]].to_numpy(dtype=np.float64)
     seconds = table["time_us"].to_numpy(dtype=np.float64) * _MICROSECOND
     by_tokens = np.unique(points[:, 0])
     rows = [points[:, 0] == at for at in by_tokens]
     known_at = np.array([np.interp(read, *_rising(points[row, 1], seconds[row])) for row in rows])
-    of = np.array([np.interp(each[at], by_tokens, known_at[:, at]) for at in range(len(tokens))])
+    of = np.array([np.interp(per_expert[at], by_tokens, known_at[:, at]) for at in range(len(tokens))])
     share = shape.expert_layers / shape.layers
     return Operation("moe", "both", ("tokens",), tokens[:, None], of * share)
 

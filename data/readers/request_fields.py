@@ -78,58 +78,58 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
     A chat has template options, and ``logprobs`` has another meaning there. FieldError names a field that is
     unknown, cannot be served, or is out of its range.
     """
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in _SERVED:
             if value is not None:
-                asked[name] = _SERVED[name](name, value)
+                fields[name] = _SERVED[name](name, value)
         elif chat and name in TEMPLATE_FIELDS:
             continue
         elif name in _NEUTRAL:
             if value is not None and not any(
-                value == one and type(value) is type(one) for one in _NEUTRAL[name]
+                value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL[name]
             ):
                 raise FieldError(name, f"{shown(value)} cannot be served", f"Remove {name}.")
         elif name not in _READ_ELSEWHERE + _WITHOUT_EFFECT and not (chat and name == "chat_template_kwargs"):
             raise FieldError(name, "is not a field that can be served", _did_you_mean(name))
     template = _template(body) if chat else {}
-    _join_logprobs(asked, chat)
-    _join_structures(asked)
+    _join_logprobs(fields, chat)
+    _join_structures(fields)
     try:
-        Sampling(**asked)
+        Sampling(**fields)
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         name = "top_logprobs" if chat and name == "logprobs" else name
         raise FieldError(name, str(error), "Correct it.") from None
-    return asked, template
+    return fields, template
 
 
 def _join_logprobs(asked: dict[str, Any], chat: bool) -> None:
-    wanted, most = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
+    wanted, top = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
     if not chat:
         if isinstance(wanted, bool) and wanted:
             raise FieldError("logprobs", "True is not a number", "Give a number of tokens, from 0.")
-        if most:
-            raise FieldError("top_logprobs", f"{most} is for chats", "Give logprobs the number.")
+        if top:
+            raise FieldError("top_logprobs", f"{top} is for chats", "Give logprobs the number.")
         wanted = None if wanted is False else wanted
         if wanted is not None:
             asked["logprobs"] = wanted
         return
     if wanted is not None and not isinstance(wanted, bool):
         raise FieldError("logprobs", f"{shown(wanted)} is not true or false", "Give top_logprobs a number.")
-    if most and not wanted:
-        raise FieldError("top_logprobs", f"{most} has no effect without logprobs", "Set logprobs to true.")
+    if top and not wanted:
+        raise FieldError("top_logprobs", f"{top} has no effect without logprobs", "Set logprobs to true.")
     if wanted:
-        asked["logprobs"] = int(most or 0)
+        asked["logprobs"] = int(top or 0)
 
 
 def _join_structures(asked: dict[str, Any]) -> None:
-    found = {name: asked.pop(name) for name in _STRUCTURES if name in asked}
-    stated = [name for name, one in found.items() if one is not None]
+    structures = {name: asked.pop(name) for name in _STRUCTURES if name in asked}
+    stated = [name for name, value in structures.items() if value is not None]
     if len(stated) > 1:
         raise FieldError(stated[1], f"contradicts {stated[0]}", "Give one of the two.")
     if stated:
-        asked["structured_outputs"] = found[stated[0]]
+        asked["structured_outputs"] = structures[stated[0]]
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,13 +155,13 @@ def _template(body: Mapping[str, Any]) -> dict[str, Any]:
 def _objects(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise FieldError(name, f"{shown(value)} is not a list", "Give a list of objects.")
-    for i, one in enumerate(value):
-        if not isinstance(one, dict):
-            raise FieldError(f"{name}[{i}]", f"{shown(one)} is not an object", "Give a list of objects.")
-        function = one.get("function", one)
+    for i, entry in enumerate(value):
+        if not isinstance(entry, dict):
+            raise FieldError(f"{name}[{i}]", f"{shown(entry)} is not an object", "Give a list of objects.")
+        function = entry.get("function", entry)
         if name == "tools" and not (isinstance(function, dict) and isinstance(function.get("name"), str)):
             hint = 'Write it as {"type": "function", "function": {"name": ...}}.'
-            raise FieldError(f"{name}[{i}]", f"{shown(one)} is not a function with a name", hint)
+            raise FieldError(f"{name}[{i}]", f"{shown(entry)} is not a function with a name", hint)
     return value
 
 
@@ -216,10 +216,10 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    given = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) and text for text in given):
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) and text for text in texts):
         raise FieldError(name, f"{shown(value)} is not text", "Give a text or a list of texts.")
-    return tuple(given)
+    return tuple(texts)
 
 
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
@@ -276,11 +276,11 @@ def _guided(kind: str) -> Callable[[str, Any], Structure | None]:
 
 def _structure(given: Any, name: str, field: str, hint: str) -> Structure | None:
     try:
-        found = Structure.of(given, name)
+        structure = Structure.of(given, name)
     except (TypeError, ValueError):
         shown_value = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
         raise FieldError(field, f"{shown(shown_value)} cannot be served", hint) from None
-    return found
+    return structure
 
 
 _STRUCTURES: Mapping[str, Callable[[str, Any], Structure | None]] = {

@@ -144,13 +144,13 @@ def _read_prompts(
     drawn = source.kind == "completions" and not all(record.repeats for record in records)
     source = replace(source, longest=longest, sampled=drawn)
     ids = [record.custom_id for record in records]
-    caps, asked = [record.max_tokens for record in records], [record.says for record in records]
+    caps, contents = [record.max_tokens for record in records], [record.says for record in records]
     names = [record.name for record in records]
     inputs = _counted(records, count_tokens, path) if positions is not None else None
     if inputs is not None and positions is not None:
         rooms = [max(1, positions - tokens) for tokens in inputs]
         caps = [room if cap is None else cap for cap, room in zip(caps, rooms, strict=True)]
-    outputs = source.resolve(ids, caps=caps, known=known, prompts=asked, names=names)
+    outputs = source.resolve(ids, caps=caps, known=known, prompts=contents, names=names)
     if inputs is None:
         inputs = _counted(records, count_tokens, path)
     try:
@@ -185,7 +185,7 @@ def _alike(records: Sequence[PromptRecord]) -> IntArray:
         key = (record.url, repr(record.messages), record.prompt, repr(sorted(record.template.items())))
         where.setdefault(key, []).append(index)
     group = np.full(len(records), -1, dtype=np.int64)
-    for number, members in enumerate(each for each in where.values() if len(each) > 1):
+    for number, members in enumerate(members_of for members_of in where.values() if len(members_of) > 1):
         group[members] = number
     return group
 

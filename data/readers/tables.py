@@ -216,23 +216,23 @@ def _values(
     """
     import pandas as pd
 
-    found: dict[str, pd.Series[float]] = {}
+    series: dict[str, pd.Series[float]] = {}
     if "arrival" in names:
         arrival = table.dates(layout.arrival) if layout.unit == 0 else table.numbers(layout.arrival)
         arrival = arrival * (layout.unit or 1.0)
-        found["arrival"] = arrival - arrival.min() if layout.clock else arrival
+        series["arrival"] = arrival - arrival.min() if layout.clock else arrival
     for name in ("input_tokens", "output_tokens"):
         if names.get(name) in table.raw.columns:
             absent = no_output if name == "output_tokens" else None
-            found[name] = table.numbers(names[name], whole=True, absent=absent)
+            series[name] = table.numbers(names[name], whole=True, absent=absent)
         else:
-            found[name] = pd.Series(1.0, index=table.raw.index)
+            series[name] = pd.Series(1.0, index=table.raw.index)
     for name, usual in _OPTIONAL.items():
         if name == "group" and name in names and table.named(name):
-            found[name] = table.positions(name, usual)
+            series[name] = table.positions(name, usual)
         elif name in names:
-            found[name] = table.numbers(name, whole=name != "deadline", absent=usual)
-    return found
+            series[name] = table.numbers(name, whole=name != "deadline", absent=usual)
+    return series
 
 
 def _refused(
@@ -426,16 +426,16 @@ def _read_json(
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
     numbers = list[int]()
-    seen, kept = dict[str, None](), dict[str, list[object]]()
+    names, rows = dict[str, None](), dict[str, list[object]]()
     array = json_array(text, path)
     for number, row in json_lines(path) if array is None else enumerate(array, 1):
-        if not row.keys() <= seen.keys():
-            kept |= {name: [None] * len(numbers) for name in row if name in wanted and name not in seen}
-            seen |= dict.fromkeys(row)
+        if not row.keys() <= names.keys():
+            rows |= {name: [None] * len(numbers) for name in row if name in wanted and name not in names}
+            names |= dict.fromkeys(row)
         numbers.append(number)
-        for name, values in kept.items():
+        for name, values in rows.items():
             values.append(row.get(name))
-    frame = pd.DataFrame(kept or None, columns=list(seen), index=numbers, dtype=object)
+    frame = pd.DataFrame(rows or None, columns=list(names), index=numbers, dtype=object)
     return frame, "line" if array is None else "row"
 
 

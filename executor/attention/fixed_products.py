@@ -41,9 +41,11 @@ def fix_rows(model: Any, rows: int, tier: str) -> None:
         for module in model.modules()
         if isinstance(module, torch.nn.Embedding) or type(module) is torch.nn.Linear
     }
-    other = [name for name, weight in model.named_parameters() if weight.dim() > 1 and id(weight) not in read]
-    if other:
-        raise ValueError(f"the model's {other[0]} is no weight of a linear layer")
+    unknown = [
+        name for name, weight in model.named_parameters() if weight.dim() > 1 and id(weight) not in read
+    ]
+    if unknown:
+        raise ValueError(f"the model's {unknown[0]} is no weight of a linear layer")
     wrong = _differing(model, rows)
     if wrong is not None:
         raise ValueError(
@@ -95,17 +97,17 @@ class _Forward:
 def _differing(model: Any, rows: int) -> tuple[int, ...] | None:
     """Return a weight's shape whose products differ by row, or None."""
     draw = torch.Generator().manual_seed(0)
-    seen = set()
+    shapes = set()
     for module in model.modules():
-        if type(module) is not torch.nn.Linear or tuple(module.weight.shape) in seen:
+        if type(module) is not torch.nn.Linear or tuple(module.weight.shape) in shapes:
             continue
         weight, bias = module.weight, module.bias
-        seen.add(tuple(weight.shape))
+        shapes.add(tuple(weight.shape))
         row = torch.randn(1, weight.shape[1], generator=draw).to(weight.dtype)
         alike = torch.nn.functional.linear(row.repeat(rows, 1), weight, bias)
-        others = torch.randn(rows, weight.shape[1], generator=draw).to(weight.dtype)
-        others[0] = row
-        among = torch.nn.functional.linear(others, weight, bias)
+        inputs = torch.randn(rows, weight.shape[1], generator=draw).to(weight.dtype)
+        inputs[0] = row
+        among = torch.nn.functional.linear(inputs, weight, bias)
         if not (alike == alike[:1]).all() or not torch.equal(among[0], alike[0]):
             return tuple(weight.shape)
     return None

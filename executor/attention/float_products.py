@@ -212,9 +212,9 @@ def _native(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 
 
 def _least(call: Callable[[], object], trial: Trial) -> float:
-    found = []
+    timings = []
     for _ in range(trial.repeats):
         start = trial.clock()
         call()
-        found.append(trial.clock() - start)
-    return min(found)
+        timings.append(trial.clock() - start)
+    return min(timings)

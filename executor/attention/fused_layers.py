@@ -118,7 +118,7 @@ def _kind_of(module: Any, kernels: LayerKernels, dtype: torch.dtype) -> int | No
         inputs[1] *= 1e-3
         for kind in NORM_KINDS:
             got = kernels.norm(inputs, probe.weight, float(_epsilon(module) or 0.0), kind)
-            if all(agree(mine, own) for mine, own in zip(got, probe(inputs), strict=True)):
+            if all(agree(mine, output) for mine, output in zip(got, probe(inputs), strict=True)):
                 return kind
     return None
 
@@ -143,8 +143,8 @@ def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> 
 def _rotary_of(model: Any, kernels: LayerKernels, dtype: torch.dtype) -> tuple[Any, Any, Any] | None:
     """Return the module, its rotary function, and our replacement."""
     place = sys.modules[type(model).__module__]
-    own = getattr(place, _ROTARY, None)
-    if own is None or not kernels.takes(dtype):
+    rotary = getattr(place, _ROTARY, None)
+    if rotary is None or not kernels.takes(dtype):
         return None
 
     def turned(
@@ -160,9 +160,9 @@ def _rotary_of(model: Any, kernels: LayerKernels, dtype: torch.dtype) -> tuple[A
             or cos.shape != shape
             or cos.stride() != sin.stride()
         ):
-            return own(q, k, cos, sin, *others, **named)
+            return rotary(q, k, cos, sin, *others, **named)
         if cos.stride(-1) != 1 or k.shape[-1] != q.shape[-1]:
-            return own(q, k, cos, sin)
+            return rotary(q, k, cos, sin)
         return kernels.rotate(q, cos, sin), kernels.rotate(k, cos, sin)
 
     draw = torch.Generator().manual_seed(0)
@@ -171,10 +171,10 @@ def _rotary_of(model: Any, kernels: LayerKernels, dtype: torch.dtype) -> tuple[A
         for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))
     )
     try:
-        expected = own(q, k, cos, sin)
+        expected = rotary(q, k, cos, sin)
     except Exception:  # whatever another family's function raises that takes other arguments: it stays
         return None
     if not isinstance(expected, tuple) or len(expected) != 2:
         return None
     same = all(agree(mine, theirs) for mine, theirs in zip(turned(q, k, cos, sin), expected, strict=True))
-    return (place, own, turned) if same else None
+    return (place, rotary, turned) if same else None

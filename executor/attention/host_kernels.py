@@ -212,12 +212,12 @@ def _steps(buffer: torch.Tensor, rows: Rows) -> tuple[int, int, int]:
 @cache
 def built() -> HostKernels | None:
     """Return the functions, built and checked here, or None."""
-    found = compiler()
-    if found is None:
+    program = compiler()
+    if program is None:
         _LOG.info("decode steps on this CPU use torch's own operations: there is no C++ compiler")
         return None
     try:
-        kernels = HostKernels(ctypes.CDLL(str(_library(found))))
+        kernels = HostKernels(ctypes.CDLL(str(_library(program))))
         for dtype in _NAMES:
             _check(kernels, dtype)
     except (OSError, subprocess.SubprocessError, UnfitError) as error:
@@ -264,8 +264,8 @@ def machine_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = ("model name", "flags", "Features", "CPU part")
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(told)}))
+    names = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(names)}))
 
 
 def _check(kernels: HostKernels, dtype: torch.dtype) -> None:

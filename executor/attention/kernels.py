@@ -72,12 +72,16 @@ def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
     lengths, window, scale = held.lengths, held.window, held.scale
     rows, heads, size = query.shape
     columns = torch.arange(keys.shape[2], device=query.device)[None, :]
-    seen = columns < lengths[:, None]
+    visible = columns < lengths[:, None]
     if window is not None:
-        seen &= columns >= lengths[:, None] - window
+        visible &= columns >= lengths[:, None] - window
     # The query heads that share a key head are taken for queries of one sequence: nothing is repeated.
     output = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, keys.shape[1], -1, size), keys, values, attn_mask=seen[:, None, None], scale=scale
+        query.reshape(rows, keys.shape[1], -1, size),
+        keys,
+        values,
+        attn_mask=visible[:, None, None],
+        scale=scale,
     )
     return output.reshape(rows, heads, values.shape[-1])
 
@@ -119,7 +123,7 @@ def fastest(
     if table is not None:
         blocks, shape = len(keys) // held.block, table[: len(query)].shape
         table = torch.randint(blocks, shape, device=device, generator=generator)
-    best, least = "masked sdpa", float("inf")
+    best, shortest = "masked sdpa", float("inf")
     for name, kernel in kernels.items():
 
         def call(kernel: Kernel = kernel, window: int | None = None) -> torch.Tensor:
@@ -140,8 +144,8 @@ def fastest(
             _LOG.info("attention by %s is left out: %s: %s", name, type(error).__name__, error)
             continue
         _LOG.info("attention by %s takes %.1f microseconds", name, 1e6 * seconds)
-        if seconds < least:
-            best, least = name, seconds
+        if seconds < shortest:
+            best, shortest = name, seconds
     return best
 
 

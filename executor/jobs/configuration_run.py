@@ -47,13 +47,13 @@ def run_configuration(
     """Serve the unfinished requests by a configuration."""
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
-    left = job.left(journal)
-    if not left.size:
+    waiting = job.left(journal)
+    if not waiting.size:
         return Outcome((), len(names))
-    problem = replace(whole, workload=whole.workload.select(left))
-    prompts = [job.prompts.tokens[i] for i in left]
+    problem = replace(whole, workload=whole.workload.select(waiting))
+    prompts = [job.prompts.tokens[i] for i in waiting]
     options: dict[str, Any] = {
-        "most_tokens": job.most_tokens[left],
+        "most_tokens": job.most_tokens[waiting],
         "decoding": job.decoding,
         "tier": job.tier,
     }
@@ -62,7 +62,7 @@ def run_configuration(
         adapting = None if replanning is None else AdaptiveConfiguration(policy, configuration, replanning)
 
         def keep(request: int) -> None:
-            index = int(left[request])
+            index = int(waiting[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
         with device_failures():
@@ -71,7 +71,7 @@ def run_configuration(
             readings = [*before, *speed.readings()] if alone else []
         return replace(trace, readings=np.array(readings))
 
-    resumed = len(names) - len(left)
+    resumed = len(names) - len(waiting)
     alone = tensor_parallel == 1
     if worker is None and (configuration.handed_over or not alone):
         raise ValueError(f"{configuration.strategy} needs a worker for what other processes load")
@@ -85,17 +85,17 @@ def run_configuration(
             model = job.model
             if worker is not None and not alone:
                 # Each batch has its own sampler.
-                own = {**options, "decoding": replace(job.decoding, sampler=None)}
+                own_options = {**options, "decoding": replace(job.decoding, sampler=None)}
                 peers.enter_context(
-                    TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own)
+                    TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own_options)
                 )
                 model = share_layers(model, tensor_parallel)
             single = HuggingFaceEngine(problem, model, prompts, **options)
             return Outcome((serve(single, rra_policy(configuration)),), resumed)
     assert worker is not None
     batch = dynamic_batch(configuration)
-    most = batch.most if replanning is None else MOST_GROWTH * batch.most
-    with closing(EncodeWorker(worker, most, int(problem.prompt_tokens.max()))) as encoder:
+    largest_batch = batch.most if replanning is None else MOST_GROWTH * batch.most
+    with closing(EncodeWorker(worker, largest_batch, int(problem.prompt_tokens.max()))) as encoder:
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
         trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
     return Outcome((replace(trace, prefilled=engine.encode_began),), resumed)

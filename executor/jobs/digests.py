@@ -26,8 +26,8 @@ def digest_of(lines: Iterable[Mapping[str, Any]]) -> str:
     entries = [(str(line["custom_id"]), _own(line)) for line in lines]
     digest = hashlib.sha256()
     # Stable, as the completions of a request share its name.
-    for name, own in sorted(entries, key=lambda entry: entry[0]):
-        digest.update(f"{name}:{own}\n".encode())
+    for name, content in sorted(entries, key=lambda entry: entry[0]):
+        digest.update(f"{name}:{content}\n".encode())
     return digest.hexdigest()[:32]
 
 

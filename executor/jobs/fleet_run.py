@@ -40,33 +40,33 @@ def run_on_replicas(
 
     plan, resumed = job.plan, len(journal.finished)
     job.answer_refused(journal)
-    left = job.left(journal)
-    if not left.size:
+    waiting = job.left(journal)
+    if not waiting.size:
         return Outcome((), len(plan.workload))
     names = plan.workload.ids.tolist()
 
     def keep(request: int, tokens: list[int]) -> None:
-        index = int(left[request])
+        index = int(waiting[request])
         journal.append(names[index], job.answer(index, tokens))
 
     def fail(request: int, why: str) -> None:
-        job.fail(journal, int(left[request]), "model_failed", why)
+        job.fail(journal, int(waiting[request]), "model_failed", why)
 
     def staged(_: int, stage: Stage) -> None:
         if on_stage is not None:
             on_stage(stage, len(journal.finished) - resumed)
 
-    fleet, schedule = remaining_shares(plan, left)
+    fleet, schedule = remaining_shares(plan, waiting)
     replicas = RayFleet(spec, len(plan.fleet.replicas), address, patience)
     try:
         outcome = replicas.serve(
             fleet,
             schedule,
-            [job.prompts.tokens[i] for i in left],
-            job.most_tokens[left],
+            [job.prompts.tokens[i] for i in waiting],
+            job.most_tokens[waiting],
             keep,
             backoff=plan.groups == "any",
-            policy=_policy(plan, left),
+            policy=_policy(plan, waiting),
             listener=Listener(staged, fail if job.record_failures else None),
         )
     finally:
@@ -87,10 +87,10 @@ def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
     schedules: list[Schedule | None] = []
     for k, schedule in enumerate(plan.shares.schedules):
         members = plan.shares.members(k)
-        kept = np.flatnonzero(np.isin(members, left))
-        if schedule is None or not kept.size:
+        rows = np.flatnonzero(np.isin(members, left))
+        if schedule is None or not rows.size:
             schedules.append(None)
         else:
-            schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, kept)[1])
+            schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, rows)[1])
     fleet = replace(plan.fleet, workload=plan.workload.select(left))
     return fleet, FleetSchedule(plan.shares.replica_of[left], tuple(schedules))

@@ -170,9 +170,9 @@ class Journal:
                 self._start()
                 return
             header, whole = self._header(first[:-1]), len(first)
-            others = os.fstat(lines.fileno()).st_size > whole
+            has_more = os.fstat(lines.fileno()).st_size > whole
             if header != self._run:
-                self._begin_again(header, lines.readline() if others else b"")
+                self._begin_again(header, lines.readline() if has_more else b"")
                 return
             for number, line in enumerate(lines, 2):
                 if not line.endswith(b"\n"):
@@ -235,10 +235,10 @@ class Journal:
         self._synced = time.monotonic()
 
     def _write(self, lines: bytes) -> None:
-        whole, left = self._stream.seek(0, os.SEEK_END), memoryview(lines)
+        whole, rest = self._stream.seek(0, os.SEEK_END), memoryview(lines)
         try:
-            while left:
-                left = left[self._stream.write(left) :]
+            while rest:
+                rest = rest[self._stream.write(rest) :]
         except OSError as error:
             self._stream.truncate(whole)
             raise self._unwritable(error) from error
@@ -307,8 +307,8 @@ def _line(body: bytes) -> bytes:
 
 def _checked(line: bytes) -> dict[str, object] | None:
     """Return a line's object; None for a wrong checksum."""
-    body, found, checksum = line.rpartition(_CHECKSUM)
-    if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
+    body, separator, checksum = line.rpartition(_CHECKSUM)
+    if not separator or checksum != b"%d}" % zlib.crc32(body + b"}"):
         return None
     try:
         value = msgspec.json.decode(body + b"}")

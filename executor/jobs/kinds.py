@@ -27,8 +27,8 @@ def kinds_of(records: Sequence[PromptRecord]) -> IntArray:
     Requests of one kind share system prompt, cap and prefix of the id. If all requests share these, the first
     two words of the text separate kinds, or else the first word.
     """
-    stated = [(_system(one), one.max_tokens, _id_prefix(one.custom_id)) for one in records]
-    return _numbered(stated, [_first_words(_text(one)) for one in records])
+    stated = [(_system(record), record.max_tokens, _id_prefix(record.custom_id)) for record in records]
+    return _numbered(stated, [_first_words(_text(record)) for record in records])
 
 
 def kinds_of_batch(batch: ServerBatch) -> IntArray:
@@ -36,8 +36,12 @@ def kinds_of_batch(batch: ServerBatch) -> IntArray:
     stated, words = [], []
     for request, cap in zip(batch, batch.caps.tolist(), strict=True):
         messages = request.body.get("messages")
-        turns = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
-        system = tuple(str(one.get("content")) for one in turns if one.get("role") == "system")
+        turns = (
+            [message for message in messages if isinstance(message, dict)]
+            if isinstance(messages, list)
+            else []
+        )
+        system = tuple(str(message.get("content")) for message in turns if message.get("role") == "system")
         stated.append((system, cap, _id_prefix(request.custom_id)))
         says = turns[-1].get("content") if turns else request.says
         words.append(_first_words(tuple(says) if isinstance(says, list) else says))
@@ -61,7 +65,7 @@ def _common(labels: Sequence[Hashable]) -> list[Hashable]:
 
 
 def _system(record: PromptRecord) -> str:
-    return "\n".join(str(one.content) for one in record.messages if one.role == "system")
+    return "\n".join(str(message.content) for message in record.messages if message.role == "system")
 
 
 def _id_prefix(name: str) -> str:
@@ -74,5 +78,5 @@ def _text(record: PromptRecord) -> object:
 
 def _first_words(text: object) -> tuple[object, ...]:
     if isinstance(text, tuple):
-        return tuple(str(one) for one in text[:2])
+        return tuple(str(word) for word in text[:2])
     return tuple(str(text).lower().split()[:2])

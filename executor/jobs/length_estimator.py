@@ -35,17 +35,17 @@ class Stretch:
     """
 
     def __init__(self, ended: FloatArray, reached: FloatArray, *, unknown: bool = False) -> None:
-        seen = np.concatenate((ended, reached))
+        lengths = np.concatenate((ended, reached))
         last = np.concatenate((np.ones(len(ended), dtype=bool), np.zeros(len(reached), dtype=bool)))
-        order = np.lexsort((~last, seen))
-        at_risk = np.arange(len(seen), 0, -1)
+        order = np.lexsort((~last, lengths))
+        at_risk = np.arange(len(lengths), 0, -1)
         surviving = np.cumprod(1 - last[order] / at_risk)
         before = np.concatenate(([1.0], surviving[:-1]))
-        furthest = float(seen.max(initial=0.0))
+        furthest = float(lengths.max(initial=0.0))
         tail = 1.0 if furthest <= 1 else furthest * (1 + 1 / (1 + len(ended)))
         tail = min(tail, 2 * furthest) if unknown and furthest > 0 else tail
-        self._at = np.append(seen[order], max(tail, furthest))
-        self._mass = np.append(before - surviving, surviving[-1] if len(seen) else 1.0)
+        self._at = np.append(lengths[order], max(tail, furthest))
+        self._mass = np.append(before - surviving, surviving[-1] if len(lengths) else 1.0)
         self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
 
     def quantile(self, share: FloatArray, reached: FloatArray) -> FloatArray:
@@ -53,8 +53,8 @@ class Stretch:
         first = np.searchsorted(self._at, reached, side="right")
         first = np.minimum(first, len(self._at) - 1)
         wanted = self._below[first] + share * (self._below[-1] - self._below[first])
-        found = np.searchsorted(self._below[1:], wanted, side="right")
-        lengths: FloatArray = np.maximum(self._at[np.minimum(found, len(self._at) - 1)], reached)
+        position = np.searchsorted(self._below[1:], wanted, side="right")
+        lengths: FloatArray = np.maximum(self._at[np.minimum(position, len(self._at) - 1)], reached)
         return lengths
 
 
@@ -140,20 +140,22 @@ class LengthEstimator:
 
     def _seconds(self, lengths: FloatArray) -> float:
         cost, running, waiting = self._problem.cost, self._running, self._waiting
-        held = self._problem.kv_at_start.astype(np.float64)
-        decoded = np.zeros(len(held))
+        kv_at_start = self._problem.kv_at_start.astype(np.float64)
+        decoded = np.zeros(len(kv_at_start))
         decoded[running] = self._decode_steps - self._begin[running]
-        left = np.maximum(lengths - self._first - decoded, 0.0)
-        decode_steps = _decode_steps(left[running], left[waiting], self._problem.slots)
+        steps_left = np.maximum(lengths - self._first - decoded, 0.0)
+        decode_steps = _decode_steps(steps_left[running], steps_left[waiting], self._problem.slots)
         chosen = np.concatenate((running, waiting))
-        each = left[chosen]
-        kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
+        steps = steps_left[chosen]
+        kv_token_steps = (
+            steps * (kv_at_start[chosen] + decoded[chosen]) + steps * np.maximum(steps - 1, 0) / 2
+        )
         # A run off its plan has other stages and idle slots than planned: use those so far.
         # Once none waits, the last to end decides, however many slots are idle.
         idles = self._decode_steps > 0 and len(waiting) > 0
         busy = float(self._decoded) / (self._decode_steps * self._problem.slots) if idles else 1.0
         prefill = self._prefill * len(waiting) / max(int(np.count_nonzero(self._begin != UNKNOWN)), 1)
-        slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
+        slots = cost.decode_per_slot * steps.sum() + cost.decode_per_kv_token * kv_token_steps.sum()
         return float(prefill + cost.decode_base * decode_steps / max(0.1, busy) + slots)
 
 

@@ -173,20 +173,20 @@ class RunParams:
 
 
 def _names(kind: type) -> str:
-    return ", ".join(each.name for each in fields(kind))
+    return ", ".join(parameter.name for parameter in fields(kind))
 
 
 def _check(params: Any) -> None:
-    for each in fields(params):
-        value = getattr(params, each.name)
+    for parameter in fields(params):
+        value = getattr(params, parameter.name)
         if is_dataclass(value):
             continue
-        if each.type == "bool":
+        if parameter.type == "bool":
             if not isinstance(value, bool):
-                raise ValueError(f"{each.name} is {value!r}; it must be true or false")
+                raise ValueError(f"{parameter.name} is {value!r}; it must be true or false")
             continue
-        is_whole = each.type == "int"
+        is_whole = parameter.type == "int"
         good = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
         if not good or not (1 if is_whole else 0) <= value < float("inf") or value == 0:
             wanted = "a whole number, at least 1" if is_whole else "a number above 0"
-            raise ValueError(f"{each.name} is {value!r}; it must be {wanted}")
+            raise ValueError(f"{parameter.name} is {value!r}; it must be {wanted}")

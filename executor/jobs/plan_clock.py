@@ -87,27 +87,27 @@ class PlanClock:
         *,
         unknown: bool = False,
     ) -> None:
-        kept = np.asarray(left, dtype=np.int64)
+        rows = np.asarray(left, dtype=np.int64)
         count = len(problem)
-        self._cost, self._bound = problem.cost, bound if len(kept) == len(problem) else None
+        self._cost, self._bound = problem.cost, bound if len(rows) == len(problem) else None
         self._planned = schedule.makespan(problem)
-        if len(kept) < len(problem):
-            problem, schedule = remaining_schedule(problem, schedule, kept)
+        if len(rows) < len(problem):
+            problem, schedule = remaining_schedule(problem, schedule, rows)
         self._rest = schedule.makespan(problem)
         self._before = max(0.0, self._planned - self._rest)
         self._ends = np.append(np.sort(schedule.finishes(problem)), self._rest)
         self._at = self._modelled = self._charged = 0.0
         self._lengths, self._unknown = LengthEstimator(problem, schedule, unknown=unknown), unknown
-        self._position = {int(request): k for k, request in enumerate(kept)}
+        self._position = {int(request): k for k, request in enumerate(rows)}
         self._ended, self._due, self._foretold = ended, 0.0, -1.0
         self._requests, self._tokens = count, 0
 
     @property
     def begin(self) -> Standing:
         """Progress before the first stage."""
-        left = math.inf if self._unknown else self._rest
+        seconds_left = math.inf if self._unknown else self._rest
         before = self._requests - len(self._position)
-        return Standing(self._before, self._planned, 1.0, left, None, 0, before, self._requests)
+        return Standing(self._before, self._planned, 1.0, seconds_left, None, 0, before, self._requests)
 
     def begun(self, requests: npt.ArrayLike) -> None:
         """Note the next requests to prefill."""
@@ -157,17 +157,17 @@ class PlanClock:
         gap = None
         if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
             gap = gap_above(self._charged + self._rest - self._at, self._bound)
-        left = math.inf if self._unknown else max(0.0, slowdown * (self._rest - self._at))
-        return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
+        seconds_left = math.inf if self._unknown else max(0.0, slowdown * (self._rest - self._at))
+        return Standing(self._before + self._at, self._before + self._rest, slowdown, seconds_left, gap)
 
     def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
-        left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
+        seconds_left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
         if (longer or self._unknown) and stage.end:
-            share = self._rest * stage.end / (stage.end + left)
+            share = self._rest * stage.end / (stage.end + seconds_left)
             # Caps say nothing of where a run stands.
             done = share if self._unknown else min(done, share)
-        return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
+        return Standing(self._before + done, self._before + self._rest, slowdown, seconds_left, None, longer)
 
     def _learn(self, stage: Stage, slowdown: float) -> None:
         """Note ended requests; update the forecast if it is due."""

@@ -56,7 +56,7 @@ class RunCosts:
         tokens, seconds = np.array([self._prefills[0], *self._prefills[1:][-self.most_stages :]]).T
         base, per_token = _line(tokens, seconds)
         active = np.array(sorted(self._steps), dtype=np.float64)
-        step = np.array([float(np.median(self._steps[int(one)])) for one in active])
+        step = np.array([float(np.median(self._steps[int(rows)])) for rows in active])
         decode_base, per_slot = _line(active, step) if len(active) > 1 else (float(step[-1]), 0.0)
         return CostModel(base, per_token, max(decode_base, self.least_base * float(step.max())), per_slot)
 

@@ -36,9 +36,9 @@ class Watchdog:
         self._alive_at = time.monotonic()
 
     def _watch(self) -> None:
-        left = self._seconds
-        while not self._over.wait(left):
-            left = self._alive_at + self._seconds - time.monotonic()
-            if left <= 0:
+        seconds_left = self._seconds
+        while not self._over.wait(seconds_left):
+            seconds_left = self._alive_at + self._seconds - time.monotonic()
+            if seconds_left <= 0:
                 self._on_stall()
                 return

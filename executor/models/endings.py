@@ -30,9 +30,9 @@ class Ending:
     @classmethod
     def of(cls, sampling: Sampling, eos: Collection[int]) -> Ending:
         """Return a request's ending for a model with these end tokens."""
-        own = frozenset() if sampling.ignore_eos else frozenset(eos)
+        end_tokens = frozenset() if sampling.ignore_eos else frozenset(eos)
         return cls(
-            own | frozenset(sampling.stop_token_ids),
+            end_tokens | frozenset(sampling.stop_token_ids),
             sampling.stop,
             sampling.include_stop_str_in_output,
             sampling.min_tokens,
@@ -52,9 +52,9 @@ class Ending:
             return decode(tokens), "length"
         if tokens[-1] in self.tokens:
             return decode(tokens if self.include_stop else tokens[:-1]), "stop"
-        found = self._stop_at(tokens, decode)
-        assert found is not None
-        return decode(tokens)[: found[1] if self.include_stop else found[0]], "stop"
+        cut = self._stop_at(tokens, decode)
+        assert cut is not None
+        return decode(tokens)[: cut[1] if self.include_stop else cut[0]], "stop"
 
     def _stop_at(self, tokens: Sequence[int], decode: Decode) -> tuple[int, int] | None:
         """Return begin and end of a newly completed stop text."""
@@ -69,8 +69,8 @@ class Ending:
         whole, before = decode(tokens), decode(tokens[:-1])
         same = next((at for at, two in enumerate(zip(whole, before, strict=False)) if two[0] != two[1]), None)
         known = min(len(whole), len(before)) if same is None else same
-        found = [(at, at + len(text)) for text in self.stop if (at := self._find(whole, text, known)) >= 0]
-        return min(found, default=None)
+        stops = [(at, at + len(text)) for text in self.stop if (at := self._find(whole, text, known)) >= 0]
+        return min(stops, default=None)
 
     @staticmethod
     def _find(whole: str, text: str, known: int) -> int:

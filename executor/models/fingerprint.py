@@ -100,7 +100,7 @@ def _hub_commit(name: str) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        found = try_to_load_from_cache(name, file)
-        if isinstance(found, str):
-            return Path(found).parent.name[:32]
+        cached = try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return Path(cached).parent.name[:32]
     return ""

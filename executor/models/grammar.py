@@ -95,10 +95,10 @@ class GrammarMasks:
         places: list[int] = []
         masks: list[bytes] = []
         for row, (stream, index) in enumerate(zip(streams.tolist(), indices.tolist(), strict=True)):
-            one = self._at(stream, index)
-            if one is not None and one.matcher is not None:
+            progress = self._at(stream, index)
+            if progress is not None and progress.matcher is not None:
                 places.append(row)
-                masks.append(one.matcher.compute_bitmask())
+                masks.append(progress.matcher.compute_bitmask())
         if not places:
             return logits
         bits = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(places), -1)
@@ -116,33 +116,33 @@ class GrammarMasks:
         """Advance each request by the token chosen for its row."""
         rows = zip(streams.tolist(), indices.tolist(), chosen.tolist(), strict=True)
         for stream, index, token in rows:
-            one = self._running.get(stream)
-            if one is None or one.matcher is None or one.tokens != index:
+            progress = self._running.get(stream)
+            if progress is None or progress.matcher is None or progress.tokens != index:
                 continue
-            one.tokens += 1
+            progress.tokens += 1
             # A row without a request may choose any token.
-            if token in self.grammars.ends or not one.matcher.consume_token(token):
-                one.matcher = None
+            if token in self.grammars.ends or not progress.matcher.consume_token(token):
+                progress.matcher = None
 
     def _at(self, stream: int, index: int) -> _Progress | None:
         """Return a request's state before a token, or None."""
         if stream not in self.structures:
             return None
-        one = self._running.get(stream)
-        if one is None or (index < one.tokens and (one.matcher is None or not index)):
-            one = self._begun(stream, index)
-        elif index < one.tokens:
-            one.matcher.rollback(one.tokens - index)
-            one.tokens = index
-        return one
+        progress = self._running.get(stream)
+        if progress is None or (index < progress.tokens and (progress.matcher is None or not index)):
+            progress = self._begun(stream, index)
+        elif index < progress.tokens:
+            progress.matcher.rollback(progress.tokens - index)
+            progress.tokens = index
+        return progress
 
     def _begun(self, stream: int, index: int) -> _Progress:
         tokens = self.begun.get(stream, ())[:index]
-        one = _Progress(self.grammars.matcher(self.structures[stream]), index)
-        if len(tokens) < index or not one.matcher.consume_tokens(list(tokens)):
+        progress = _Progress(self.grammars.matcher(self.structures[stream]), index)
+        if len(tokens) < index or not progress.matcher.consume_tokens(list(tokens)):
             raise ValueError(f"a completion continues after {index} tokens unknown to its structure")
-        self._running[stream] = one
-        return one
+        self._running[stream] = progress
+        return progress
 
 
 class _ByteVocabulary:
@@ -165,8 +165,8 @@ def _guided(tokenizer: Tokenizer, ends: list[int]) -> Any:
     if not ends:
         raise ValueError("structured_outputs need an end token, and the model has none")
     if isinstance(tokenizer, ByteTokenizer):
-        own = _ByteVocabulary(ends[0], tokenizer.vocab_size, tokenizer.bos_id)
-        return LLTokenizer(TokenizerWrapper(own), eos_token=ends)
+        vocabulary = _ByteVocabulary(ends[0], tokenizer.vocab_size, tokenizer.bos_id)
+        return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=ends)
     if not (isinstance(tokenizer, HubTokenizer) and tokenizer.is_fast):
         raise ValueError(f"structured_outputs need a fast tokenizer, and {tokenizer.name!r} is none")
     return from_tokenizer(tokenizer.transformers, eos_token=ends)

@@ -35,11 +35,11 @@ class Edit:
     @property
     def looks_back(self) -> bool:
         """True if it depends on earlier tokens."""
-        asked = self.sampling
+        sampling = self.sampling
         return bool(
-            asked.repetition_penalty != 1.0
-            or asked.presence_penalty
-            or asked.frequency_penalty
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty
+            or sampling.frequency_penalty
             or any(len(word) > 1 for word in self.bad_words)
         )
 
@@ -141,20 +141,20 @@ class _Tables:
 
         device = logits.device
         streams = sorted(edits)
-        asked = [*(edits[stream] for stream in streams), Edit(Sampling(), (), 0)]
+        edits_of = [*(edits[stream] for stream in streams), Edit(Sampling(), (), 0)]
         single = [
-            [*one.sampling.logit_bias, *((word[0], -torch.inf) for word in one.bad_words if len(word) == 1)]
-            for one in asked
+            [*edit.sampling.logit_bias, *((word[0], -torch.inf) for word in edit.bad_words if len(word) == 1)]
+            for edit in edits_of
         ]
-        longer = [[word for word in one.bad_words if len(word) > 1] for one in asked]
+        longer = [[word for word in edit.bad_words if len(word) > 1] for edit in edits_of]
         longest = max((len(word) - 1 for words in longer for word in words), default=0)
         prefixes = [
             [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words] for words in longer
         ]
-        ends = [sorted(one.ends) if one.sampling.min_tokens else [] for one in asked]
+        ends = [sorted(edit.ends) if edit.sampling.min_tokens else [] for edit in edits_of]
 
         def column(name: str) -> torch.Tensor:
-            values = [[getattr(one.sampling, name)] for one in asked]
+            values = [[getattr(edit.sampling, name)] for edit in edits_of]
             return torch.tensor(values, dtype=torch.float64, device=device)
 
         def table(rows: Sequence[Sequence[object]], fill: object, dtype: torch.dtype) -> torch.Tensor:
@@ -163,9 +163,12 @@ class _Tables:
             return torch.tensor(filled, dtype=dtype, device=device)
 
         history = None
-        if any(one.looks_back for one in asked):
+        if any(edit.looks_back for edit in edits_of):
             history = table(
-                [one.prompt + one.begun + (0,) * (one.most_tokens + 1 - len(one.begun)) for one in asked],
+                [
+                    edit.prompt + edit.begun + (0,) * (edit.most_tokens + 1 - len(edit.begun))
+                    for edit in edits_of
+                ],
                 0,
                 torch.int64,
             ).contiguous()
@@ -175,11 +178,11 @@ class _Tables:
             table([[bias for _, bias in row] for row in single], 0.0, torch.float64),
             table(ends, 0, torch.int64),
             table([[True] * len(row) for row in ends], False, torch.bool),
-            torch.tensor([one.sampling.min_tokens for one in asked], device=device),
+            torch.tensor([edit.sampling.min_tokens for edit in edits_of], device=device),
             column("repetition_penalty"),
             column("frequency_penalty"),
             column("presence_penalty"),
-            torch.tensor([len(one.prompt) for one in asked], device=device),
+            torch.tensor([len(edit.prompt) for edit in edits_of], device=device),
             history,
             table(prefixes, [-1] * longest, torch.int64),
             table([[word[-1] for word in words] for words in longer], -1, torch.int64),
@@ -204,10 +207,10 @@ class _Tables:
         # An extra column takes the entries that do not count.
         empty = logits.new_zeros(len(row), vocabulary + 1)
         ones = torch.ones_like(tokens, dtype=logits.dtype)
-        held = empty.scatter(-1, tokens.where(before, vocabulary), ones)[:, :-1] > 0
+        present = empty.scatter(-1, tokens.where(before, vocabulary), ones)[:, :-1] > 0
         emitted = empty.scatter_add(-1, tokens.where(before & (at >= prompt), vocabulary), ones)[:, :-1]
         repetition = self.repetition[row].to(logits.dtype)
-        logits = logits.where(~held, (logits * repetition).where(logits < 0, logits / repetition))
+        logits = logits.where(~present, (logits * repetition).where(logits < 0, logits / repetition))
         logits = logits - self.frequency[row].to(logits.dtype) * emitted
         return logits - self.presence[row].to(logits.dtype) * (emitted > 0)
 

@@ -50,15 +50,15 @@ class Prompts:
         drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
         first: dict[int, tuple[int, ...]] = {}
         for index in np.flatnonzero(workload.shared_tokens).tolist():
-            shared, own = int(workload.shared_tokens[index]), drawn[index]
-            source = first.setdefault(int(workload.group[index]), own)
+            shared, tokens_of = int(workload.shared_tokens[index]), drawn[index]
+            source = first.setdefault(int(workload.group[index]), tokens_of)
             # Shared but for its last token, it is the same prompt.
-            rest = source if len(own) == shared + 1 else own
-            drawn[index] = source[:shared] + rest[shared : len(own)]
+            rest = source if len(tokens_of) == shared + 1 else tokens_of
+            drawn[index] = source[:shared] + rest[shared : len(tokens_of)]
         tokens = tuple(drawn)
         records = tuple(
-            PromptRecord(custom_id=str(name), url=COMPLETIONS, line=0, prompt=prompt, max_tokens=int(most))
-            for name, prompt, most in zip(workload.ids, tokens, workload.output_tokens, strict=True)
+            PromptRecord(custom_id=str(name), url=COMPLETIONS, line=0, prompt=prompt, max_tokens=int(output))
+            for name, prompt, output in zip(workload.ids, tokens, workload.output_tokens, strict=True)
         )
         return cls(records, tokens)
 
@@ -91,21 +91,21 @@ def ignored_fields(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> lis
     A message field is checked once per role, in the first conversation that has it: its text with the field
     is compared with the text without.
     """
-    found: dict[str, list[str]] = {}
-    seen = set[tuple[str, str]]()
+    fields: dict[str, list[str]] = {}
+    known = set[tuple[str, str]]()
     for record in records:
         for role, field in _stated(record):
-            if (role, field) in seen:
+            if (role, field) in known:
                 continue
-            seen.add((role, field))
+            known.add((role, field))
             with contextlib.suppress(ValueError):  # a field that the template needs, or a faulty message
                 text = tokenizer.chat_text(record.chat_messages, **record.template)
                 if text == _without(record, role, field, tokenizer):
                     of = f" of {role} messages" if role else ""
-                    found.setdefault(f"{field}{of}", []).append(f"line {record.line}")
+                    fields.setdefault(f"{field}{of}", []).append(f"line {record.line}")
     return [
         f"the chat template of {tokenizer.name!r} ignores {field}, first stated in {lines[0]}"
-        for field, lines in found.items()
+        for field, lines in fields.items()
     ]
 
 

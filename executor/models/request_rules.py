@@ -123,21 +123,21 @@ def served_settings(settings: Any) -> dict[str, Any]:
     Raises ValueError for a setting that is not served.
     """
     plain = Sampling()
-    asked = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
-    wrong = [name for name, off in NOT_SERVED.items() if asked[name] not in (*off, [])]
-    wrong += [_CACHE] if asked[_CACHE] == "quantized" else []
+    stated = {name: getattr(settings, name, None) for name in (*NOT_SERVED, _CACHE)}
+    wrong = [name for name, off in NOT_SERVED.items() if stated[name] not in (*off, [])]
+    wrong += [_CACHE] if stated[_CACHE] == "quantized" else []
     if wrong:
-        what = f"generation_config.json asks for {wrong[0]}={asked[wrong[0]]!r}"
+        what = f"generation_config.json asks for {wrong[0]}={stated[wrong[0]]!r}"
         raise ValueError(f"{what}, which is not served")
-    found: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
-    found["min_tokens"] = getattr(settings, "min_new_tokens", None)
+    settings_kept: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
+    settings_kept["min_tokens"] = getattr(settings, "min_new_tokens", None)
     texts = getattr(settings, "stop_strings", None)
-    found["stop"] = (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
+    settings_kept["stop"] = (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
     if getattr(settings, "do_sample", False):
         for name, usual in _WHEN_SAMPLED.items():
             value = getattr(settings, name, None)
-            found[name] = usual if value is None else value
-    return {name: value for name, value in found.items() if value not in (None, getattr(plain, name))}
+            settings_kept[name] = usual if value is None else value
+    return {name: value for name, value in settings_kept.items() if value not in (None, getattr(plain, name))}
 
 
 def sampler_of(sampling: Sampling) -> Sampler:
@@ -181,11 +181,13 @@ def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -
 def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary: int) -> list[Sampling]:
     """Return requests' sampling, with special stop texts as end tokens."""
     ended = {}
-    for one in dict.fromkeys(asked):
-        check_tokens(one, vocabulary)
-        special = special_stops(one.stop, tokenizer, vocabulary)
-        ended[one] = replace(one, stop_token_ids=one.stop_token_ids + special) if special else one
-    return [ended[one] for one in asked]
+    for sampling in dict.fromkeys(asked):
+        check_tokens(sampling, vocabulary)
+        special = special_stops(sampling.stop, tokenizer, vocabulary)
+        ended[sampling] = (
+            replace(sampling, stop_token_ids=sampling.stop_token_ids + special) if special else sampling
+        )
+    return [ended[sampling] for sampling in asked]
 
 
 def check_tokens(sampling: Sampling, vocabulary: int) -> None:

@@ -140,8 +140,8 @@ def load_model(
         _check_memory(spec, config, dtype, drawn=load_format == "dummy")
     if spec.startswith("tiny:") or load_format == "dummy":
         if spec.startswith("tiny:"):
-            named = _tiny_family(spec)[1]
-            seed = seed if named is None else named
+            family = _tiny_family(spec)[1]
+            seed = seed if family is None else family
         model = build_random(config, seed=seed, dtype=dtype)
         take_generation_settings(model, spec)
         if spec == f"tiny:{SPELLER}" and load_format != "dummy":
@@ -160,9 +160,9 @@ def load_model(
 
 def take_open_format(model: Any) -> bool:
     """Return True once for a model with an open number format."""
-    found = model in _FORMAT_OPEN
+    is_open = model in _FORMAT_OPEN
     _FORMAT_OPEN.discard(model)
-    return found
+    return is_open
 
 
 def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
@@ -172,9 +172,9 @@ def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
     # This allocates no weights, only their sizes.
     with torch.device("meta"):
         outline: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    kept = dtype_of(config, dtype)
+    number_format = dtype_of(config, dtype)
     # Random weights are drawn as float32, whatever they become.
-    width = max(torch.empty(0, dtype=kept).element_size(), 4 if drawn else 0)
+    width = max(torch.empty(0, dtype=number_format).element_size(), 4 if drawn else 0)
     needed, free = width * sum(weight.numel() for weight in outline.parameters()), available_bytes()
     if needed > free:
         reason = f"its weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
@@ -198,12 +198,12 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
             )
     except Exception as error:  # whatever the hub client or a damaged file raises
         raise ModelLoadError(spec, first_line(error), _mend(spec)) from error
-    model, told = loaded
-    missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
+    model, report = loaded
+    missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if missing and not partial:
-        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         hint = "check the checkpoint, or say --load-format partial to have them drawn at random"
-        raise ModelLoadError(spec, f"the checkpoint has no weights for {named}", hint)
+        raise ModelLoadError(spec, f"the checkpoint has no weights for {names}", hint)
     return model
 
 

@@ -100,8 +100,8 @@ class HubTokenizer:
     def __init__(self, name: str, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:
         self.name = name
         self._tokenizer = tokenizer
-        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self.eos_ids = tuple(dict.fromkeys([*own, *eos_ids]))
+        end_tokens = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.eos_ids = tuple(dict.fromkeys([*end_tokens, *eos_ids]))
         self.vocab_size = len(tokenizer)
 
     @property
@@ -160,8 +160,8 @@ class HubTokenizer:
             emptied = [{**one, "content": one.get("content") or ""} for one in form]
             if text.count("None") and emptied != form:
                 with contextlib.suppress(TemplateError):
-                    other = self._rendered(emptied, options)
-                    text = other if other.count("None") < text.count("None") else text
+                    rendered = self._rendered(emptied, options)
+                    text = rendered if rendered.count("None") < text.count("None") else text
             return text
         assert refused is not None
         raise refused
@@ -277,8 +277,8 @@ def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the tokens that end a completion, by tokenizer and model."""
     settings = getattr(unwrapped(model), "generation_config", None)
     declared = getattr(settings, "eos_token_id", None)
-    own = [] if declared is None else np.ravel(declared).tolist()
-    return frozenset(tokenizer.eos_ids) | {int(token) for token in own}
+    tokens = [] if declared is None else np.ravel(declared).tolist()
+    return frozenset(tokenizer.eos_ids) | {int(token) for token in tokens}
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

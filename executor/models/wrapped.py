@@ -79,17 +79,17 @@ class Evaluation:
     def _refuse_autocast(self) -> None:
         import torch
 
-        own, kind = self._parameter.dtype, self._parameter.device.type
+        number_format, kind = self._parameter.dtype, self._parameter.device.type
         # Autocast leaves double precision alone.
-        if own == torch.float64 or not torch.amp.is_autocast_available(kind):
+        if number_format == torch.float64 or not torch.amp.is_autocast_available(kind):
             return
         if not torch.is_autocast_enabled(kind):
             return
-        asked = torch.get_autocast_dtype(kind)
-        if asked != own:
+        autocast = torch.get_autocast_dtype(kind)
+        if autocast != number_format:
             raise UnsupportedModelError(
                 _type_of(self._modules[0]),
-                f"its weights are {own}, and torch.autocast is on for {asked}",
+                f"its weights are {number_format}, and torch.autocast is on for {autocast}",
                 "call outside of autocast; an autocast within the model's forward counts",
             )
 

@@ -47,8 +47,8 @@ class Blocks:
 
     def pack(self, requests: Sequence[Suspended]) -> tuple[int, torch.Tensor | None]:
         """Copy the KV cache of requests into a free block."""
-        pairs = (zip(each.keys, each.values, strict=True) for each in requests)
-        parts = [part.reshape(-1) for each in pairs for pair in each for part in pair]
+        pairs = (zip(request.keys, request.values, strict=True) for request in requests)
+        parts = [part.reshape(-1) for request in pairs for pair in request for part in pair]
         size = sum(map(len, parts))
         number = next((free for free in self._free if len(self._blocks[free]) >= size), None)
         known = number is not None
@@ -221,14 +221,17 @@ def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tok
         # The first call allocates, and chooses kernels.
         batch.prefill([0], [[0] * most_tokens], request_ids=[""])
         connection.send(Layout.of(batch.take(0)))
-        while (asked := connection.recv()) is not None:
-            names, prompts, given_back = asked
+        while (task := connection.recv()) is not None:
+            names, prompts, given_back = task
             begun, cpu = time.perf_counter(), time.process_time()
             blocks.free(given_back)
             slots = range(len(prompts))
             batch.prefill(slots, prompts, request_ids=names)
             requests = [batch.take(slot) for slot in slots]
-            tokens, states = [each.tokens for each in requests], [each.state.tolist() for each in requests]
+            tokens, states = (
+                [request.tokens for request in requests],
+                [request.state.tolist() for request in requests],
+            )
             number, block = blocks.pack(requests)
             spent = time.process_time() - cpu
             connection.send((number, block, tokens, states, begun, time.perf_counter(), spent))

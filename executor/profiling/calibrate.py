@@ -134,7 +134,7 @@ def _require_two_sizes(sizes: set[int], what: str, of: str) -> None:
 def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
     """Fit ``max(floor, base + per_token * tokens)``; the base may be negative."""
     sizes = np.unique(tokens)
-    best, least = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
+    best, smallest = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
     # A line needs at least two sizes above the floor.
     candidates = np.unique(np.linspace(0, len(sizes) - 2, _FLOOR_CANDIDATES).astype(np.int64))
     for on_floor in candidates.tolist():
@@ -147,8 +147,8 @@ def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
             loss = float(np.abs(fitted / seconds - 1).sum())
             # A floor is one more coefficient, and bounds ignore the part beyond a bend: each must justify
             # itself.
-            if loss < least * (1 - (_BEND_GAIN if line[0] < 0 else 1e-3)) - 1e-9:
-                best, least = _prefill_coefficients(float(line[0]), float(line[1]), floor), loss
+            if loss < smallest * (1 - (_BEND_GAIN if line[0] < 0 else 1e-3)) - 1e-9:
+                best, smallest = _prefill_coefficients(float(line[0]), float(line[1]), floor), loss
     return best
 
 
@@ -181,10 +181,10 @@ def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
     """Return the mean relative error at left-out rows."""
     fold = np.arange(len(seconds)) % _FOLDS
     error = np.zeros(len(seconds))
-    for left in range(_FOLDS):
-        kept = fold != left
-        fitted = columns[~kept] @ _fit(columns[kept], seconds[kept], weights[kept])
-        error[~kept] = np.abs(fitted / seconds[~kept] - 1)
+    for number in range(_FOLDS):
+        used = fold != number
+        fitted = columns[~used] @ _fit(columns[used], seconds[used], weights[used])
+        error[~used] = np.abs(fitted / seconds[~used] - 1)
     return float(np.average(error, weights=weights)) + 1e-12
 
 

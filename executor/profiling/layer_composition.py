@@ -87,7 +87,7 @@ def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
         tensor_parallel=1,
         operations=tuple(operations),
         source="measured on this machine, through the engine's own prefill and decode calls",
-        reference=ReferenceTime.of([_number(each[REFERENCE]) for each in measured.found.values()]),
+        reference=ReferenceTime.of([_number(record[REFERENCE]) for record in measured.found.values()]),
     )
     if not measured.joining:
         return profile
@@ -112,7 +112,7 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
     else:
         size, axes, corners = batches, ("decodes", "context"), np.column_stack((batches, measured.held))
     sizes = np.unique(size)
-    rest = np.array([np.median((layers - attention)[size == each]) for each in sizes])
+    rest = np.array([np.median((layers - attention)[size == sequences]) for sequences in sizes])
     # Seconds beyond the composed layers: embedding, output head, choice of tokens, host.
     once = np.maximum(0.0, seconds - shape.layers * (np.interp(size, sizes, rest) + attention))
     return [
@@ -123,15 +123,15 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 
 
 def _between(measured: Measurements) -> list[Operation]:
-    found = measured.found
-    large = [point for point in measured.points if "leave" in found[at(*point, "calls", 0)]]
-    left = [each for point in large for each in measured.passes(point, "calls", "leave")]
+    points = measured.found
+    large = [point for point in measured.points if "leave" in points[at(*point, "calls", 0)]]
+    left = [seconds for point in large for seconds in measured.passes(point, "calls", "leave")]
     leaving = max(0.0, median(left or [0.0]))
     # One request was done in each timed call.
     changes = np.maximum(0.0, _typical(measured.calls("change")) - leaving)
     jobs = job_points(measured.points)
     loop, keep = (
-        max(0.0, median(each for job in jobs for each in measured.passes(job, "job", what)))
+        max(0.0, median(seconds for job in jobs for seconds in measured.passes(job, "job", what)))
         for what in ("loop", "keep")
     )
     corners = np.column_stack((measured.batches, measured.held))
@@ -146,12 +146,12 @@ def _between(measured: Measurements) -> list[Operation]:
 def _after_encoding(cost: LayerCost, measured: Measurements) -> list[Operation]:
     batches, lengths = BESIDE + measured.batches, measured.begun_with
     parts = {"start": 1, "warming": WARMING_STEPS - 1, "warm": WARM_STEPS}
-    beyond, held = {}, 0
+    beyond, encoded = {}, 0
     for name, decode_steps in parts.items():
         beyond[name] = _typical(measured.calls(name))
         for _ in range(decode_steps):
-            held += 1
-            per_layer, once = cost.decode_many(batches, lengths + held)
+            encoded += 1
+            per_layer, once = cost.decode_many(batches, lengths + encoded)
             beyond[name] -= cost.profile.shape.layers * per_layer + once
     # Each of these decode steps is a call of its own, which is not why they are slow.
     beyond["warming"] -= parts["warming"] / parts["warm"] * beyond["warm"]
@@ -172,17 +172,17 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
     change, leaving = _changing(profile)
 
     def longer(job: Point, number: int) -> float:
-        one = {kind: _number(value) for kind, value in measured.found[at(*job, "job", number)].items()}
-        active, context, encodings = one["active"], one["context"], one["encodings"]
+        seconds = {kind: _number(value) for kind, value in measured.found[at(*job, "job", number)].items()}
+        active, context, encodings = seconds["active"], seconds["context"], seconds["encodings"]
         per_layer, once = cost.decode(active, context)
-        known = one["decode_steps"] * (profile.shape.layers * per_layer + once)
-        known += (one["calls"] - encodings) * change(active, context)
-        known += one["done"] * leaving
-        decode_steps = round(one["decode_steps"] / encodings)
+        known = seconds["decode_steps"] * (profile.shape.layers * per_layer + once)
+        known += (seconds["calls"] - encodings) * change(active, context)
+        known += seconds["done"] * leaving
+        decode_steps = round(seconds["decode_steps"] / encodings)
         known += encodings * float(
             seconds_after_encoding(profile, np.array([active]), context, decode_steps)[0]
         )
-        return (one["decode"] - known) / one["calls"]
+        return (seconds["decode"] - known) / seconds["calls"]
 
     active = [fmean(measured.passes(job, "job", "active")) for job in jobs]
     passes = range(measured.grid.repeats)
@@ -191,9 +191,9 @@ def _interrupted(cost: LayerCost, measured: Measurements) -> Operation:
 
 
 def _changing(profile: LayerProfile) -> tuple[Surface, float]:
-    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
-    leaving = float(own["leave"].seconds[-1]) / float(_LINE[-1, 0])
-    return Surface(own["change"].points, own["change"].seconds), leaving
+    of_run = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    leaving = float(of_run["leave"].seconds[-1]) / float(_LINE[-1, 0])
+    return Surface(of_run["change"].points, of_run["change"].seconds), leaving
 
 
 def _typical(repeats: FloatArray) -> FloatArray:

@@ -120,18 +120,18 @@ def profile_layers(
         pair = None
         if worker is not None and joining:
             several, longest = joining[-1]
-            most = max(spread(longest, several))
-            pair = WorkerPair(worker, profiled.decode_engine, several, most, profiled.clock)
+            longest_spread = max(spread(longest, several))
+            pair = WorkerPair(worker, profiled.decode_engine, several, longest_spread, profiled.clock)
             open_.enter_context(pair)
         passes = [_tasks(profiled, grid, points, keep, number) for number in range(grid.repeats)]
         if pair is not None:
             for number, tasks in enumerate(passes):
                 tasks |= _paired_tasks(pair, profiled.engine, grid.decode_steps, points, joining, number)
         _measure(passes, MachineSpeed(profiled.model, profiled.clock), measured, on_point)
-    found = {name: measured.finished[name] for tasks in passes for name in tasks}
-    profile = composed(shape_of(profiled.model), Measurements(points, joining, grid, found))
-    one = Problem(Workload.from_lengths([1], [1]), _NO_COST, 1, prefill_emits_first_token=True)
-    engine = {name: str(value) for name, value in profiled.engine(one).describe().items()}
+    passes_done = {name: measured.finished[name] for tasks in passes for name in tasks}
+    profile = composed(shape_of(profiled.model), Measurements(points, joining, grid, passes_done))
+    single_request = Problem(Workload.from_lengths([1], [1]), _NO_COST, 1, prefill_emits_first_token=True)
+    engine = {name: str(value) for name, value in profiled.engine(single_request).describe().items()}
     memory, kv_tokens = memory_of(profiled.model, profiled.tier)
     return replace(
         profile,
@@ -258,10 +258,10 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
     engine.prefill(range(2 * batch, 3 * batch), range(batch))
     engine.prefill(range(3 * batch, 3 * batch + BESIDE), range(batch, batch + BESIDE))
     # Small batches are done before all calls are.
-    left = batch + BESIDE - np.cumsum([0, *(done for _, done in calls[:-1])])
+    running_after = batch + BESIDE - np.cumsum([0, *(done for _, done in calls[:-1])])
     seconds = [
-        engine.decode(most, float("inf"))[0].seconds
-        for (most, _), running in zip(calls, left.tolist(), strict=True)
+        engine.decode(rows, float("inf"))[0].seconds
+        for (rows, _), running in zip(calls, running_after.tolist(), strict=True)
         if running > 0
     ]
     early, seconds = seconds[: len(_EARLY)], seconds[len(_EARLY) :]
@@ -270,8 +270,8 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
     near = min(len(after), batch - 1)
     single = fmean(before[-near:] + after[:near] if near else before[-1:])
     # If noise hides a call's fixed cost, its decode steps get all of it.
-    each = (many - single) / (decode_steps - 1) if single < many else many / decode_steps
-    found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
+    per_step = (many - single) / (decode_steps - 1) if single < many else many / decode_steps
+    found = {"encode": encode.seconds, "decode": per_step, "change": max(0.0, single - per_step)}
     found |= {"start": early[0], "warming": sum(early[1:WARMING_STEPS]), "warm": sum(early[WARMING_STEPS:])}
     if batch >= leaving.size - BESIDE:
         several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]

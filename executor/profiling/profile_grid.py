@@ -85,7 +85,7 @@ def spread(length: int, batch: int) -> list[int]:
     # In order, similar rows would be neighbours, and an engine that groups rows would pad less.
     order = np.random.default_rng(batch).permutation(batch)
     at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
-    return [max(1, round(length * max(0.1, 1 + each))) for each in at]
+    return [max(1, round(length * max(0.1, 1 + share))) for share in at]
 
 
 def decoding(length: int, batch: int, decode_steps: int = STEPS_BEFORE) -> list[int]:

@@ -81,7 +81,7 @@ class WorkerPair:
         between = sum(after.start - before.end for before, after in pairwise(decodes))
         # If nothing runs yet, the first batch is waited for, and joins before the first decode stage.
         first = 0 if there else 1
-        seconds = [self._of_clock(*each) for each in engine.encode_seconds]
+        seconds = [self._of_clock(*span) for span in engine.encode_seconds]
         # Measured once as many requests leave as join.
         steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.decode_steps == 1]
         active = fmean(stage.active for stage in steady)
@@ -115,14 +115,14 @@ class WorkerPair:
         begun = time.perf_counter()
         take(wait=True)
         once = time.perf_counter() - begun
-        found: dict[str, list[float]] = {"alone": [], "beside": []}
+        measured: dict[str, list[float]] = {"alone": [], "beside": []}
         many = max(1, decode_steps // 2 - 2)
         # The phases alternate, so that requests hold as many tokens in both. The worker rests in the first
         # and the last, once KV cache is back in the processor caches.
         engine.decode(WARMING_STEPS, float("inf"))
         begun = time.perf_counter()
-        found["alone"] += [decode() for _ in range(many - many // 2)]
-        each = (time.perf_counter() - begun) / len(found["alone"])
+        measured["alone"] += [decode() for _ in range(many - many // 2)]
+        each = (time.perf_counter() - begun) / len(measured["alone"])
         ahead = 2 + math.ceil(2 * each / once)
         encode(ahead)
         decode()
@@ -132,13 +132,13 @@ class WorkerPair:
             take(wait=False)
             # The worker may have run out of prompts meanwhile.
             if worker.under_way:
-                found["beside"].append(seconds)
+                measured["beside"].append(seconds)
         while worker.under_way:
             take(wait=True)
         engine.decode(WARMING_STEPS, float("inf"))
-        found["alone"] += [decode() for _ in range(many // 2)]
-        alone = median(found["alone"])
-        return {"alone": alone, "beside": median(found["beside"] or [alone])}
+        measured["alone"] += [decode() for _ in range(many // 2)]
+        alone = median(measured["alone"])
+        return {"alone": alone, "beside": median(measured["beside"] or [alone])}
 
     def _of_clock(self, seconds: float, cpu_seconds: float) -> float:
         return cpu_seconds if self._clock is time.process_time else seconds

@@ -76,11 +76,11 @@ def save_audit_page(
     ``clock``: unit of the runs' clock, ``iterations`` or ``seconds``.
     """
     parts = [f"<h1>{escape(title)}</h1>"]
-    for one in losses:
+    for loss in losses:
         heading = (
-            f"{_number(one.measured)} {one.unit}, {_number(one.bound)} of them needed whatever the order"
+            f"{_number(loss.measured)} {loss.unit}, {_number(loss.bound)} of them needed whatever the order"
         )
-        parts += [f"<h2>{escape(heading)}</h2>", _waterfall(one)]
+        parts += [f"<h2>{escape(heading)}</h2>", _waterfall(loss)]
     if runs:
         note = "The gap between a line and the top is unused slots."
         parts += [f"<h2>Running requests, by {escape(clock)}</h2>", _lines(runs), f"<p>{note}</p>"]
@@ -101,25 +101,25 @@ def _waterfall(losses: Losses) -> str:
         steps.append((name, at, at + value))
         at += value
     steps.append(("measured", 0.0, losses.measured))
-    most = max(max(low, high) for _, low, high in steps) or 1.0
-    scale, drawn = (_WIDTH - _LEFT - 90) / most, []
+    largest = max(max(low, high) for _, low, high in steps) or 1.0
+    scale, drawn = (_WIDTH - _LEFT - 90) / largest, []
     for row, (name, low, high) in enumerate(steps):
         y, whole = row * _BAR, row in (0, len(steps) - 1)
-        left, width = _LEFT + scale * min(low, high), max(1.0, scale * abs(high - low))
+        x, width = _LEFT + scale * min(low, high), max(1.0, scale * abs(high - low))
         colour = "c0" if whole else "c1" if high >= low else "c2"
         shown = _number(high) if whole else f"{'+' if high >= low else '-'}{_number(abs(high - low))}"
         drawn.append(
             f'<text x="{_LEFT - 8}" y="{y + 17:.0f}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="{left:.1f}" y="{y + 4:.0f}" width="{width:.1f}" height="{_BAR - 8:.0f}"'
-            f' fill="var(--{colour})"/><text x="{left + width + 6:.1f}" y="{y + 17:.0f}">{shown}</text>'
+            f'<rect x="{x:.1f}" y="{y + 4:.0f}" width="{width:.1f}" height="{_BAR - 8:.0f}"'
+            f' fill="var(--{colour})"/><text x="{x + width + 6:.1f}" y="{y + 17:.0f}">{shown}</text>'
         )
     return _svg(len(steps) * _BAR, f"losses in {losses.unit}", drawn)
 
 
 def _lines(runs: Sequence[Occupancy]) -> str:
     end = max(float(run.at[-1]) for run in runs)
-    most = max(float(run.requests.max()) for run in runs) or 1.0
-    x, y = (_WIDTH - 60) / end, (_HEIGHT - 50) / most
+    largest = max(float(run.requests.max()) for run in runs) or 1.0
+    x, y = (_WIDTH - 60) / end, (_HEIGHT - 50) / largest
     base, drawn = _HEIGHT - 30, []
     for number, run in enumerate(runs):
         colour = f"var(--c{number % 4})"
@@ -138,7 +138,7 @@ def _lines(runs: Sequence[Occupancy]) -> str:
             f'<text x="{40 + x * end * share:.0f}" y="{_HEIGHT - 10}" text-anchor="middle">'
             f"{_number(end * share)}</text>"
         )
-    drawn.append(f'<text x="4" y="{base - y * most + 5:.0f}">{_number(most)}</text>')
+    drawn.append(f'<text x="4" y="{base - y * largest + 5:.0f}">{_number(largest)}</text>')
     return _svg(_HEIGHT, "running requests", drawn)
 
 

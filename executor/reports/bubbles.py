@@ -80,7 +80,7 @@ class IdleCauses:
 
     def seconds_before(self, cause: str) -> Callable[[FloatArray], FloatArray]:
         """Return a function of the seconds during which ``cause`` held."""
-        holds = np.array([each == cause for each in self.causes], dtype=np.float64)
+        holds = np.array([named_cause == cause for named_cause in self.causes], dtype=np.float64)
         total = np.concatenate(([0.0], np.cumsum(np.diff(self.times) * holds)))
         return lambda time: np.interp(time, self.times, total)
 
@@ -89,13 +89,13 @@ def idle_causes(trace: Trace) -> IdleCauses:
     """Return the cause of free slots over time."""
     start, end = stage_edges(trace)
     served = trace.stage_of >= 0
-    left = start[trace.stage_of[served]]
+    released = start[trace.stage_of[served]]
     # A clock may report the arrival after its stage; waiting time is never negative.
-    queued = np.minimum(trace.queued[served], left)
-    times = np.unique(np.concatenate(([0.0, end[-1]], queued, left)))
+    queued = np.minimum(trace.queued[served], released)
+    times = np.unique(np.concatenate(([0.0, end[-1]], queued, released)))
     arrived = np.searchsorted(np.sort(queued), times[:-1], side="right")
-    begun = np.searchsorted(np.sort(left), times[:-1], side="right")
-    causes = np.where(arrived > begun, WAITING, np.where(begun < len(left), NO_ARRIVAL, TAIL))
+    begun = np.searchsorted(np.sort(released), times[:-1], side="right")
+    causes = np.where(arrived > begun, WAITING, np.where(begun < len(released), NO_ARRIVAL, TAIL))
     changes = np.flatnonzero(np.concatenate(([True], causes[1:] != causes[:-1])))
     return IdleCauses(np.append(times[changes], times[-1]), tuple(causes[changes].tolist()))
 

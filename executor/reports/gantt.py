@@ -164,11 +164,11 @@ def _draw(axis: Axes, panel: Panel, shades: Colormap, lengths: Normalize) -> Non
         stalls.set(edgecolor=_COLOURS[STALL], linewidth=0.7)
         prefills.set(edgecolor=_COLOURS[PREFILL], linewidth=1.0)
     gaps = _gaps(start[stage], finished, slot, trace.slots, trace.makespan)
-    for cause, (left, right, where) in _by_cause(idle_causes(trace), *gaps).items():
+    for cause, (begins, right, where) in _by_cause(idle_causes(trace), *gaps).items():
         hatch, ink = _HATCHES[cause]
-        idle = _bars(axis, left, right, where, 1.0, zorder=4)
+        idle = _bars(axis, begins, right, where, 1.0, zorder=4)
         idle.set(facecolor=_COLOURS[cause])
-        if len(left) <= _HATCHED:
+        if len(begins) <= _HATCHED:
             idle.set(hatch=hatch, edgecolor=ink)
     if len(served) > _VECTOR:
         for collection in axis.collections:
@@ -199,14 +199,14 @@ def _gaps(
     start: FloatArray, finished: FloatArray, slot: IntArray, slots: int, makespan: float
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     everything = np.arange(slots)
-    left = np.concatenate((np.zeros(slots), finished))
+    begins = np.concatenate((np.zeros(slots), finished))
     right = np.concatenate((start, np.full(slots, makespan)))
-    left = left[np.lexsort((left, np.concatenate((everything, slot))))]
+    begins = begins[np.lexsort((begins, np.concatenate((everything, slot))))]
     owner = np.concatenate((slot, everything))
     order = np.lexsort((right, owner))
     right, owner = right[order], owner[order]
-    wide = right > left
-    return left[wide], right[wide], owner[wide]
+    wide = right > begins
+    return begins[wide], right[wide], owner[wide]
 
 
 def _by_cause(

@@ -42,14 +42,14 @@ def page(report: Report, panels: Sequence[Panel]) -> str:
 
 
 def _headline(report: Report) -> str:
-    took = "the plan takes" if report.clock == "model" else "the run took"
+    verb = "the plan takes" if report.clock == "model" else "the run took"
     if report.run_gap is None or report.run_bound is None:
-        return f"{report.requests:,} requests: {took} {duration(report.makespan)}; nothing is proven of it"
+        return f"{report.requests:,} requests: {verb} {duration(report.makespan)}; nothing is proven of it"
     gap, bound = percent(report.run_gap, 2), duration(report.run_bound)
     return (
-        f"{report.requests:,} requests: {took} {duration(report.makespan)}, {gap} above the proven bound"
+        f"{report.requests:,} requests: {verb} {duration(report.makespan)}, {gap} above the proven bound"
         if report.clock == "model"
-        else f"{report.requests:,} requests: {took} {duration(report.makespan)};"
+        else f"{report.requests:,} requests: {verb} {duration(report.makespan)};"
         f" {duration(report.model_makespan)} by the model, {gap} above the proven bound of {bound}"
     )
 
@@ -105,7 +105,7 @@ def _packed(panel: Panel) -> dict[str, object]:
         "end": max(trace.makespan, bound or 0.0),
         "bound": bound,
         "note": _note(panel),
-        "shares": [each for each in shares if each[0] in BUSY or each[2] >= 0.0005],
+        "shares": [share for share in shares if share[0] in BUSY or share[2] >= 0.0005],
         "causes": [] if idle is None else idle.causes,
         "packed": {
             "start": _array(start[stage], "f8"),

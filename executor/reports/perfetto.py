@@ -51,9 +51,9 @@ def chrome_events(trace: Trace, *, replica: int = 0) -> list[Event]:
         name = stage.kind if stage.kind == "prefill" else f"{stage.decode_steps} x decode"
         events.append(_slice(name, "stage", replica, engine, stage.start, stage.end, arguments))
         if stage.kind == "decode":
-            held = stage.kv_tokens / stage.decode_steps
+            kv_tokens = stage.kv_tokens / stage.decode_steps
             events.append(_counter("active slots", replica, stage.start, stage.active))
-            events.append(_counter("KV tokens held", replica, stage.start, round(held)))
+            events.append(_counter("KV tokens held", replica, stage.start, round(kv_tokens)))
     for row in np.flatnonzero(np.isfinite(trace.finished)).tolist():
         stage = trace.stages[trace.stage_of[row]]
         slot, end = int(trace.slot_of[row]), float(trace.finished[row])

@@ -245,28 +245,30 @@ def _throughput_rows(report: Report) -> list[Row]:
 
 def _latency_rows(report: Report) -> list[Row]:
     group = "Latency p50/p90/p99"
-    named = (
+    rows = (
         ("finish", report.finish, "arrival to last token"),
         ("TTFT", report.first_token, "arrival to first token"),
         ("TPOT", report.per_token, "per token after the first"),
     )
-    return [Row(group, name, _three(value), note) for name, value, note in named if value is not None]
+    return [Row(group, name, _three(value), note) for name, value, note in rows if value is not None]
 
 
 def _replica_rows(report: Report) -> list[Row]:
     rows, group = [], f"{len(report.replicas)} replicas"
-    for k, each in enumerate(report.replicas):
+    for k, replica in enumerate(report.replicas):
         planned = f"; planned {duration(report.planned_ends[k])}" if report.planned_ends else ""
         note = f"no completion{planned}"
-        if each is not None:
-            gap = "" if each.run_gap is None else f", gap {percent(each.run_gap, 2)}"
+        if replica is not None:
+            gap = "" if replica.run_gap is None else f", gap {percent(replica.run_gap, 2)}"
             note = (
-                f"{each.requests:,} completions{gap}, utilization {percent(each.utilization)},"
-                f" {each.prefill_stages:,} stages, {each.decode_steps:,} decode steps{planned}"
+                f"{replica.requests:,} completions{gap}, utilization {percent(replica.utilization)},"
+                f" {replica.prefill_stages:,} stages, {replica.decode_steps:,} decode steps{planned}"
             )
         if k in report.lost:
             note += f"; died ({report.lost[k]}), its unfinished requests ran elsewhere"
-        rows.append(Row(group, f"replica {k}", duration(0.0 if each is None else each.model_makespan), note))
+        rows.append(
+            Row(group, f"replica {k}", duration(0.0 if replica is None else replica.model_makespan), note)
+        )
     return rows
 
 
