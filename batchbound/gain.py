@@ -132,8 +132,7 @@ def gain_and_plan(
     # The engine keeps the KV cache of evicted requests on the host.
     first = simulate(planned, params.policy, free.workload.output_tokens, swap=0.0)
     evicts = trace.evictions + first.evictions > 0
-    tokens = sum(stage.tokens for stage in first.stages if stage.kind == "prefill")
-    seconds = clock * _seconds(cost, first.makespan, tokens, trace)
+    seconds = clock * _seconds(cost, first.makespan, first.prompt_tokens, trace)
     courses = [Course.of(trace, trace.makespan), Course.of(first, seconds)]
     known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
     if problem is not None:

@@ -205,6 +205,11 @@ class Trace:
         return tokens if isinstance(tokens, int) else None
 
     @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens that stages computed."""
+        return sum(stage.tokens for stage in self.stages if stage.kind == "prefill")
+
+    @property
     def makespan(self) -> float:
         """Seconds from the job's start to the end of its last stage."""
         return self.stages[-1].end if self.stages else 0.0

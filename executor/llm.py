@@ -261,7 +261,8 @@ class LLM:
     ) -> Iterator[Completion]:
         """Yield completions of several turns, with tool results between them.
 
-        A completion that waits for a tool frees its slot. Its KV cache is computed again when it continues.
+        A completion that waits for a tool frees its slot. Its KV cache stays while memory allows; it is
+        computed again otherwise, on the window tier, and with ``share_prompts=False``.
 
         Parameters
         ----------

@@ -80,6 +80,7 @@ class Running:
                 setup.kv_tokens,
                 begun,
                 setup.share_prompts,
+                keeps_turns=next_turn is not None,
             ),
             tier=setup.tier,
             on_token=None if on_token is None else call.of_prompts(on_token),

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from ..data.problem import Problem
-from ..data.trace import Trace
+from ..data.trace import DISTINCT, Trace
 from ..data.workload import Turns, Workload
 from ..heuristics.loop import Execution
 from ..heuristics.queues.queue_policy import QueuedPolicy
@@ -115,6 +115,7 @@ class Conversations:
         position, tokens = int(self._call.position[request]), tuple(self._engine.answers[request])
         future = self._next_turn(position, tokens)
         if future is None:
+            self._engine.end_turns(request)
             return False
         self._asked[request] = future, float(self._execution.finished[request])
         self._execution.pause(request)
@@ -152,6 +153,7 @@ class Conversations:
             if not tokens:
                 over.append(request)
                 run.end(request, since)
+                self._engine.end_turns(request)
                 continue
             self.given[request] = (*self.given.get(request, ()), range(written, written + len(tokens)))
             if left:
@@ -160,6 +162,7 @@ class Conversations:
             self._engine.give(request, tokens)
             over.append(request)
             run.end(request, since)
+            self._engine.end_turns(request)
         return over
 
     def served(self, problem: Problem, prompts: Sequence[tuple[int, ...]]) -> Served | None:
@@ -195,8 +198,14 @@ class Conversations:
             group=np.where(first, workload.group[request], -1),
             shared_tokens=np.where(first, workload.shared_tokens[request], 0),
         )
+        ran = run.trace(request)
+        engine = dict(ran.engine)
+        if DISTINCT in engine and (several or len(rows) < len(problem)):
+            # The engine counts the prompts of all requests; a turn computes a token at least.
+            engine[DISTINCT] = len(rows)
         told = replace(
-            run.trace(request),
+            ran,
+            engine=engine,
             ids=tuple(names),
             stage_of=np.array([turn.stage_of for turn in rows]),
             slot_of=np.array([turn.slot_of for turn in rows]),

@@ -24,6 +24,7 @@ from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
 
 if TYPE_CHECKING:
+    from ..kv.store import Path
     from ..models.sampling import TokenRule
 
 NO_EOS: frozenset[int] = frozenset()
@@ -46,6 +47,7 @@ class DecodeOptions:
     begun: Earlier tokens of completions by request, which count as prompt and towards the most tokens.
     share_prompts: Compute a beginning that several prompts share once. Without it a completion's bits do not
         depend on the other prompts.
+    keeps_turns: Keep the KV cache of ended completions, which may continue with the tokens of a tool.
     """
 
     eos_ids: frozenset[int] = NO_EOS
@@ -53,6 +55,7 @@ class DecodeOptions:
     kv_tokens: int | None = None
     begun: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     share_prompts: bool = True
+    keeps_turns: bool = False
 
 
 _GREEDY = DecodeOptions()
@@ -123,7 +126,8 @@ class HuggingFaceEngine:
             # On the host memory is ample: beginnings that no row reads may take as much again as the slots.
             roomy = inner.device.type == "cpu" and decoding.kv_tokens is None and problem.kv_capacity is None
             most = problem.prefix_cache or (slots * capacity if roomy else 0)
-            options["shared_tokens"] = min(most, self._beginnings.tokens)
+            held = len(prompts) * capacity if decoding.keeps_turns else 0
+            options["shared_tokens"] = min(most, self._beginnings.tokens + held)
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens - begun).max())
             options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest))
@@ -142,6 +146,8 @@ class HuggingFaceEngine:
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
+        # Tokens of the turns that have ended and may continue, if these are kept.
+        self._turns: dict[int, int] | None = {} if decoding.keeps_turns and self._beginnings else None
         # Requests with a final last token that was not fed to the model.
         self._resumed = set(decoding.begun)
         # Requests with a last token fed to the model under other weights and not drawn again.
@@ -174,10 +180,10 @@ class HuggingFaceEngine:
                 fresh,
                 prompts,
                 [len(tokens) for tokens in kept],
-                None if shared is None else [() if at is None else shared.path(at) for at in places],
+                [self._path(request) for request in fresh],
                 [self.answers[request][-1] if request in self._drawn else -1 for request in fresh],
             )
-        if shared is not None:
+        if shared is not None and self._turns is None:
             self._residence.forget(shared.begin([at for at in places if at is not None]))
         self._drawn.difference_update(fresh)
         for request, tokens, token in zip(fresh, kept, first, strict=True):
@@ -328,6 +334,20 @@ class HuggingFaceEngine:
             **troubles,
         }
 
+    def end_turns(self, request: int) -> None:
+        """Drop the KV cache of a completion that does not continue."""
+        if self._turns is not None and self._turns.pop(request, None) is not None:
+            self._residence.forget([_turn_name(request)])
+
+    def _shared_path(self, request: int) -> Path:
+        at = self._place.get(request) if self._place else request
+        return () if self._beginnings is None or at is None else self._beginnings.path(at)
+
+    def _path(self, request: int) -> Path:
+        """Return the beginnings of a request: those of its prompt, and its earlier turns."""
+        path, turns = self._shared_path(request), self._turns or {}
+        return [*path, (_turn_name(request), turns[request])] if request in turns else path
+
     def _append_up_to_cap(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens up to the end; return how many are beyond it."""
         answer = self.answers[request]
@@ -347,13 +367,25 @@ class HuggingFaceEngine:
         ]
         for request in finished:
             del self._slot_of[request]
-            self._residence.finish(int(request))
+            keep = None
+            if self._turns is not None:
+                # Its last token was not fed to the model.
+                tokens = len(self._prompts[request]) + len(self.answers[request]) - 1
+                self._turns[int(request)] = tokens
+                path = self._shared_path(int(request))
+                keep = _turn_name(int(request)), path[-1][1] if path else 0, tokens
+            self._residence.finish(int(request), keep)
         return finished
 
     def _ended(self, request: int) -> bool:
         tokens = self.answers[request]
         ended = self._rule.ended(self._names[request], tokens)
         return tokens[-1] in self._eos if ended is None else ended
+
+
+def _turn_name(request: int) -> int:
+    """Return the name of a request's earlier turns among beginnings; those of prompts are not negative."""
+    return -1 - request
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:

@@ -154,10 +154,10 @@ class OffloadingBatch:
             if request in self._parked and self.slots > self._batch.active:
                 self._unpark(request)
 
-    def finish(self, request: int) -> None:
-        """Remove a running request."""
+    def finish(self, request: int, keep: tuple[int, int, int] | None = None) -> None:
+        """Remove a running request; ``keep`` makes some of its tokens a beginning."""
         if self._parked.pop(request, None) is None:
-            self._batch.release(self._slot_of.pop(request))
+            self._batch.release(self._slot_of.pop(request), keep)
 
     def suspend(self, request: int) -> None:
         """Remove a running request that will continue later."""

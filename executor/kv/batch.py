@@ -212,12 +212,18 @@ class RunningBatch(ABC):
         self._decoder.reload_weights()
 
     @torch.inference_mode()
-    def release(self, slot: int) -> None:
-        """Free the slot of a finished or evicted request."""
+    def release(self, slot: int, keep: tuple[int, int, int] | None = None) -> None:
+        """Free the slot of a finished or evicted request.
+
+        ``keep``: name of a beginning that some of its tokens become, their first one and the one after.
+        """
         self._check_occupied(slot)
         row = self._row_of_slot.pop(slot)
         self._slot_of_row[row] = None
-        self._store.wipe_row(row)
+        if keep is None:
+            self._store.wipe_row(row)
+        else:
+            self._store.keep_row(row, *keep)
 
     @torch.inference_mode()
     def take(self, slot: int) -> Suspended:

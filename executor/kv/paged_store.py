@@ -182,6 +182,10 @@ class PagedSlots(KeyValueStore):
         begin, first = 0, None
         for name, end in path:
             beginning = self._beginnings.get(name)
+            if beginning is not None and len(beginning.pages) != end - begin:
+                # It went on from other beginnings.
+                self.forget([name])
+                beginning = None
             if beginning is None:
                 first = begin if first is None else first
                 beginning = self._beginnings[name] = _Beginning(self._take(end - begin))
@@ -193,6 +197,25 @@ class PagedSlots(KeyValueStore):
             # The order is that of their use, the ends of a path before its root.
             self._beginnings[name] = self._beginnings.pop(name)
         return begin if first is None else first
+
+    def keep_row(self, row: int, name: int, begin: int, end: int) -> None:
+        """Make some tokens of a row a beginning, and wipe the row.
+
+        It goes on from beginnings of ``begin`` tokens, and takes the place of one of this name.
+        """
+        begins, own = self._begins[row], self._own[row]
+        before = self._beginnings.get(name)
+        if before in begins:
+            begins.remove(before)
+            own = [*self._beginnings.pop(name).pages, *own]
+        self.forget([name])
+        # A row that came back from the host holds all pages by itself.
+        shared = sum(len(each.pages) for each in begins)
+        if begin >= shared:
+            self._beginnings[name] = _Beginning(own[begin - shared : end - shared])
+            own = own[: begin - shared] + own[end - shared :]
+        self._own[row] = own
+        self.wipe_row(row)
 
     def forget(self, names: Iterable[int] | None = None) -> None:
         """Drop beginnings that no further row begins with, by default all."""

@@ -110,6 +110,10 @@ class KeyValueStore(Cache):
         finite, or 0 * NaN spoils the row's next request.
         """
 
+    def keep_row(self, row: int, name: int, begin: int, end: int) -> None:
+        """Make some of a row's tokens a beginning of that name; by default only wipe it."""
+        self.wipe_row(row)
+
     @abstractmethod
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return views of a row's KV cache, (heads, tokens, head size)."""

@@ -233,7 +233,8 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 class _Part:
     """Part of a job on one replica.
 
-    prompt_tokens: Tokens of the prompts; beginnings that a group or the engine shares count once.
+    prompt_tokens: Tokens of the prompts, without those that a group shares more than once; those that stages
+        computed if the engine shares beginnings.
     whole: False if the engine shares beginnings.
     shared: True if other replicas may have done some of its work.
     """
@@ -271,7 +272,7 @@ class _Part:
             busy,
             served,
             planned=workload.output_tokens[rows][served],
-            prompt_tokens=tokens if distinct is None else min(tokens, distinct),
+            prompt_tokens=tokens if trace.distinct_tokens is None else trace.prompt_tokens,
             whole=prompts is None or distinct is None or distinct >= prompts.input_tokens.sum(),
             model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
             schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),

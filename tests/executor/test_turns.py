@@ -101,6 +101,36 @@ def test_others_are_served_while_a_tool_works(llm: LLM, pool: ThreadPoolExecutor
     assert report.run_gap >= 0
 
 
+@pytest.mark.parametrize("room", [None, 150])
+def test_a_next_turn_computes_only_what_is_new(llm: LLM, pool: ThreadPoolExecutor, room: int | None) -> None:
+    engine = LLM(llm.model, llm.tokenizer, slots=2, kv_tokens=room)
+    tool = llm.tokenizer.encode(" and 12 ?")
+    turns: dict[int, int] = {}
+
+    def next_turn(position: int, tokens: tuple[int, ...]) -> Future[Any] | None:
+        turns[position] = turns.get(position, 0) + 1
+        return pool.submit(lambda: tool) if turns[position] <= 2 else None
+
+    apart = LLM(llm.model, llm.tokenizer, slots=2, share_prompts=False)
+    found, alone = (
+        {one.index: one.completion_ids for one in each.converse(next_turn, PROMPTS, max_tokens=90)}
+        for each in (engine, apart)
+        if not turns.clear()  # type: ignore[func-returns-value]
+    )
+    assert found == alone
+    assert engine._ran is not None
+    computed = engine._ran.trace.prompt_tokens
+    prompts = sum(len(llm.tokenizer.encode(prompt)) for prompt in PROMPTS)
+    # A turn reads the tool's tokens, and the last one before them.
+    least = prompts + 2 * len(PROMPTS) * (len(tool) + 1)
+    if room is None:
+        assert computed <= least
+        assert engine.report().prompt_tokens == computed
+    else:
+        assert least < computed, "memory held some conversations only"
+    assert engine.report().run_gap is not None
+
+
 @pytest.mark.parametrize("continued", [False, True])
 def test_equal_turns_and_continued_completions_end_at_no_less_than_the_bound(
     llm: LLM, continued: bool
