@@ -311,9 +311,11 @@ class HuggingFaceEngine:
         from ..attention.float_products import arithmetic_of
 
         residence, arithmetic = self._residence, arithmetic_of(self._model)
-        shared = (
-            {} if self._beginnings is None or self._place else {DISTINCT: self._beginnings.distinct_tokens}
-        )
+        shared = {}
+        if self._beginnings is not None:
+            # Requests that were added share what waited then; each computes a token at least.
+            known = not self._place
+            shared = {DISTINCT: self._beginnings.distinct_tokens if known else len(self.answers)}
         troubles = {} if arithmetic is None or not arithmetic.widened else {"products": "float32"}
         if residence.ran_out or residence.moved:
             troubles["memory"] = (
