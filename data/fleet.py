@@ -76,6 +76,8 @@ class Fleet:
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
         """Return equal replicas with the problem's slots, costs and limits."""
+        if problem.tree is not None:
+            raise ValueError("replicas of a fleet hold whole prompts: leave the prefix tree out")
         limits = {name: getattr(problem, name) for name in LIMITS}
         replica = Replica(problem.cost, **limits, memory_divided=problem.memory_divided)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)

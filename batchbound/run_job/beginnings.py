@@ -85,6 +85,8 @@ def read_beginnings(
     Token ids are those of the rows or of the server's ``/tokenize``. Without them a tree of the messages'
     bytes orders the rows.
     """
+    from ..executor.server.tokenizing import torn_apart
+
     requests, fact = batch.requests, facts[0]
     if len(requests) < 2 or (requests.choices > 1).any() or fact.engine not in _CACHING:
         return None
@@ -105,6 +107,8 @@ def read_beginnings(
         if tokens is None
         else (PrefixTree.of_prompts(tokens.ids, tokens.identities, unit), True)
     )
+    if tokens is not None:
+        _name_torn(requests, torn_apart(guess, tokens), remark)
     if not len(tree.parent):
         return None
     if not exact:
@@ -115,6 +119,18 @@ def read_beginnings(
     )
     limits = EngineLimits(slots // engines, options.batched_tokens or 2048, stated, block)
     return Beginnings(tree, exact, limits, CostCache.of_user().find_server(fact.url, fact.models))
+
+
+def _name_torn(
+    requests: ServerBatch, torn: tuple[int, int, int] | None, remark: Callable[[str], None]
+) -> None:
+    """Tell of two requests whose messages begin alike and whose tokens do not."""
+    if torn is not None:
+        names = [repr(requests[request].custom_id) for request in torn[:2]]
+        remark(
+            f"{' and '.join(names)} begin alike, but their prompts differ from token {torn[2]} on: if the chat"
+            " template prints a date or an id there, nothing after it is reused"
+        )
 
 
 def estimated_tree(requests: ServerBatch) -> PrefixTree:

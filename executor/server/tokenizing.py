@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.prefix_tree import PrefixTree
 from ...data.readers.openai_batch import CHAT, COMPLETIONS
 from ...data.readers.server_batch import ServerBatch, ServerRequest, encoded
 from .client import ServerClient
@@ -18,6 +19,9 @@ _PATH = "/tokenize"
 
 _AT_ONCE = 32
 """Prompts that the server tokenizes at a time."""
+
+_TORN = 4
+"""Times that messages share what their tokens share, from which the template tears prompts apart."""
 
 MOST_ASKED = 50_000
 """Most distinct prompts to ask a server about; a larger job takes minutes."""
@@ -71,6 +75,33 @@ async def prompt_tokens(client: ServerClient, batch: ServerBatch, model: str | N
         return None
     found = [answers[place] if ids is None else ids for ids, place in zip(given, places, strict=True)]
     return PromptTokens(found, identities)
+
+
+def torn_apart(guess: PrefixTree, prompts: PromptTokens) -> tuple[int, int, int] | None:
+    """Return two requests whose messages begin alike, and the first token in which their prompts differ.
+
+    Returns None unless the most that messages share is at least :data:`_TORN` times what the tokens share.
+
+    guess: Tree of the messages' bytes, in estimated tokens.
+    """
+    if not len(guess.parent):
+        return None
+    node = int(np.argmax(guess.tokens * (guess.requests_below - 1)))
+    below = (request for request in range(len(guess)) if _is_below(guess, request, node))
+    one, other = next(below), next(below)
+    if prompts.identities[one] != prompts.identities[other]:
+        return None
+    least = min(len(prompts.ids[one]), len(prompts.ids[other]))
+    differ = np.flatnonzero(prompts.ids[one][:least] != prompts.ids[other][:least])
+    place = int(differ[0]) if differ.size else least
+    return (one, other, place) if place * _TORN < int(guess.through[node]) else None
+
+
+def _is_below(tree: PrefixTree, request: int, node: int) -> bool:
+    place = int(tree.leaf[request])
+    while place > node:
+        place = int(tree.parent[place])
+    return place == node
 
 
 async def _answers(client: ServerClient, bodies: list[bytes]) -> list[IntArray] | None:
