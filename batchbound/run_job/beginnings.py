@@ -126,10 +126,10 @@ def _name_torn(
 ) -> None:
     """Tell of two requests whose messages begin alike and whose tokens do not."""
     if torn is not None:
-        names = [repr(requests[request].custom_id) for request in torn[:2]]
+        names = " and ".join(repr(requests[request].custom_id) for request in torn[:2])
         remark(
-            f"{' and '.join(names)} begin alike, but their prompts differ from token {torn[2]} on: if the chat"
-            " template prints a date or an id there, nothing after it is reused"
+            f"{names} begin alike, but their prompts differ from token {torn[2]} on: if the chat template"
+            " prints a date or an id there, nothing after it is reused"
         )
 
 
