@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from typing import TYPE_CHECKING
 
-from ..options.option import Record
 from ..screen.interrupts import heeding, terminating
 from ..screen.streams import output_lost, prepare_streams, say
 from ..screen.terminal import INTERRUPTED as INTERRUPTED
 from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
 from ..version import __version__
 from .parser import Parser, record_of
+
+if TYPE_CHECKING:
+    from ..options.option import Record
 
 EVERYDAY = {
     "run": "generate the completions of prompts or of a plan, on a model or a server",

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..data.files.disk import InputError
-from ..options.option import Field, Options, Record, fields_of
 from ..screen.streams import escaped
 from .completion import PrintCompletion
+
+if TYPE_CHECKING:
+    from ..options.option import Field, Options, Record
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +43,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_options(self, record: type[Options]) -> None:
         """Add the options of a record, in the groups of its classes."""
+        from ..options.option import fields_of
+
         groups: dict[str, argparse._ActionsContainer] = {"": self}
         for field in fields_of(record):
             if field.title not in groups:
@@ -242,6 +245,8 @@ def _value(field: Field, text: str) -> Any:
 
 def record_of(record: type[Record], args: argparse.Namespace) -> Record:
     """Return the record of what was typed; raise InputError if an option has no effect."""
+    from ..options.option import fields_of
+
     values: dict[str, Any] = {}
     for field in fields_of(record):
         value = getattr(args, field.name)
@@ -258,6 +263,8 @@ def _named_once(field: Field, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
+        from ..data.files.disk import InputError
+
         raise InputError(f"{field.flag}: {twice!r} is given twice", hint="Leave one of them out.")
     return dict(pairs)
 

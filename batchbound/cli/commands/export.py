@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...checking import export
 from ...options.bound import ExportOptions
-from ...screen.checks import show_model
 
 OPTIONS = ExportOptions
 
 
 def run(options: ExportOptions) -> int:
     """Write the model, and print its size."""
+    from ...checking import export
+    from ...screen.checks import show_model
+
     return show_model(export.of(options), options)

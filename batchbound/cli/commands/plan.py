@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 from ...options.plan import PlanOptions
-from ...plan_requests import plan_or_compare
-from ...screen.plan import show
 
 OPTIONS = PlanOptions
 
 
 def run(options: PlanOptions) -> int:
     """Make the plan, write it, and print its summary."""
+    from ...plan_requests import plan_or_compare
+    from ...screen.plan import show
+
     begun, options = time.perf_counter(), options.saved()
     return show(plan_or_compare(options), options, time.perf_counter() - begun)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...options.profile import ProfileOptions
-from ...profiling import profile
-from ...screen.profile import show
 
 OPTIONS = ProfileOptions
 
 
 def run(options: ProfileOptions) -> int:
     """Measure the model and write its costs."""
+    from ...profiling import profile
+    from ...screen.profile import show
+
     return show(profile.of(options), options)

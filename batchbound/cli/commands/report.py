@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...options.judging import ReportOptions
-from ...reporting import report
-from ...screen.report import show
 
 OPTIONS = ReportOptions
 
 
 def run(options: ReportOptions) -> int:
     """Print the report and write its pictures."""
+    from ...reporting import report
+    from ...screen.report import show
+
     return show(report.of(options), options)

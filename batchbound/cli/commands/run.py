@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ...options.run import JobOptions
-from ...running import run_or_send
-from ...screen.run import show
-from ...screen.watching import Watch
 
 OPTIONS = JobOptions
 
 
 def run(options: JobOptions) -> int:
     """Run the unfinished requests and print the report."""
+    from ...running import run_or_send
+    from ...screen.run import show
+    from ...screen.watching import Watch
+
     watch = Watch(options)
     return watch.status_of(lambda: show(run_or_send(options, watch), options))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...options.serve import ServeOptions
-from ...screen.studies import show_serving
-from ...serving import serve
 
 OPTIONS = ServeOptions
 
 
 def run(options: ServeOptions) -> int:
     """Simulate or serve, and print the figures."""
+    from ...screen.studies import show_serving
+    from ...serving import serve
+
     return show_serving(serve.of(options), options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...options.simulate import SimulateOptions
-from ...screen.simulate import show
-from ...simulating import simulate
 
 OPTIONS = SimulateOptions
 
 
 def run(options: SimulateOptions) -> int:
     """Simulate, and print the makespan and the bound."""
+    from ...screen.simulate import show
+    from ...simulating import simulate
+
     return show(simulate.of(options), options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...checking import validate
 from ...options.judging import ValidateOptions
-from ...screen.checks import show_validated
 
 OPTIONS = ValidateOptions
 
 
 def run(options: ValidateOptions) -> int:
     """Simulate the run, and print the errors."""
+    from ...checking import validate
+    from ...screen.checks import show_validated
+
     return show_validated(validate.of(options), options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...checking import verify_file
 from ...options.judging import VerifyOptions
-from ...screen.checks import show_verified
 
 OPTIONS = VerifyOptions
 
 
 def run(options: VerifyOptions) -> int:
     """Check a plan, or compare two runs."""
+    from ...checking import verify_file
+    from ...screen.checks import show_verified
+
     return show_verified(verify_file.of(options), options)
