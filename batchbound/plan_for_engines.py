@@ -15,6 +15,7 @@ from .data.costs.link import usual_link
 from .data.files.disk import InputError
 from .data.files.kinds import is_of_kind, refuse_other_kinds
 from .data.files.outputs import refuse_outputs
+from .data.files.sources import opened_once
 from .data.fleet import Replica
 from .data.iteration_plan import IterationPlan
 from .data.iterations import EngineLimits
@@ -55,9 +56,10 @@ def plan_for_engine(options: PlanOptions) -> EnginePlan:
     if engine is None:
         raise InputError("there is no engine to plan for", hint=f"Choose one of {', '.join(ENGINES)}.")
     refuse_outputs([output, *_engine_files(output, engine)], options.overwrite, options.read_files())
-    with working(f"reading {options.workload}"):
+    with working(f"reading {options.workload}"), opened_once():
         read = _read(options)
         engines = _engines(options, engine, read)
+        batch = None if is_prompt_table(read.source) else read.requests
     try:
         with working(f"planning {len(read.job.workload):,} completions"):
             plan = make_iteration_plan(
@@ -74,7 +76,6 @@ def plan_for_engine(options: PlanOptions) -> EnginePlan:
         raise InputError(str(error), file=read.source, hint="Correct the option, or the requests.") from None
     plan.save(output)
     handover = hand_over(plan, max_position=options.max_position)
-    batch = None if is_prompt_table(read.source) else read.requests
     files = write_handover(handover, plan, output, batch)
     assuming = assumed_line(plan.relied_on)
     for remark in (*plan.remarks, *([] if assuming is None else [assuming]), *handover.remarks):

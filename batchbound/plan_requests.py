@@ -11,6 +11,7 @@ import numpy as np
 from .data.arrays import IntArray
 from .data.files.disk import InputError
 from .data.files.outputs import can_be_made_again, refuse_outputs
+from .data.files.sources import opened_once
 from .data.fleet import Groups
 from .data.lengths.prediction_error import parse_prediction_error
 from .data.plan import Plan, Provenance
@@ -138,7 +139,7 @@ def plan_or_compare(options: PlanOptions) -> Plan | EnginePlan | FleetComparison
 
 
 def _read(options: PlanOptions) -> Inputs:
-    with working(f"reading {options.workload}"):
+    with working(f"reading {options.workload}"), opened_once():
         inputs = read_inputs(options, options.workload, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are ignored: a plan has every request at the start")

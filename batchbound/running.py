@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, overload
 
 from .cost_cache import CostCache, costs_of
 from .data.files.disk import InputError, atomic_write
+from .data.files.sources import opened_once
 from .data.plan import Plan
 from .data.readers.openai_batch import read_batch
 from .gain import Gain, gain_and_plan
@@ -75,19 +76,37 @@ def run_or_send(options: JobOptions, watcher: Watcher) -> Ran | ServerResult:
         ran = _run_on_model(options, watcher.on_model, remark)
         return replace(ran, gain=_gain(ran)) if ran.served else ran
     servers = options.servers
-    say_texts(options.plan, servers.columns, "to the chat endpoint")
-    return run_plan(
-        options.plan,
-        servers,
-        output=options.answers,
-        trace=options.times,
-        overwrite=options.overwrite,
-        watching=watcher.on_servers,
-        remark=remark,
-    )
+    with opened_once() as let_go:
+
+        @contextmanager
+        def watched(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
+            let_go()
+            with watcher.on_servers(left, journal) as advance:
+                yield advance
+
+        say_texts(options.plan, servers.columns, "to the chat endpoint")
+        return run_plan(
+            options.plan,
+            servers,
+            output=options.answers,
+            trace=options.times,
+            overwrite=options.overwrite,
+            watching=watched,
+            remark=remark,
+        )
 
 
 def _run_on_model(options: JobOptions, watching: Watching | None, tell: Callable[[str], None]) -> Ran:
+    with opened_once() as let_go:
+        return _run_once(options, watching, tell, let_go)
+
+
+def _run_once(
+    options: JobOptions,
+    watching: Watching | None,
+    tell: Callable[[str], None],
+    let_go: Callable[[], None],
+) -> Ran:
     source, made, repeats = options.source, _Made(), False
     if has_prompts(options):
         made = _Made.of(plan_beside(options.answers))
@@ -109,6 +128,7 @@ def _run_on_model(options: JobOptions, watching: Watching | None, tell: Callable
     def watched(plan: Plan, journal: Journal) -> Iterator[Any]:
         nonlocal begun
         begun = True
+        let_go()
         with nullcontext() if watching is None else watching(plan, journal) as on_stage:
             yield on_stage
 

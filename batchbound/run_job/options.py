@@ -12,7 +12,7 @@ from ..executor.jobs.params import RunParams
 from ..heuristics.registry import POLICIES
 from ..options.model import ModelOptions as ModelOptions
 from ..options.option import Options, PathText, everyday, option
-from ..options.values import File, Name, Positive
+from ..options.values import AtLeastZero, File, Name, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class SamplingOptions(Options):
         False,
         "decode every completion to its planned length, instead of to an end-of-sequence token or max_tokens",
     )
-    temperature: float | None = everyday(
+    temperature: AtLeastZero | None = everyday(
         None, "sampling temperature; 0 is greedy (default: the batch file's, else 0)"
     )
     top_p: float | None = option(None, "probability mass to sample from (default: the batch file's, else 1)")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import InputError
-from .sources import local_file, refuse_streams
+from .sources import opened, refuse_streams
 
 
 def require_arrow() -> None:
@@ -22,7 +22,7 @@ def holds_parquet(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is readable and begins as Parquet."""
     refuse_streams(path)
     try:
-        with open(local_file(path), "rb") as stream:
+        with opened(path) as stream:
             return stream.read(4) == b"PAR1"
     except OSError:
         return False

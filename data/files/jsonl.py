@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from .disk import InputError, text_lines
-from .sources import local_file, refuse_streams
+from .sources import opened, refuse_streams
 
 _TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
 """Commands that make lines of JSON, by its first character."""
@@ -79,7 +79,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     refuse_streams(path)
     try:
-        with open(local_file(path), "rb") as stream:
+        with opened(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None

@@ -16,6 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -96,12 +97,48 @@ def refuse_streams(path: str | os.PathLike[str]) -> None:
         raise InputError("is a pipe or a device, no file", file=path, hint=hint)
 
 
+MOST_HELD = 2**28
+"""Most bytes of a file that is held; a larger one is opened by each reader."""
+
+_HELD: ContextVar[dict[tuple[int, ...], bytes] | None] = ContextVar("held", default=None)
+
+
+@contextmanager
+def opened_once() -> Iterator[Callable[[], None]]:
+    """Open each input file once: hold its bytes for all readers within.
+
+    Yields a function that lets go of them. A file that changes is opened again.
+    """
+    held: dict[tuple[int, ...], bytes] = {}
+    before = _HELD.set(held)
+    try:
+        yield held.clear
+    finally:
+        _HELD.reset(before)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader | io.BytesIO]:
+    """Open a file to read its bytes as they are."""
+    local, held = local_file(path), _HELD.get()
+    state = os.stat(local)
+    if held is None or state.st_size > MOST_HELD:
+        with open(local, "rb") as stream:
+            yield stream
+        return
+    key = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    if key not in held:
+        with open(local, "rb") as stream:
+            held[key] = stream.read()
+    yield io.BytesIO(held[key])
+
+
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file to read its decompressed bytes."""
     refuse_streams(path)
     try:
-        with open(local_file(path), "rb") as raw:
+        with opened(path) as raw:
             head = raw.read(8)
             raw.seek(0)
             unpack = next(

@@ -368,7 +368,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an endless temperature": (
         planned(run=("--temperature", "inf")),
-        r"temperature must be 0 or more and finite",
+        r"--temperature: 'inf' is not a number of at least 0",
     ),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),

@@ -134,6 +134,10 @@ import batchbound
 batchbound.profile("tiny:llama", slots="x")
 batchbound.audit("run.jsonl", slotz=4)
 batchbound.audit("run.jsonl", slots=4)
+batchbound.plan("prompts.jsonl", slots="x")
+batchbound.plan("prompts.jsonl", slots="auto").makespan
+batchbound.run("prompts.jsonl", "tiny:llama", slots="x")
+batchbound.run("prompts.jsonl", "tiny:llama", slots=8).completions
 """
 
 
@@ -143,6 +147,6 @@ def test_a_wrong_keyword_is_an_error_of_mypy(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "snippet.py")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     lines = [line.partition(":")[2] for line in done.stdout.splitlines() if "error:" in line]
-    assert [line.partition(":")[0] for line in lines] == ["4", "5"], done.stdout + done.stderr
+    assert [line.partition(":")[0] for line in lines] == ["4", "5", "7", "9"], done.stdout + done.stderr
     assert 'incompatible type "str"; expected "int"' in lines[0]
     assert 'Unexpected keyword argument "slotz"' in lines[1]
