@@ -360,8 +360,11 @@ class Plan(Shown):
         """
         refuse_other_kinds(path, "no plan", {"batchbound_plan"})
         if holds_requests(path):
-            hint = f"Make a plan from it: batchbound plan {os.fspath(path)}."
-            raise InputError("holds requests and is not a plan", file=path, hint=hint)
+            what, hint = "holds requests", f"Make a plan from it: batchbound plan {os.fspath(path)}."
+            if b'"response"' in first_bytes(path, 4096):
+                beside = os.path.splitext(os.fspath(path))[0] + ".plan.json"
+                what, hint = "holds completions", f"Give the plan of that run, by default {beside}."
+            raise InputError(f"{what} and is not a plan", file=path, hint=hint)
         value = read_json_object(path)
         fleet = value.get("fleet")
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from ..cost_cache import CostCache
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
+from ..data.files.sources import first_bytes, is_url, missing_file
 from ..data.plan import Maker, Plan, Provenance, holds_requests
 from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
@@ -27,12 +29,28 @@ from ..options.run import PLANNING, JobOptions
 from ..planning.plan import make_plan
 from ..solvers.result import Limits, Status, StoppedBy
 from ..version import __version__
-from .earlier import ASSUMED, earlier_lengths, next_plan, plan_beside
+from .earlier import ASSUMED, KEPT, earlier_lengths, next_plan, plan_beside
 
 
 def has_prompts(options: JobOptions) -> bool:
-    """Return whether ``run`` is given requests instead of a plan."""
-    return options.prompt_column is not None or Path(options.plan).is_dir() or holds_requests(options.plan)
+    """Return whether ``run`` is given requests instead of a plan; refuse what is neither."""
+    path = options.plan
+    if options.prompt_column is not None or Path(path).is_dir() or holds_requests(path):
+        return True
+    if is_url(path):
+        return False
+    if not Path(path).exists():
+        raise missing_file(path)
+    head = first_bytes(path, 200).removeprefix(codecs.BOM_UTF8).lstrip()
+    if Path(path).is_file() and head and not head.startswith((b"{", b"[")):
+        raise InputError("is a text file; prompts are JSONL, CSV or Parquet", file=path, hint=_CONVERT)
+    return False
+
+
+_CONVERT = (
+    "A prompt a line becomes a table by `jq -Rc '{prompt: .}' FILE > prompts.jsonl`: then say"
+    " --prompt-column prompt."
+)
 
 
 def plan_of_prompts(options: JobOptions) -> Path:
@@ -195,7 +213,7 @@ def _with_costs(inputs: Inputs, options: JobOptions) -> Inputs:
     kept = CostCache.of_user().find(options.source.model, inputs.problem.slots, options.threads)
     if kept is None:
         return replace(inputs, cost_source={"name": ASSUMED})
-    source = {"name": "measured by an earlier run", **plain(kept)}
+    source = {"name": KEPT, **plain(kept)}
     return replace(inputs, problem=replace(inputs.problem, cost=kept.cost), cost_source=source)
 
 

@@ -18,7 +18,7 @@ from ..gain import Gain
 from ..judging import calibration_of
 from ..models.exegpt.length_drift import LengthDrift
 from ..options.run import TRACE, JobOptions
-from ..run_job.earlier import ASSUMED, trace_of_plan
+from ..run_job.earlier import ASSUMED, KEPT, trace_of_plan
 from ..run_job.server_result import ServerResult
 from ..running import Ran
 from .gain import command_lines, gain_lines
@@ -126,7 +126,9 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
         )
         return
     different = calibrated.differences(trace.engine)
-    if different:
+    if different and plan.provenance.cost_source.get("name") == KEPT:
+        note("the costs kept by an earlier run are of another engine: this run's own are kept for the next")
+    elif different:
         note(f"the plan's cost model is of another machine or model: {'; '.join(different)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import bz2
+import difflib
 import functools
 import gzip
 import io
@@ -150,13 +151,25 @@ def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             with unpack(raw) as stream:
                 yield cast("IO[bytes]", stream)
     except FileNotFoundError:
-        raise InputError("no such file", file=path, hint="Check the path.") from None
+        raise missing_file(path) from None
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         hint = "Compress it again."
         raise InputError(f"damaged compressed file ({error})", file=path, hint=hint) from None
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"cannot be read ({why})", file=path, hint="Check the path.") from None
+
+
+def missing_file(path: str | os.PathLike[str]) -> InputError:
+    """Return the error of a missing file, with a file of nearly this name beside it."""
+    wanted = Path(path)
+    try:
+        names = [one.name for one in wanted.parent.iterdir() if one.is_file()]
+    except OSError:
+        names = []
+    near = difflib.get_close_matches(wanted.name, names, n=1, cutoff=0.8)
+    hint = f"Did you mean {wanted.parent / near[0]}?" if near else "Check the path."
+    return InputError("no such file", file=path, hint=hint)
 
 
 def first_bytes(path: str | os.PathLike[str], count: int) -> bytes:

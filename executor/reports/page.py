@@ -50,7 +50,7 @@ def _headline(report: Report) -> str:
         f"{report.requests:,} requests: {verb} {duration(report.makespan)}, {gap} above the proven bound"
         if report.clock == "model"
         else f"{report.requests:,} requests: {verb} {duration(report.makespan)};"
-        f" {duration(report.model_makespan)} by the model, {gap} above the proven bound of {bound}"
+        f" at the plan's pace {duration(report.model_makespan)}, {gap} above the proven bound of {bound}"
     )
 
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MODEL_CLOCK = "Model seconds"
 """Heading of the quantities in model seconds."""
 
+PLAN_PACE = "At the plan's pace"
+"""The same of a measured run, whose end screen has bounds in measured seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -79,7 +82,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _makespan_rows(report: Report) -> list[Row]:
-    group = MODEL_CLOCK
+    group = MODEL_CLOCK if report.clock == "model" else PLAN_PACE
     rows = []
     if report.planned_makespan is not None:
         rows.append(Row(group, "planned", duration(report.planned_makespan)))

@@ -88,14 +88,14 @@ def test_no_report_line_or_picture_shows_a_run_that_beats_its_bound(seed: int) -
     assert speed / 2 < found.pace < 2 * speed
 
     values = {(row.group, row.name): row.value for row in report_rows(found)}
-    shown = {name: value_of(values["Model seconds", name]) for name in ("planned", "run", "bound")}
-    assert float(values["Model seconds", "gap of the run"].removesuffix(" %")) >= 0
+    shown = {name: value_of(values["At the plan's pace", name]) for name in ("planned", "run", "bound")}
+    assert float(values["At the plan's pace", "gap of the run"].removesuffix(" %")) >= 0
     noted = next(row.note for row in report_rows(found) if row.name == "gap of the run")
     parts = [float(part) for part in re.findall(r"([\d.]+) % by", noted)]
     assert not parts or sum(parts) == pytest.approx(100 * (found.run_gap or 0), abs=0.02)
     # Figures are shown to half a unit in the third digit.
     assert min(shown["planned"], shown["run"]) >= 0.99 * shown["bound"]
-    assert "bound" not in "".join(name for group, name in values if group != "Model seconds")
+    assert "bound" not in "".join(name for group, name in values if group != "At the plan's pace")
     line = run_line(found)
     model, gap, bound = re.search(r"; (.*) by the model, (\S+) % above .* of (.*)$", line).groups()  # type: ignore[union-attr]
     assert value_of(model) >= 0.99 * value_of(bound)
