@@ -38,7 +38,12 @@ class FakeCachedServer(FakeServer):
         self.tokenized: list[Any] = []
 
     def metrics(self) -> str:
+        running, waiting = len(self.engine.running), len(self.engine.waiting)
         text = super().metrics()
+        for name, count in (("running", running), ("waiting", waiting + len(self._waiting))):
+            line = f'vllm:num_requests_{name}{{engine="0"}} '
+            before, _, after = text.partition(line)
+            text = f"{before}{line}{count}.0\n" + after.partition("\n")[2]
         hits = 'vllm:prefix_cache_hits_total{engine="0"}'
         text = text.replace(f"{hits} 0.0", f"{hits} {self.engine.hits}.0")
         # One more block than it hands out, as vLLM has.

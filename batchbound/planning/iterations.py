@@ -250,7 +250,7 @@ def _share_by_tree(
     by: Costs, True if lengths are known, the limits of the search, and the iterations of the bound.
     """
     rates, exact, budget, least = by
-    known = None if rates is None else replace(rates, error=rates.error or 0.0)
+    known = None if rates is None else replace(rates, error=0.0)
     scenarios = [Scenario(rows.output, one) for one in possible_rates(known)]
     found = search_tree_order(tree, scenarios, limits, budget if exact else None, lengths_known=True)
     run = found.outlook.runs[0]

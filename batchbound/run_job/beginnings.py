@@ -257,7 +257,10 @@ def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts
         fit = fit_cached(job, run.tree, engine)
     except ValueError:
         return None
-    if fit.error is None or not fit.is_linear or not any(fit.rates.rates.values()):
+    if fit.error is None or not fit.is_linear:
+        return None
+    if not fit.rates.iterations or not fit.rates.prompt_tokens:
+        # The run did not tell the two apart, and an order weighs one against the other.
         return None
     rates = IterationRates(**fit.rates.rates, source="fitted to a run", error=fit.error)
     CostCache.of_user().keep_server(facts[0].url, facts[0].models, rates)

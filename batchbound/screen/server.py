@@ -36,8 +36,12 @@ def server_lines(
     worth = 0.0
     if known is not None and taken:
         known = min(known, taken)
-        worth = 1 - known / taken
-        note = _worth(worth, figures, taken, repeats=command is not None, planned=planned)
+        worth, unit = 1 - known / taken, "fewer"
+        seconds = figures.get("simulated_seconds", {}).get("longest first")
+        if seconds:
+            worth, unit = max(0.0, 1 - seconds / figures["makespan_s"]), "less time"
+        repeats = command is not None
+        note = _worth((worth, unit), figures, taken, repeats=repeats, planned=planned)
         rows.append(("lengths known beforehand", known, note))
     least = figures.get("bound_iterations")
     # A bound of one iteration says nothing of a run of several.
@@ -110,13 +114,16 @@ def _saved(saved: float, less: str) -> str:
     return "no gain" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {less if saved > 0 else 'more'}"
 
 
-def _worth(worth: float, figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool) -> str:
+def _worth(
+    gain: tuple[float, str], figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool
+) -> str:
+    worth, unit = gain
     if worth < _EQUAL:
         least = figures.get("bound_iterations") or 0
         return "no more to gain" if taken <= (1 + _EQUAL) * least else "no better order found"
     if planned:
-        return f"{worth:.0%} fewer than this run"
-    return f"{worth:.0%} fewer than this run" + ("" if repeats else ", if lengths repeat")
+        return f"{worth:.0%} {unit} than this run"
+    return f"{worth:.0%} {unit} than this run" + ("" if repeats else ", if lengths repeat")
 
 
 def _above(figures: Mapping[str, Any]) -> str:

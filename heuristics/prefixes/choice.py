@@ -26,13 +26,16 @@ UNKNOWN_RATES = IterationRates(
 PROMPT_RATIOS = (1 / 3, 1.0, 3.0)
 """Multiples of a prompt token's cost that are held possible while costs are not fitted."""
 
+CERTAIN_ERROR = 0.05
+"""Relative error of fitted costs up to which they alone decide."""
+
 _EQUAL = 1e-9
 """Relative difference of seconds that counts as equal."""
 
 
 def possible_rates(rates: IterationRates | None) -> tuple[IterationRates, ...]:
     """Return the costs to plan for: the fitted ones, or several while they are uncertain."""
-    if rates is not None and rates.error is not None:
+    if rates is not None and rates.error is not None and rates.error <= CERTAIN_ERROR:
         return (rates,)
     usual = UNKNOWN_RATES if rates is None else rates
     return tuple(replace(usual, prompt_tokens=ratio * usual.prompt_tokens) for ratio in PROMPT_RATIOS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from batchbound import EngineLimits, Engines, IterationPlan, Limits, MixedJob, m
 from batchbound.data.claims.assumptions import assumed_line, least_label
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.disk import InputError
-from batchbound.data.iterations import IterationBound, Predicted
+from batchbound.data.iterations import IterationBound, Predicted, Sequences
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_profile
 from batchbound.heuristics.dispatch import RULES
@@ -342,3 +344,21 @@ def test_no_packing_bounds_engines_of_which_one_may_evict() -> None:
     packed = replace(plan, bound=iteration_bound(job.rows(), plan.proven, kinds=("packing",)))
     violation = "iterations: a packing does not hold for an engine that may evict requests"
     assert str(batchbound.verify(packed)) == violation
+
+
+def test_a_plan_keeps_documents_together_where_a_prefix_cache_does_not_hold_them_all() -> None:
+    # Four documents of 40 tokens, asked in turn; the cache holds two.
+    leaf = np.tile(np.arange(4), 5)
+    tree = PrefixTree(np.full(4, -1), np.full(4, 40), leaf, np.full(20, 4), unit=4)
+    work = workload_of(tree.prompt_tokens.tolist(), (3 + np.arange(20) % 4).tolist())
+    limits = EngineLimits(2, 64, 100, 4)
+    plan = make_iteration_plan(MixedJob(work, tree=tree), Engines((limits,)), limits=WORK)
+    (share,) = plan.shares
+    assert share.predicted is not None
+    documents = leaf[share.requests].tolist()
+    assert sum(one != other for one, other in pairwise(documents)) < 10
+    assert share.predicted.tokens - int((work.output_tokens - 1).sum()) < 1.2 * tree.distinct_tokens
+    assert plan.bound.iterations <= share.predicted.iterations
+    whole = predict(Sequences(work.input_tokens, work.output_tokens), limits, np.arange(20))
+    assert whole is not None
+    assert share.predicted.iterations < whole.iterations

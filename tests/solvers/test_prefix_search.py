@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_file_order_is_kept_where_another_may_be_slower() -> None:
 
 def test_fitted_costs_are_certain_and_others_are_not() -> None:
     assert possible_rates(RATES) == (RATES,)
+    assert len(possible_rates(replace(RATES, error=0.15))) == 3
     ratios = [rates.prompt_tokens / UNKNOWN_RATES.prompt_tokens for rates in possible_rates(None)]
     assert ratios == pytest.approx([1 / 3, 1, 3])
 
