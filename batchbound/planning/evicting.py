@@ -16,6 +16,7 @@ from ..data.trace import Stage
 from ..heuristics.dispatch import dispatch
 from ..heuristics.loop import PolicyError, execute
 from ..heuristics.policy import Policy, State, Step
+from ..heuristics.queues.first_come import can_count, first_come
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulator import Simulator
 from ..models.bounds.fleet import work_bound
@@ -140,6 +141,13 @@ def simulated(
             if busy + stage.end >= most:
                 raise _TooLongError
 
+        if policy == "fcfs" and can_count(problem):
+            first = first_come(problem, lambda: until is not None and time.perf_counter() > until)
+            if first is None:
+                raise _TooLongError
+            seconds = max(seconds, replica.busy + first.seconds)
+            counts += first.prefill_stages, first.decode_steps, first.evictions
+            continue
         made = policy_named(policy, problem)
         trace = execute(problem, _until(until, made), Simulator(problem), on_stage=watch)
         seconds = max(seconds, replica.busy + trace.makespan)

@@ -1,0 +1,59 @@
+"""First come, first served, counted from event to event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import mostly_slow
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.heuristics.queues.first_come import EVENTS, can_count, first_come
+from batchbound.heuristics.simulate import simulate
+
+
+def drawn(seed: int) -> Problem:
+    """Return 1 to 60 requests, mostly with memory that runs short."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 60))
+    prompts, outputs = rng.integers(1, 30, count), rng.integers(1, 40, count)
+    largest = int((prompts + outputs).max())
+    cost = CostModel(0.5, 0.01, 1.0, 0.1, float(rng.choice([0, 1.0])), float(rng.choice([0, 0.01])))
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        int(rng.integers(1, 12)),
+        kv_capacity=largest + int(rng.integers(0, 3 * largest)) if rng.random() < 0.8 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 60)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(seed % 2),
+    )
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(300), fast=range(60)))
+def test_the_counts_are_those_of_the_simulated_policy(seed: int) -> None:
+    problem = drawn(seed)
+    trace, counted = simulate(problem, "fcfs"), first_come(problem)
+    assert counted is not None
+    counts = counted.prefill_stages, counted.decode_steps, counted.evictions, counted.seconds
+    assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)
+
+
+def test_the_drawn_jobs_evict_requests() -> None:
+    runs = [first_come(drawn(seed)) for seed in range(60)]
+    assert sum(run is not None and run.evictions > 0 for run in runs) > 20
+
+
+def test_a_late_run_has_no_counts() -> None:
+    long = Problem(Workload.from_lengths([5] * EVENTS, [5] * EVENTS), CostModel.paper(), 1)
+    assert first_come(long, lambda: True) is None
+
+
+def test_shared_prompts_and_arrivals_are_left_to_the_simulator() -> None:
+    work = Workload.from_lengths([5, 5], [5, 5])
+    assert can_count(Problem(work, CostModel.paper(), 1))
+    shared = replace(work, group=np.array([0, 0]), shared_tokens=np.array([4, 4]))
+    assert not can_count(Problem(shared, CostModel.paper(), 1))
+    assert not can_count(Problem(replace(work, arrival=np.array([0.0, 1.0])), CostModel.paper(), 1))
